@@ -102,7 +102,7 @@ def recorded_update(config: Config, roles: Roles, prompts: Sequence[Prompt]) -> 
         roles.reference,
         temperature=temperature,
         advantage=advantage_of(config),
-        kl_coef=ppo.kl.kl_coef,
+        kl_coef=ppo.kl_coef,
     )
     candidates = _next_tokens(roles, rollout, temperature)
     epochs = _train(config, roles, experience)
@@ -133,7 +133,7 @@ def _train(config: Config, roles: Roles, experience: Experience) -> list[Tensor]
             objective,
             num_epochs=1,
             num_minibatches=1,
-            max_grad_norm=config.ppo.optimization.max_grad_norm,
+            max_grad_norm=config.ppo.max_grad_norm,
             generator=stream(SEED, "handbook", epoch),
         )
         with torch.no_grad():

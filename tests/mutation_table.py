@@ -439,8 +439,8 @@ MUTATIONS = (
     Mutation(
         "epochs-of-small-updates-counted-in-minibatches-of-full-ones",
         "stages/ppo/steps.py",
-        "min(self.config.ppo.loop.num_minibatches, rollout.num_responses)",
-        "self.config.ppo.loop.num_minibatches",
+        "min(self.config.ppo.num_minibatches, rollout.num_responses)",
+        "self.config.ppo.num_minibatches",
         f"{SAMPLING}::test_an_update_is_smaller_where_the_rounds_do_not_fill_it",
     ),
     Mutation(
@@ -566,8 +566,8 @@ MUTATIONS = (
     ),
     Mutation(
         "critic-that-nothing-needs",
-        "config/schema/ppo/section.py",
-        'return "shared" if self.advantages.needs_values else "none"',
+        "config/schema/ppo.py",
+        'return "shared" if self.needs_values else "none"',
         'return "shared"',
         "tests/stages/ppo/test_critic_free.py::test_nothing_of_a_critic_is_logged_or_saved",
     ),

@@ -85,7 +85,7 @@ def test_ppo_with_a_function(models, tmp_path):
         **{**PPO, "ppo.clip_range": 0.1, "seed": 5},
     )
     assert [row["update"] for row in result.metrics] == [1]
-    assert load_config(result.folder / "config.yaml").ppo.objective.clip_range == 0.1
+    assert load_config(result.folder / "config.yaml").ppo.clip_range == 0.1
     assert load_config(result.folder / "config.yaml").runtime.seed == 5
     AutoModelForCausalLM.from_pretrained(result.model)
 
@@ -270,9 +270,9 @@ def test_a_sweep_gets_names_and_values(monkeypatch):
         num_updates=7,
         num_processes=3,
     )
-    assert [trial.config.ppo.loop.learning_rate for trial in seen["trials"]] == [1e-6, 1e-6, 3e-6, 3e-6]
+    assert [trial.config.ppo.learning_rate for trial in seen["trials"]] == [1e-6, 1e-6, 3e-6, 3e-6]
     config = seen["trials"][1].config
-    assert (config.model, config.runtime.seed, config.ppo.loop.num_updates) == ("m", 5, 7)
+    assert (config.model, config.runtime.seed, config.ppo.num_updates) == ("m", 5, 7)
     assert (config.reward[0].source, config.reward[0].weight, config.data.prompts) == ("r.py:f", 0.5, ["p.jsonl"])
     assert (seen["num_processes"], seen["at"]) == (3, Path("runs/sweep-ppo"))
     kedge.sweep("ppo", {"preset": ["grpo", "rloo"]}, model="m", prompts="p", reward="r", preset="small-cpu")

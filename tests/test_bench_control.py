@@ -109,7 +109,7 @@ def test_every_run_of_kedge_has_valid_settings():
     for recipe, more in recipes:
         config = config_from_settings("control", {**QUIET, **kedge_settings(recipe), **more, "control.env": recipe.env})
         assert config.control.steps_per_update == recipe.steps_per_update
-        assert config.control.loop.learning_rate == recipe.learning_rate
+        assert config.control.learning_rate == recipe.learning_rate
 
 
 def test_scores_are_scaled_from_the_untrained_policy_to_the_best_variant():
@@ -160,6 +160,6 @@ def test_the_table_has_a_row_per_variant_that_was_run():
 
 def test_cartpoles_recipe_is_the_preset() -> None:
     by_preset = load_config(preset="classic-control", flags={"control.env": "CartPole-v1"}, stage="control")
-    steps = {"control.env": "CartPole-v1", "control.total_steps": by_preset.control.loop.total_steps}
+    steps = {"control.env": "CartPole-v1", "control.total_steps": by_preset.control.total_steps}
     by_recipe = load_config(flags={**steps, **kedge_settings(RECIPES["CartPole-v1"])}, stage="control")
     assert by_preset.control == by_recipe.control

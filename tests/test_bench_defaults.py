@@ -85,4 +85,4 @@ def test_recorded_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_page_describes_the_values_in_use() -> None:
     config = load_config(preset="small-cpu")
-    assert (config.ppo.loop.learning_rate, config.ppo.value.value_head_rate) == (1e-4, 10.0)
+    assert (config.ppo.learning_rate, config.ppo.value_head_rate) == (1e-4, 10.0)

@@ -66,9 +66,9 @@ def test_each_stage_gets_its_configuration(stage: str, calls: list[Any], monkeyp
     [(called, config)] = calls
     assert called == stage
     assert isinstance(config, Config)
-    started_from = config.control.environment.env if stage == "control" else config.model
+    started_from = config.control.env if stage == "control" else config.model
     assert started_from == ("CartPole-v1" if stage == "control" else "m")
-    assert (config.runtime.seed, config.out, config.ppo.objective.clip_range) == (7, "run", 0.1)
+    assert (config.runtime.seed, config.out, config.ppo.clip_range) == (7, "run", 0.1)
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "critic", "ppo", "rlhf"])
@@ -99,8 +99,8 @@ def test_file_preset_overrides_and_flags_together(calls: list[Any], monkeypatch:
     arguments = ["--config", "run.yaml", "--preset", "ziegler", "ppo.gamma=0.8", "--model", "from-flag"]
     assert kedge(monkeypatch, "ppo", *arguments) == 0
     [(_, config)] = calls
-    assert (config.model, config.ppo.kl.kl_coef, config.ppo.advantages.gamma) == ("from-flag", 0.3, 0.8)
-    assert config.ppo.kl.kl_controller == "ziegler"
+    assert (config.model, config.ppo.kl_coef, config.ppo.gamma) == ("from-flag", 0.3, 0.8)
+    assert config.ppo.kl_controller == "ziegler"
 
 
 def test_several_presets_are_merged_and_their_conflicts_said(
@@ -109,7 +109,7 @@ def test_several_presets_are_merged_and_their_conflicts_said(
     presets = ["--preset", "grpo", "--preset", "small-cpu"]
     assert kedge(monkeypatch, "ppo", *COMMANDS["ppo"], *presets, "rollout.num_prompts=8") == 0
     [(_, config)] = calls
-    values = (config.ppo.advantages.advantage, config.ppo.loop.learning_rate, config.rollout.num_prompts)
+    values = (config.ppo.advantage, config.ppo.learning_rate, config.rollout.num_prompts)
     assert values == ("grpo", 1e-4, 8)
     line = "presets differ, and the later one counts: ppo.num_epochs=4 as in small-cpu (1 in grpo)\n"
     for command in ("show", "validate", "schedule"):
@@ -317,9 +317,9 @@ def test_a_trained_critic_is_what_ppo_starts_from(calls: list[Any], monkeypatch:
         kedge(monkeypatch, "ppo", *COMMANDS["ppo"], *flags)
     kedge(monkeypatch, "critic", *COMMANDS["critic"], "kind=shared", "gamma=0.9", "num_responses=3")
     first, second, third, stage = (config for _, config in calls)
-    assert (first.ppo.value.critic_init, first.ppo.value.critic) == ("runs/critic", "auto")
-    assert second.ppo.value.critic == third.ppo.value.critic == "separate"
-    found = (stage.critic.kind, stage.ppo.advantages.gamma, stage.critic.num_responses, stage.rollout.num_responses)
+    assert (first.ppo.critic_init, first.ppo.critic) == ("runs/critic", "auto")
+    assert second.ppo.critic == third.ppo.critic == "separate"
+    found = (stage.critic.kind, stage.ppo.gamma, stage.critic.num_responses, stage.rollout.num_responses)
     assert found == ("shared", 0.9, 3, 1)
     Path("separate").mkdir()
     assert kedge(monkeypatch, "ppo", *COMMANDS["ppo"], "--critic", "separate") == 2
@@ -329,7 +329,7 @@ def test_a_sweep_of_control_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     def run(trials: Any, stage: str, *_: Any, **__: Any) -> Any:
-        seen.append((stage, [(each.label, each.config.control.environment.env) for each in trials]))
+        seen.append((stage, [(each.label, each.config.control.env) for each in trials]))
         return SimpleNamespace(failed=[])
 
     monkeypatch.setattr("kedge.stages.sweep.run_sweep", run)

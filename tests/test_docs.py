@@ -312,7 +312,7 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
 
 def test_the_documented_unit_of_the_value_loss_is_the_default() -> None:
     [unit] = re.findall(r"^\| `value/loss` \|[^|]*\| ([^|]*) \|", metric_tables("PPO")[0], re.MULTILINE)
-    assert Config().ppo.value.value_unit == "returns_std"
+    assert Config().ppo.value_unit == "returns_std"
     assert unit == "variance of the update's returns; score² with `ppo.value_unit=score`"
 
 

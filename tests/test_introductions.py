@@ -47,9 +47,7 @@ def test_the_largest_entropy_of_s2() -> None:
 def test_the_total_loss_that_s2_prints() -> None:
     ppo = load_config(preset="s2-defaults").ppo
     half_squared_error = 4.6192 / 2  # kedge's value loss has the ½ inside
-    assert 1.3864 + ppo.value.value_weight * half_squared_error - ppo.objective.entropy_coef * 6.3992 == pytest.approx(
-        3.6320, abs=5e-5
-    )
+    assert 1.3864 + ppo.value_weight * half_squared_error - ppo.entropy_coef * 6.3992 == pytest.approx(3.6320, abs=5e-5)
 
 
 def test_the_clipped_objective_is_never_above_the_unclipped_one() -> None:

@@ -216,4 +216,4 @@ def _means(trials: Sequence[Trial]) -> dict[str, float]:
 def _used() -> tuple[float, float]:
     """The preset's learning rate, and the default head rate."""
     values = PRESETS["small-cpu"].settings
-    return values[RATE], values.get(HEAD_RATE, Config().ppo.value.value_head_rate)
+    return values[RATE], values.get(HEAD_RATE, Config().ppo.value_head_rate)

@@ -23,21 +23,21 @@ def test_precedence_flags_overrides_file_preset_defaults(run_yaml: Path) -> None
     config = load_config(
         run_yaml, ["ppo.clip_range=0.25", "ppo.gamma=0.9", "ppo.clip_range=0.3"], {"ppo.gamma": 0.8, "model": None}
     )
-    assert config.ppo.advantages.gamma == 0.8  # flag
-    assert config.ppo.objective.clip_range == 0.3  # the later override
-    assert config.ppo.kl.kl_coef == 0.1  # file
+    assert config.ppo.gamma == 0.8  # flag
+    assert config.ppo.clip_range == 0.3  # the later override
+    assert config.ppo.kl_coef == 0.1  # file
     assert config.rollout.temperature == 0.9  # file, dotted
-    assert config.ppo.value.value_coef == 0.1  # preset
-    assert config.ppo.objective.dual_clip is None  # default
+    assert config.ppo.value_coef == 0.1  # preset
+    assert config.ppo.dual_clip is None  # default
     assert config.model == "m"  # a flag that was not given leaves it
 
 
 def test_a_further_preset_is_merged_over_that_of_the_file(run_yaml: Path) -> None:
     config = load_config(run_yaml, ["critic_init=policy"], preset="ziegler")
     assert config.preset == ["tldr-n+", "ziegler"]
-    assert config.ppo.kl.kl_controller == "ziegler"
+    assert config.ppo.kl_controller == "ziegler"
     assert config.sft.batch_size == 128  # of tldr-n+ alone
-    assert config.ppo.kl.kl_coef == 0.1  # still the file's
+    assert config.ppo.kl_coef == 0.1  # still the file's
     replaced = load_config(run_yaml, ["preset=null"], preset="ziegler")
     assert (replaced.preset, replaced.sft.batch_size) == (["ziegler"], Config().sft.batch_size)
 
@@ -69,7 +69,7 @@ def test_presets_merge_in_order_however_they_are_given(
         values = config.model_dump()
         found = {name: values[name.split(".")[0]][name.split(".")[1]] for name in MERGED}
         assert (config.preset, found) == (names, MERGED)
-        assert (config.ppo.loop.num_epochs, config.rollout.num_prompts) == (epochs, prompts)
+        assert (config.ppo.num_epochs, config.rollout.num_prompts) == (epochs, prompts)
         first_name, last = names
         old = {"grpo": (16, 1), "small-cpu": (64, 4)}[first_name]
         assert preset_conflicts(config) == (
@@ -125,9 +125,9 @@ def test_a_list_of_presets_with_a_mistake_is_refused(given: Any, said: str) -> N
 def test_scientific_notation_is_a_number(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(f"ppo:\n  learning_rate: {text}\nreward:\n  f.py:g: {text}\n")
-    assert load_config(path).ppo.loop.learning_rate == pytest.approx(3e-6, rel=1e-12)
+    assert load_config(path).ppo.learning_rate == pytest.approx(3e-6, rel=1e-12)
     assert load_config(path).reward[0].weight == pytest.approx(3e-6, rel=1e-12)
-    assert load_config(overrides=[f"ppo.learning_rate={text}"]).ppo.loop.learning_rate == pytest.approx(3e-6, rel=1e-12)
+    assert load_config(overrides=[f"ppo.learning_rate={text}"]).ppo.learning_rate == pytest.approx(3e-6, rel=1e-12)
 
 
 @given(
@@ -180,23 +180,9 @@ def test_a_resolved_configuration_has_no_aliases(tmp_path: Path) -> None:
     assert load_config(path) == config
 
 
-def test_groups_of_a_section_are_invisible_to_users() -> None:
-    config = load_config(overrides=["ppo.kl_coef=0.3", "sft.adam_eps=1e-6"])
-    assert (config.ppo.kl.kl_coef, config.sft.optimization.adam_eps) == (0.3, 1e-6)
-    dumped = config.model_dump()
-    assert (dumped["ppo"]["kl_coef"], dumped["sft"]["adam_eps"]) == (0.3, 1e-6)
-    for section in ("ppo", "sft", "reward_model"):
-        groups = type(getattr(config, section)).groups()
-        assert groups
-        assert not set(groups) & set(dumped[section])
-        for group in groups:
-            with pytest.raises(ConfigError, match=rf"^{section}\.{group} is not a field"):
-                load_config(overrides=[f"{section}.{group}={{}}"])
-
-
 def test_with_values_sets_and_checks() -> None:
     config = with_values(load_config(preset="ziegler"), {"reward": ["rm"], "out": "x", "ppo.num_updates": 2})
-    assert (config.out, config.ppo.loop.num_updates, config.ppo.kl.kl_coef) == ("x", 2, 0.15)
+    assert (config.out, config.ppo.num_updates, config.ppo.kl_coef) == ("x", 2, 0.15)
     assert config.reward[0].source == "rm"
     with pytest.raises(ConfigError, match="does not divide"):
         with_values(config, {"ppo.num_minibatches": 7})
@@ -205,8 +191,8 @@ def test_with_values_sets_and_checks() -> None:
 def test_settings_by_bare_dotted_and_section_names() -> None:
     settings = {"num_updates": 3, "max_new_tokens": 7, "seed": 5, "ppo": {"kl_coef": 0.2}, "data.max_length": 9}
     config = config_from_settings("ppo", settings)
-    assert (config.ppo.loop.num_updates, config.rollout.max_new_tokens, config.runtime.seed) == (3, 7, 5)
-    assert (config.ppo.kl.kl_coef, config.data.max_length) == (0.2, 9)
+    assert (config.ppo.num_updates, config.rollout.max_new_tokens, config.runtime.seed) == (3, 7, 5)
+    assert (config.ppo.kl_coef, config.data.max_length) == (0.2, 9)
 
 
 def test_a_bare_name_means_the_section_of_its_stage() -> None:
@@ -220,7 +206,7 @@ def test_bare_names_on_the_command_line_mean_what_they_mean_in_python() -> None:
     given = ["num_updates=3", "every=5", "prompts=[p]", "ppo.num_updates=4"]
     config = load_config(overrides=given, stage="ppo")
     assert config == config_from_settings("ppo", {"ppo.num_updates": 4, "every": 5, "prompts": ["p"]})
-    assert load_config(overrides=["clip_range=0.1"]).ppo.objective.clip_range == 0.1  # unique among all sections
+    assert load_config(overrides=["clip_range=0.1"]).ppo.clip_range == 0.1  # unique among all sections
     with pytest.raises(ConfigError, match=r"learning_rate is a field of several .* write sft\.learning_rate or"):
         load_config(overrides=["learning_rate=0.1"])
 

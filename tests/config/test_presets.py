@@ -197,19 +197,19 @@ def test_recipes(preset: str, field: str, value: object) -> None:
 
 def test_values_that_the_papers_give_outside_the_table() -> None:
     ziegler, instruct = load_config(preset="ziegler").ppo, load_config(preset="instructgpt")
-    assert (ziegler.kl.kl_controller, ziegler.kl.kl_target, ziegler.kl.kl_horizon) == ("ziegler", 6, 10_000)
-    assert (instruct.ppo.loop.num_minibatches, instruct.responses_per_update // instruct.ppo.loop.num_minibatches) == (
+    assert (ziegler.kl_controller, ziegler.kl_target, ziegler.kl_horizon) == ("ziegler", 6, 10_000)
+    assert (instruct.ppo.num_minibatches, instruct.responses_per_update // instruct.ppo.num_minibatches) == (
         8,
         64,
     )
-    assert instruct.ppo.optimization.warmup_fraction > 0
+    assert instruct.ppo.warmup_fraction > 0
     s2 = load_config(preset="s2-defaults").ppo
-    assert s2.value.value_clip_range is None
-    assert s2.value.value_weight == 1.0  # 0.5 × the squared error, which is not halved
+    assert s2.value_clip_range is None
+    assert s2.value_weight == 1.0  # 0.5 × the squared error, which is not halved
 
 
 def test_recipes_in_units_of_the_score_do_not_take_the_default_value_clip_in_standard_deviations() -> None:
-    clips = {name: load_config(preset=name).ppo.value for name in PRESETS}
+    clips = {name: load_config(preset=name).ppo for name in PRESETS}
     assert {name: each.value_clip_range for name, each in clips.items() if each.value_unit == "score"} == {
         "tldr-n+": 0.2,
         "instructgpt": 0.2,
@@ -246,7 +246,7 @@ def test_how_often_an_algorithm_of_the_family_uses_its_samples() -> None:
     """Responses per prompt, passes, and steps per pass; by hand."""
     loops = {preset.name: load_config(preset=preset.name) for preset in FAMILY}
     assert {
-        name: (each.rollout.num_responses, each.ppo.loop.num_epochs, each.ppo.loop.num_minibatches)
+        name: (each.rollout.num_responses, each.ppo.num_epochs, each.ppo.num_minibatches)
         for name, each in loops.items()
     } == {
         "rloo": (4, 1, 2),  # appendix C: 512 responses, 256 per step, 2 steps; table 1: k = 4
@@ -271,7 +271,7 @@ def test_every_value_is_cited_and_valid(name: str) -> None:
 
 def test_small_cpu_is_sized_for_small_models() -> None:
     small = load_config(preset="small-cpu")
-    assert small.ppo.loop.learning_rate >= 30 * load_config(preset="tldr-n+").ppo.loop.learning_rate
+    assert small.ppo.learning_rate >= 30 * load_config(preset="tldr-n+").ppo.learning_rate
     assert small.responses_per_update == 64
 
 

@@ -16,7 +16,7 @@ from kedge.errors import ConfigError
 def test_values_are_linear_between_points_and_constant_outside(update: int, value: float) -> None:
     config = load_config(overrides=["schedules.ppo.entropy_coef={21: 0.1, 71: 0.0, 11: 0.2}"])
     assert scheduled_values(config, update) == {"ppo.entropy_coef": pytest.approx(value, abs=1e-12)}
-    assert config_at(config, update).ppo.objective.entropy_coef == pytest.approx(value, abs=1e-12)
+    assert config_at(config, update).ppo.entropy_coef == pytest.approx(value, abs=1e-12)
 
 
 def test_whole_numbers_are_rounded_and_other_fields_stay() -> None:

@@ -36,14 +36,14 @@ def test_promised_choices_and_defaults() -> None:
     ppo = Config().ppo
     assert ppo.resolved_critic == "shared"
     assert (
-        ppo.objective.clip_range,
-        ppo.advantages.gamma,
-        ppo.advantages.gae_lambda,
-        ppo.kl.kl_coef,
-        ppo.optimization.max_grad_norm,
+        ppo.clip_range,
+        ppo.gamma,
+        ppo.gae_lambda,
+        ppo.kl_coef,
+        ppo.max_grad_norm,
     ) == (0.2, 1.0, 1.0, 0.05, 1.0)
     for controller in ("fixed", "ziegler", "schulman"):
-        assert ppo_section(kl_controller=controller).kl.kl_controller == controller
+        assert ppo_section(kl_controller=controller).kl_controller == controller
     for precision in ("auto", "fp32", "bf16"):
         assert Config.model_validate({"runtime": {"precision": precision}}).runtime.precision == precision
 
@@ -69,7 +69,7 @@ def test_every_tunable_number_documents_too_high_and_too_low() -> None:
 def test_sections_are_frozen() -> None:
     config = Config()
     with pytest.raises(ValidationError):
-        config.ppo.objective.clip_range = 0.3  # pyright: ignore[reportAttributeAccessIssue]
+        config.ppo.clip_range = 0.3  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize(
@@ -125,21 +125,21 @@ def test_missing_eos_score(score, with_model: float | str | None, with_function:
 
 
 def test_an_unhalved_value_loss_weighs_twice() -> None:
-    assert ppo_section(value_coef=0.5).value.value_weight == 0.5
-    assert ppo_section(value_coef=0.5, value_loss="mse").value.value_weight == 1.0
+    assert ppo_section(value_coef=0.5).value_weight == 0.5
+    assert ppo_section(value_coef=0.5, value_loss="mse").value_weight == 1.0
 
 
 def test_a_histogram_has_no_value_clip_unless_one_is_asked_for() -> None:
-    value = ppo_section(value_loss="hl_gauss").value
+    value = ppo_section(value_loss="hl_gauss")
     assert value.value_clip_range is None
-    assert ppo_section(**ppo_section(value_loss="hl_gauss").model_dump()).value == value
-    assert ppo_section(value_loss="huber").value.value_clip_range == 1.0
+    assert ppo_section(**ppo_section(value_loss="hl_gauss").model_dump()) == value
+    assert ppo_section(value_loss="huber").value_clip_range == 1.0
 
 
 def test_the_kl_estimator_follows_the_place_of_the_kl() -> None:
-    assert (ppo_section().kl.resolved_kl_estimator, ppo_section(kl_in="loss").kl.resolved_kl_estimator) == ("k1", "k2")
-    assert ppo_section(kl_in="loss", kl_estimator="k3").kl.resolved_kl_estimator == "k3"
-    assert ppo_section(kl_estimator="k2").kl.resolved_kl_estimator == "k2"
+    assert (ppo_section().resolved_kl_estimator, ppo_section(kl_in="loss").resolved_kl_estimator) == ("k1", "k2")
+    assert ppo_section(kl_in="loss", kl_estimator="k3").resolved_kl_estimator == "k3"
+    assert ppo_section(kl_estimator="k2").resolved_kl_estimator == "k2"
 
 
 @pytest.mark.parametrize("token", [None, "<eos>", "\n", "7", 7, 0, ["<eos>", 7, "7"]])

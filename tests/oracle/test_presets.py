@@ -207,7 +207,7 @@ def test_every_update_is_that_of_the_papers_formulas(preset, models, tmp_path, m
         assert report.trained == done.trained
         for found, expected in [(metrics, report.figures), *zip(done.steps, report.steps, strict=True)]:
             assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-5)
-        assert distance(weights[update], oracle.weights()) < ROUNDING * config.ppo.loop.learning_rate
+        assert distance(weights[update], oracle.weights()) < ROUNDING * config.ppo.learning_rate
     if preset == "sao":  # whose mask is for stale tokens: one step per update has no other ratios
         masked = [metrics["policy/clip_fraction"] for metrics in rows]
         assert masked[:2] == [0.0, 0.0], "the critic's warm-up, and responses of the policy that is trained"
@@ -260,7 +260,7 @@ def test_every_field_of_a_preset_acts(preset, models, tmp_path):
             _, _, weights = run_preset(preset, models, tmp_path / name, **{field_name: other})
         except ConfigError:
             continue
-        if distance(list(whole.values())[-1], list(weights.values())[-1]) < ROUNDING * config.ppo.loop.learning_rate:
+        if distance(list(whole.values())[-1], list(weights.values())[-1]) < ROUNDING * config.ppo.learning_rate:
             idle.append(name)
     assert idle == []
 

@@ -126,7 +126,7 @@ def test_the_command_after_a_critic_is_valid_whatever_was_set(
     preset: str | None, overrides: list[str], kind: str, expected: dict[str, object]
 ) -> None:
     _, config = after_critic(*overrides, preset=preset)
-    assert config.ppo.value.critic == kind
+    assert config.ppo.critic == kind
     assert {name: config.ppo.model_dump()[name] for name in expected} == expected
     assert bool(config.schedules) == any(each.startswith("schedules") for each in overrides)
 

@@ -74,7 +74,7 @@ def test_one_round_is_the_three_stages_in_a_chain(tmp_path, capsys):
         str(run / "sft" / "model"),
         [str(run / "reward/model")],
     )
-    assert stage(run / "ppo").ppo.value.critic_init == str(run / "critic" / "model")
+    assert stage(run / "ppo").ppo.critic_init == str(run / "critic" / "model")
     ppo = stage(run / "ppo")
     assert (ppo.model, [term.source for term in ppo.reward]) == (
         str(run / "sft" / "model"),

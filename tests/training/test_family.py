@@ -32,7 +32,7 @@ SCORES = torch.tensor([1.0, 0.2, -0.4, 0.0, 2.0, 0.5], dtype=torch.float64)
 
 def experience_of(config: Config) -> Experience:
     """What the configuration makes of the responses."""
-    kl = config.ppo.kl
+    kl = config.ppo
     rewards, mask = shape_rewards(
         SCORES,
         OLD,
@@ -43,7 +43,7 @@ def experience_of(config: Config) -> Experience:
         kl_scope=kl.kl_scope,
     )
     advantages, returns = advantage_of(config)(rewards, mask, values=VALUES, group=GROUP)
-    if config.ppo.advantages.whitens_advantages:
+    if config.ppo.whitens_advantages:
         advantages = masked_whiten(advantages, mask)
     ids, rows = torch.full((6, 5), 3), torch.arange(6)
     rollout = Rollout(ids, MASK | True, ids, MASK, MASK, OLD, rows >= 0, group=GROUP, policy_version=0 * rows)
@@ -57,7 +57,7 @@ def experience_of(config: Config) -> Experience:
         reward_mask=mask,
         advantages=advantages,
         returns=returns,
-        positive=SCORES.ge(config.ppo.objective.positive_nll_min_score),
+        positive=SCORES.ge(config.ppo.positive_nll_min_score),
     )
 
 

@@ -18,7 +18,7 @@ from kedge.config.schema.critic import CriticConfig
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig
 from kedge.config.schema.generate import GenerateConfig
-from kedge.config.schema.ppo.section import PpoConfig
+from kedge.config.schema.ppo import PpoConfig
 from kedge.config.schema.push import PushConfig
 from kedge.config.schema.reward_functions import RewardFunctionsConfig
 from kedge.config.schema.reward_model import RewardModelConfig

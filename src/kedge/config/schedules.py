@@ -59,7 +59,7 @@ def check_schedules(config: Config) -> None:
     Raises:
         ConfigError: One line with the first mistake.
     """
-    if "ppo.value_clip_range" in config.schedules and config.ppo.value.value_loss == "hl_gauss":
+    if "ppo.value_clip_range" in config.schedules and config.ppo.value_loss == "hl_gauss":
         raise ConfigError("schedules: ppo.value_loss=hl_gauss has no value clip; remove ppo.value_clip_range")
     for field, points in config.schedules.items():
         if field not in SCHEDULABLE:
@@ -85,19 +85,17 @@ def _check_conflicts(config: Config) -> None:
     """Refuse schedules of what a controller changes, or of what is planned for before the first update."""
     ppo, schedules = config.ppo, config.schedules
     controllers = {
-        "ppo.kl_coef": f"ppo.kl_controller={ppo.kl.kl_controller}" if ppo.kl.kl_controller != "fixed" else "",
-        "ppo.entropy_coef": f"ppo.entropy_target={ppo.objective.entropy_target}"
-        if ppo.objective.entropy_target
-        else "",
+        "ppo.kl_coef": f"ppo.kl_controller={ppo.kl_controller}" if ppo.kl_controller != "fixed" else "",
+        "ppo.entropy_coef": f"ppo.entropy_target={ppo.entropy_target}" if ppo.entropy_target else "",
         "ppo.surrogate_kl_coef": "ppo.policy_loss=kl_penalty_adaptive"
-        if ppo.objective.policy_loss == "kl_penalty_adaptive"
+        if ppo.policy_loss == "kl_penalty_adaptive"
         else "",
-        "ppo.gae_lambda": "ppo.gae_lambda=length_adaptive" if ppo.advantages.gae_lambda == "length_adaptive" else "",
+        "ppo.gae_lambda": "ppo.gae_lambda=length_adaptive" if ppo.gae_lambda == "length_adaptive" else "",
     }
     for field in schedules:
         if controllers.get(field):
             raise ConfigError(f"schedules: {field} is also adapted by {controllers[field]}; remove one of the two")
-    if "ppo.kl_coef" in schedules and not ppo.kl.needs_reference:
+    if "ppo.kl_coef" in schedules and not ppo.needs_reference:
         raise ConfigError(
             "schedules: with ppo.kl_coef=0 no reference model is loaded, so it cannot be scheduled; set ppo.kl_coef to "
             "its largest value, or ppo.measure_kl=true"

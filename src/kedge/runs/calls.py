@@ -206,7 +206,7 @@ def _of_ppo(config: Config) -> dict[str, Any]:
     kind, kept = config.critic.kind, _changed(config, "ppo.", "rollout.", "reward_functions.", "schedules")
     for name in ("ppo.critic", "ppo.critic_init", OTHER_KIND[kind]):
         kept.pop(name, None)
-    is_open = config.ppo.value.critic == "auto" and "ppo.critic_learning_rate" not in kept
+    is_open = config.ppo.critic == "auto" and "ppo.critic_learning_rate" not in kept
     return kept if is_open else {**kept, "ppo.critic": kind}
 
 

@@ -93,7 +93,7 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
         config: The resolved configuration.
         in_memory: Objects passed from Python in place of configured fields, by dotted name.
     """
-    critic = config.ppo.value
+    critic = config.ppo
     named: dict[str, list[str]] = {
         "model": [find_model(config.model)] if config.model else [],
         "reward_model.base": [find_model(config.reward_model.base)] if config.reward_model.base else [],

@@ -256,7 +256,7 @@ def open_run(
     for name in (name for name, dtype in held.items() if dtype == "nf4"):
         load_bitsandbytes(f"{name}=nf4", device)
     for section in described.trains:
-        kind = getattr(config, section).optimization.optimizer
+        kind = getattr(config, section).optimizer
         check_optimizer(kind, device, named=f"{section}.optimizer", is_sharded=ranks.is_sharded)
     precision: Precision = "fp32"
     if described.starts_from:

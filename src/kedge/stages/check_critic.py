@@ -82,7 +82,7 @@ def run_check_critic(
     chosen = roles.prompts[: settings.critic_prompts]
     run.data.add("prompts", used=len(chosen))
     # The unit of whitened rewards is that of all continuations together.
-    at_once = len(chosen) if found.config.ppo.advantages.whiten_rewards else PROMPTS_AT_ONCE
+    at_once = len(chosen) if found.config.ppo.whiten_rewards else PROMPTS_AT_ONCE
     parts: list[PrefixSample] = []
     with (
         run.started(),

@@ -43,15 +43,15 @@ def _remedies(config: Config, phase: str) -> list[tuple[str, Any]]:
     if phase in ("experience", "the update") and config.runtime.micro_batch_tokens != "auto":
         found.append(("runtime.micro_batch_tokens", "auto"))
     if phase not in ("loading", "saving"):
-        found.append(("control.num_steps", max(1, config.control.loop.num_steps // 2)))
-    if config.control.environment.num_envs > 1:
-        found.append(("control.num_envs", config.control.environment.num_envs // 2))
+        found.append(("control.num_steps", max(1, config.control.num_steps // 2)))
+    if config.control.num_envs > 1:
+        found.append(("control.num_envs", config.control.num_envs // 2))
     return found
 
 
 def _stretched(config: Config) -> list[str]:
     """The schedules that a longer run stretches."""
-    loop, anneals = config.control.loop, config.control.objective.anneal_clip_range
+    loop, anneals = config.control, config.control.anneal_clip_range
     decays = loop.schedule != "constant"
     return [
         *([f"the {loop.schedule} decay of the learning rate"] if decays else []),

@@ -72,7 +72,7 @@ single reward terms, such as a judge."""
 
 def _check_sampling(config: Config) -> None:
     """Check what PPO needs, also as a part of a chain."""
-    ptx_coef = config.ppo.objective.ptx_coef
+    ptx_coef = config.ppo.ptx_coef
     if ptx_coef > 0 and not config.data.pretraining:
         raise ConfigError(f"ppo.ptx_coef={ptx_coef:g} needs texts: set data.pretraining")
     servers = config.rollout.vllm
@@ -85,8 +85,8 @@ def _check_sampling(config: Config) -> None:
 
 def _check_ppo(config: Config) -> None:
     _check_sampling(config)
-    evaluation = config.ppo.evaluation
-    if evaluation.max_kl is not None and not config.ppo.kl.needs_reference:
+    evaluation = config.ppo
+    if evaluation.max_kl is not None and not config.ppo.needs_reference:
         raise ConfigError("ppo.max_kl needs the KL to the reference: set ppo.measure_kl=true")
     wanted = config.checkpoint.keep_best
     if evaluation.eval_patience is not None:
@@ -98,7 +98,7 @@ def _check_ppo(config: Config) -> None:
 
 def _check_rlhf(config: Config) -> None:
     _check_sampling(config)
-    value = config.ppo.value
+    value = config.ppo
     if value.names_critic:
         raise ConfigError(
             f"ppo.critic_init={value.critic_init} was trained for another policy than the one that rlhf "
@@ -114,11 +114,10 @@ def _check_rlhf(config: Config) -> None:
 
 def _check_trained_critic(config: Config) -> None:
     """Check that PPO can start from the critic of `rlhf.train_critic`."""
-    value, kind = config.ppo.value, config.critic.kind
-    if not config.ppo.advantages.needs_values:
+    value, kind = config.ppo, config.critic.kind
+    if not config.ppo.needs_values:
         raise ConfigError(
-            f"rlhf.train_critic=true trains a critic, and ppo.advantage={config.ppo.advantages.advantage} needs none; "
-            "use false"
+            f"rlhf.train_critic=true trains a critic, and ppo.advantage={config.ppo.advantage} needs none; use false"
         )
     if value.critic not in ("auto", kind):
         raise ConfigError(

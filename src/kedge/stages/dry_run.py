@@ -201,7 +201,7 @@ def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     say(roles.stop_tokens.line)
     steps, coefficients = PpoSteps(trial, run, roles, value_warmup_of(trial)), coefficients_of(trial)
     prompts = PromptStream(roles.prompts, seed=stream_seed(config.runtime.seed, "prompts"))
-    update = config.ppo.value.value_warmup_updates + 1  # the first one that trains the policy
+    update = config.ppo.value_warmup_updates + 1  # the first one that trains the policy
     seconds: dict[str, float] = {}
     with closing(roles.engine):
         Publisher(roles.engine, roles.actor_critic.policy, merged=config.rollout.engine == "vllm").publish(update - 1)
@@ -220,8 +220,8 @@ def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
             with _timed(seconds, "epochs"):
                 steps.improve(learner, experience, coefficients, update, check_step=lambda *_: True)
     done = num_prompts * config.rollout.num_responses
-    total = config.ppo.loop.num_updates * config.responses_per_update
-    epochs = {"epochs": config.ppo.loop.num_epochs}
+    total = config.ppo.num_updates * config.responses_per_update
+    epochs = {"epochs": config.ppo.num_epochs}
     return [Phase(f"ppo: {name}", each, done, total * epochs.get(name, 1)) for name, each in seconds.items()]
 
 

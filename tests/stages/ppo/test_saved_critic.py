@@ -107,7 +107,7 @@ def test_a_run_starts_from_the_critic_of_its_argument(policy: Path, separate: Pa
 def test_the_kind_is_that_of_the_folder(separate: Path, shared: Path, tmp_path: Path) -> None:
     for folder, kind in ((separate, "separate"), (shared, "shared")):
         config = configure(separate, tmp_path / "run", critic_init=str(folder))
-        assert with_saved_critic(config).ppo.value.critic == kind
+        assert with_saved_critic(config).ppo.critic == kind
 
 
 def test_the_argument_is_a_kind_or_a_name() -> None:

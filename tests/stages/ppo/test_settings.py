@@ -12,7 +12,7 @@ from kedge.algorithm.advantages import GeneralizedAdvantage, NStepAdvantage
 from kedge.algorithm.gae import LengthAdaptiveLambda
 from kedge.algorithm.histogram import Bins
 from kedge.config import config_from_settings
-from kedge.config.schema.ppo.advantages import AdvantagesConfig
+from kedge.config.schema.ppo import PpoConfig
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of, value_warmup_of, whitens_advantages
 from kedge.stages.ppo.settings import advantage_of, coefficients_of, objective_of, reward_kl_coef
@@ -133,15 +133,15 @@ def test_delta_and_bins_belong_to_their_losses():
     assert (histogram.value_bins, histogram.value_coef) == (Bins(-1.0, 3.0, 8), 0.1)
 
 
-@pytest.mark.parametrize("advantage", get_args(AdvantagesConfig.model_fields["advantage"].annotation))
+@pytest.mark.parametrize("advantage", get_args(PpoConfig.model_fields["advantage"].annotation))
 def test_what_auto_stands_for_is_the_same_wherever_it_is_resolved(advantage):
     config = configured(advantage=advantage, num_responses=2, kl_in="loss")  # GRPO takes no KL in the reward
     estimator = advantage_of(config)
-    assert config.ppo.advantages.needs_values == (estimator.needs == "values")
+    assert config.ppo.needs_values == (estimator.needs == "values")
     assert config.ppo.resolved_critic == ("shared" if estimator.needs == "values" else "none")
     record = RunRecord(Path("runs/ppo"), config=config.model_dump(mode="json"))
     assert critic_of(record) == config.ppo.resolved_critic
-    assert whitens_advantages(record) == config.ppo.advantages.whitens_advantages
+    assert whitens_advantages(record) == config.ppo.whitens_advantages
 
 
 def test_a_record_tells_the_last_update_of_a_warm_up_that_ended_by_its_result():

@@ -37,7 +37,7 @@ def test_every_combination_runs_with_every_seed() -> None:
     assert trials[1].name == "learning_rate=1e-5_policy_loss=clipped_seed=7"
     assert trials[1].label == trials[0].label == "ppo.learning_rate=1e-5 ppo.policy_loss=clipped"
     config = trials[7].config
-    assert (config.ppo.loop.learning_rate, config.ppo.objective.policy_loss, config.runtime.seed) == (
+    assert (config.ppo.learning_rate, config.ppo.policy_loss, config.runtime.seed) == (
         1e-4,
         "unclipped",
         7,
@@ -47,10 +47,10 @@ def test_every_combination_runs_with_every_seed() -> None:
 def test_random_settings_lie_in_their_ranges_and_are_the_same_every_time() -> None:
     swept = {"ppo.learning_rate": ["1e-6..1e-2"], "ppo.num_epochs": ["1..8"], "ppo.gae_lambda": ["0.9..1.0"]}
     trials = plan_trials(swept, [0], resolve, num_random=40)
-    rates = sorted(trial.config.ppo.loop.learning_rate for trial in trials)
+    rates = sorted(trial.config.ppo.learning_rate for trial in trials)
     assert 1e-6 <= rates[0] < 1e-5 < 1e-4 < rates[-1] <= 1e-2  # a linear scale puts 1 in 1,000 below 1e-5
-    assert {trial.config.ppo.loop.num_epochs for trial in trials} == set(range(1, 9))
-    assert all(0.9 <= trial.config.ppo.advantages.gae_lambda <= 1 for trial in trials)
+    assert {trial.config.ppo.num_epochs for trial in trials} == set(range(1, 9))
+    assert all(0.9 <= trial.config.ppo.gae_lambda <= 1 for trial in trials)
     assert [trial.name for trial in plan_trials(swept, [0], resolve, num_random=40)] == [each.name for each in trials]
 
 

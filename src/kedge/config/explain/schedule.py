@@ -21,8 +21,8 @@ def schedule_in_words(config: Config, num_prompts_available: int | None = None, 
 
 def control_schedule_in_words(config: Config) -> str:
     """Describe what a control run amounts to: steps in the environment, optimizer steps."""
-    loop, updates = config.control.loop, config.control.num_updates
-    envs, steps = config.control.environment.num_envs, config.control.steps_per_update
+    loop, updates = config.control, config.control.num_updates
+    envs, steps = config.control.num_envs, config.control.steps_per_update
     optimizer_steps, played = loop.num_epochs * loop.num_minibatches, updates * steps
     is_trpo = loop.algorithm == "trpo"
     lines = [
@@ -43,7 +43,7 @@ def control_schedule_in_words(config: Config) -> str:
 
 
 def _update(config: Config) -> list[str]:
-    rollout, loop, responses = config.rollout, config.ppo.loop, config.responses_per_update
+    rollout, loop, responses = config.rollout, config.ppo, config.responses_per_update
     share = responses // loop.num_minibatches
     return [
         "Each update",
@@ -64,14 +64,14 @@ def _update(config: Config) -> list[str]:
 
 def _baseline(config: Config) -> list[str]:
     """The greedy responses that ReMax samples besides."""
-    if config.ppo.advantages.advantage != "remax":
+    if config.ppo.advantage != "remax":
         return []
     return ["  samples one more response for each prompt, the greedy one, whose score is the baseline,"]
 
 
 def _critic_passes(config: Config) -> list[str]:
     """The passes of the critic alone."""
-    passes = config.ppo.value.num_critic_epochs - 1
+    passes = config.ppo.num_critic_epochs - 1
     if not passes:
         return []
     number = _count(_critic_steps(config, 1), "optimizer step")
@@ -80,7 +80,7 @@ def _critic_passes(config: Config) -> list[str]:
 
 def _left_out(config: Config) -> list[str]:
     """What happens to prompts whose responses all score the same."""
-    groups = config.ppo.grouping
+    groups = config.ppo
     if groups.constant_groups == "keep":
         return []
     lines = ["  leaves out the prompts whose responses all score the same,"]
@@ -90,10 +90,10 @@ def _left_out(config: Config) -> list[str]:
 
 
 def _run(config: Config, num_prompts_available: int | None, num_held_out: int | None) -> list[str]:
-    loop, updates = config.ppo.loop, config.ppo.loop.num_updates
+    loop, updates = config.ppo, config.ppo.num_updates
     prompts = updates * config.rollout.num_prompts
     # The number of responses that replace groups without spread is not known beforehand.
-    resamples = config.ppo.grouping.constant_groups == "resample"
+    resamples = config.ppo.constant_groups == "resample"
     lines = [
         f"The run makes {_count(updates, 'update')}: {_count(updates * config.responses_per_update, 'response')}"
         f"{' to train on' if resamples else ''}, "
@@ -103,13 +103,13 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
     ]
     if extra := _critic_steps(config, updates):
         lines.append(f"The further passes of the critic take another {_count(extra, 'optimizer step')}.")
-    if warmup := config.ppo.value.value_warmup_updates:
+    if warmup := config.ppo.value_warmup_updates:
         lines.append(_warmup(config, warmup))
     if config.ppo.resolved_critic == "separate":
         lines.append(_critic_cost(config))
     lines += _reach(config)
     if config.ppo.resolved_critic == "none":
-        lines.append(f"No critic is loaded or trained: ppo.advantage={config.ppo.advantages.advantage} needs none.")
+        lines.append(f"No critic is loaded or trained: ppo.advantage={config.ppo.advantage} needs none.")
     for field, points in config.schedules.items():
         changes = ", ".join(f"{value:g} at update {update}" for update, value in sorted(points.items()))
         lines.append(f"{field} is scheduled: {changes}{', linear in between' if len(points) > 1 else ''}.")
@@ -125,7 +125,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
 
 def _reach(config: Config) -> list[str]:
     """How little of a score GAE passes on to the first token, if the critic does not."""
-    advantages, length = config.ppo.advantages, config.rollout.max_new_tokens
+    advantages, length = config.ppo, config.rollout.max_new_tokens
     if advantages.advantage != "gae" or advantages.gae_lambda == "length_adaptive":
         return []
     share = (advantages.gamma * advantages.gae_lambda) ** (length - 1)
@@ -140,8 +140,8 @@ def _reach(config: Config) -> list[str]:
 
 def _critic_steps(config: Config, num_updates: int) -> int:
     """The optimizer steps of the critic's own passes."""
-    loop = config.ppo.loop
-    return num_updates * loop.num_epochs * loop.num_minibatches * (config.ppo.value.num_critic_epochs - 1)
+    loop = config.ppo
+    return num_updates * loop.num_epochs * loop.num_minibatches * (config.ppo.num_critic_epochs - 1)
 
 
 def _critic_cost(config: Config) -> str:
@@ -150,12 +150,12 @@ def _critic_cost(config: Config) -> str:
     A forward pass is a third of a step of supervised fine-tuning: sampling, the reference and the critic's values take
     one each. Every pass over the responses is a step for each model that it trains.
     """
-    num_epochs = config.ppo.loop.num_epochs
-    critic = 1 / 3 + num_epochs * config.ppo.value.num_critic_epochs
-    others = (1 + config.ppo.kl.needs_reference) / 3 + num_epochs
+    num_epochs = config.ppo.num_epochs
+    critic = 1 / 3 + num_epochs * config.ppo.num_critic_epochs
+    others = (1 + config.ppo.needs_reference) / 3 + num_epochs
     advice = [
-        *([] if config.ppo.evaluation.critic_check else ["ppo.critic_check measures what it sees"]),
-        *([] if config.ppo.value.names_critic else ["one that kedge critic has trained before PPO sees more"]),
+        *([] if config.ppo.critic_check else ["ppo.critic_check measures what it sees"]),
+        *([] if config.ppo.names_critic else ["one that kedge critic has trained before PPO sees more"]),
     ]
     further = f": {', and '.join(advice)}" if advice else ""
     return (
@@ -166,8 +166,8 @@ def _critic_cost(config: Config) -> str:
 
 
 def _warmup(config: Config, warmup: int) -> str:
-    until, others = config.ppo.value.value_warmup_until, _count(config.ppo.num_policy_updates, "update")
-    steps = warmup * config.ppo.loop.num_epochs * config.ppo.loop.num_minibatches + _critic_steps(config, warmup)
+    until, others = config.ppo.value_warmup_until, _count(config.ppo.num_policy_updates, "update")
+    steps = warmup * config.ppo.num_epochs * config.ppo.num_minibatches + _critic_steps(config, warmup)
     first = f"{_count(warmup, 'update')} ({_count(steps, 'optimizer step')})"
     if until is None:
         return (
@@ -183,7 +183,7 @@ def _warmup(config: Config, warmup: int) -> str:
 
 def _evaluation(config: Config, num_held_out: int | None) -> list[str]:
     """The evaluations on held-out prompts, and what they cost."""
-    evaluation, updates = config.ppo.evaluation, config.ppo.loop.num_updates
+    evaluation, updates = config.ppo, config.ppo.num_updates
     if evaluation.eval_every is None:
         return []
     number = 1 + -(-updates // evaluation.eval_every)
@@ -200,7 +200,7 @@ def _evaluation(config: Config, num_held_out: int | None) -> list[str]:
 
 def _critic_checks(config: Config, num_held_out: int | None) -> list[str]:
     """The checks of the critic, and what they cost."""
-    check, updates = config.ppo.evaluation, config.ppo.loop.num_updates
+    check, updates = config.ppo, config.ppo.num_updates
     if check.critic_check is None:
         return []
     number = 1 + -(-updates // check.critic_check)

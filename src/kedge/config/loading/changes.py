@@ -58,7 +58,7 @@ def effective_settings(config: Config) -> dict[str, Any]:
     settings = config.model_dump(mode="json")
     settings["ppo"] |= {
         "critic": config.ppo.resolved_critic,
-        "whiten_advantages": config.ppo.advantages.whitens_advantages,
+        "whiten_advantages": config.ppo.whitens_advantages,
     }
     exact = config.rollout.engine == "builtin" and not config.rollout.max_staleness
     if exact and settings["ppo"]["importance_cap"] == "auto":

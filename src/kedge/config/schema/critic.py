@@ -7,15 +7,13 @@ from pydantic import model_validator
 from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import OptimizerConfig
 from kedge.config.schema.rollout import check_responses
-from kedge.config.schema.section import Section
 
 __all__ = ["CriticConfig"]
 
 
-class CriticConfig(Section):
+class CriticConfig(OptimizerConfig):
     """A critic fitted to the Monte Carlo returns of the policy's responses, before PPO."""
 
-    optimization: OptimizerConfig = OptimizerConfig()
     kind: Literal["separate", "shared"] = field(
         "separate",
         meaning="A model of its own, all of it trained; or a value head on the policy's trunk, which stays as it is.",

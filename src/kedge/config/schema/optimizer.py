@@ -3,12 +3,12 @@
 from typing import Literal
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Group
+from kedge.config.schema.section import Section
 
 __all__ = ["OptimizerConfig"]
 
 
-class OptimizerConfig(Group):
+class OptimizerConfig(Section):
     """The optimizer. The stages declare learning rate and schedule themselves, because their defaults differ."""
 
     optimizer: Literal["adamw", "adamw8bit", "adafactor", "muon"] = field(

@@ -4,15 +4,13 @@ from typing import Literal
 
 from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import OptimizerConfig
-from kedge.config.schema.section import Section
 
 __all__ = ["RewardModelConfig"]
 
 
-class RewardModelConfig(Section):
+class RewardModelConfig(OptimizerConfig):
     """Reward-model training: pairwise or K-wise ranking loss on comparisons."""
 
-    optimization: OptimizerConfig = OptimizerConfig()
     base: str | None = field(
         None,
         meaning="Folder or id of the model to start from; null uses `model` (in rlhf, the SFT model).",

@@ -14,7 +14,7 @@ from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig
 from kedge.config.schema.field import field
 from kedge.config.schema.generate import GenerateConfig
-from kedge.config.schema.ppo.section import PpoConfig
+from kedge.config.schema.ppo import PpoConfig
 from kedge.config.schema.push import PushConfig
 from kedge.config.schema.reward_functions import RewardFunctionsConfig
 from kedge.config.schema.reward_model import RewardModelConfig
@@ -138,7 +138,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_minibatches(self) -> "Config":
         prompts, responses = self.rollout.num_prompts, self.rollout.num_responses
-        total, parts = self.responses_per_update, self.ppo.loop.num_minibatches
+        total, parts = self.responses_per_update, self.ppo.num_minibatches
         if total % parts:
             raise ValueError(
                 f"ppo.num_minibatches={parts} does not divide an update's {total} responses "
@@ -151,18 +151,18 @@ class Config(Section):
     def _check_staleness(self) -> "Config":
         if not (staleness := self.rollout.max_staleness):
             return self
-        given, grouping, guard = f"rollout.max_staleness={staleness}", self.ppo.grouping, self.ppo.guard
-        if grouping.constant_groups == "resample":
+        given, ppo = f"rollout.max_staleness={staleness}", self.ppo
+        if ppo.constant_groups == "resample":
             raise ValueError(
                 f"{given} draws an update's prompts before earlier ones are scored, and ppo.constant_groups=resample "
                 "draws as many as the scores call for; use ppo.constant_groups=drop or keep, or rollout.max_staleness=0"
             )
-        if grouping.constant_groups == "drop" and self.ppo.value.value_warmup_until is not None:
+        if ppo.constant_groups == "drop" and ppo.value_warmup_until is not None:
             raise ValueError(
                 f"{given} chooses an update's groups before ppo.value_warmup_until has decided whether it trains the "
                 "policy; remove that, or use ppo.constant_groups=keep or rollout.max_staleness=0"
             )
-        for name, reaction in (("on_nonfinite", guard.on_nonfinite), ("on_spike", guard.on_spike)):
+        for name, reaction in (("on_nonfinite", ppo.on_nonfinite), ("on_spike", ppo.on_spike)):
             if reaction == "rollback":
                 raise ValueError(
                     f"ppo.{name}=rollback restores older weights, and with {given} the next responses would still be "
@@ -197,26 +197,25 @@ class Config(Section):
     def _check_optimizers(self) -> "Config":
         sections = {"sft": self.sft, "reward_model": self.reward_model, "critic": self.critic, "ppo": self.ppo}
         for name, section in sections.items():
-            chosen = section.optimization
-            if chosen.optimizer != "adamw" and chosen.adam_eps_mode == "tf1":
+            if section.optimizer != "adamw" and section.adam_eps_mode == "tf1":
                 raise ValueError(
-                    f"{name}.adam_eps_mode=tf1 is TensorFlow's Adam, and {name}.optimizer={chosen.optimizer} has no "
+                    f"{name}.adam_eps_mode=tf1 is TensorFlow's Adam, and {name}.optimizer={section.optimizer} has no "
                     f"such form; use {name}.optimizer=adamw, or {name}.adam_eps_mode=torch"
                 )
         return self
 
     @model_validator(mode="after")
     def _check_groups(self) -> "Config":
-        constant = self.ppo.grouping.constant_groups
+        constant = self.ppo.constant_groups
         if constant != "keep" and self.rollout.num_responses == 1:
             raise ValueError(
                 f"ppo.constant_groups={constant} compares the responses to a prompt, but rollout.num_responses=1; use "
                 "at least 2, or ppo.constant_groups=keep"
             )
-        advantages, responses = self.ppo.advantages, self.rollout.num_responses
-        if advantages.needs_groups and responses < 2:
+        responses = self.rollout.num_responses
+        if self.ppo.needs_groups and responses < 2:
             raise ValueError(
-                f"ppo.advantage={advantages.advantage} compares the responses to a prompt and needs "
+                f"ppo.advantage={self.ppo.advantage} compares the responses to a prompt and needs "
                 f"rollout.num_responses of at least 2; it is {responses}"
             )
         return self
@@ -224,7 +223,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_critic_init(self) -> "Config":
         count = sum(not term.is_function for term in self.reward if term.weight)
-        if self.ppo.value.critic_init == "reward" and self.reward and count != 1:
+        if self.ppo.critic_init == "reward" and self.reward and count != 1:
             raise ValueError(
                 f"ppo.critic_init=reward needs exactly one reward model (weight not 0) in `reward`, which has {count}; "
                 "use ppo.critic_init=policy"

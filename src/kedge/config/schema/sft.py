@@ -4,15 +4,13 @@ from typing import Literal
 
 from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import OptimizerConfig
-from kedge.config.schema.section import Section
 
 __all__ = ["SftConfig"]
 
 
-class SftConfig(Section):
+class SftConfig(OptimizerConfig):
     """Supervised fine-tuning on demonstrations: cross-entropy of the completion, EOS included."""
 
-    optimization: OptimizerConfig = OptimizerConfig()
     learning_rate: float = field(
         3e-6,
         ge=0,

@@ -30,7 +30,7 @@ def compiled_update(
         learner: Of policy and critic. A compiled step is one pass over its minibatch.
         optimizer: Of their parameters.
     """
-    wanted = config.control.loop.compile
+    wanted = config.control.compile
     if wanted == "auto":
         wanted = _pays(config, learner) and has_compiler()
     if not wanted or not can_compile_optimizer(optimizer):
@@ -40,9 +40,9 @@ def compiled_update(
 
 def _pays(config: Config, learner: ControlLearner) -> bool:
     """Whether a run has many small steps whose graph is known to work."""
-    loop, policy, most = config.control.loop, learner.policy, tokens_of(learner.micro_batch)
+    loop, policy, most = config.control, learner.policy, tokens_of(learner.micro_batch)
     steps = config.control.num_updates * loop.num_epochs * loop.num_minibatches
-    is_plain = not (policy.spaces.is_image or policy.has_custom_network or config.control.networks.memory_size)
+    is_plain = not (policy.spaces.is_image or policy.has_custom_network or config.control.memory_size)
     is_ppo = loop.algorithm == "ppo" and loop.early_stop_kl is None
     is_one_pass = most is None or config.control.steps_per_update <= most * loop.num_minibatches
     return is_plain and is_ppo and is_one_pass and policy.device.type == "cpu" and steps >= LEAST_STEPS

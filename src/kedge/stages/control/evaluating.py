@@ -34,7 +34,7 @@ class Evaluations:
             return {}
         seed = stream_seed(self.config.runtime.seed, "evaluation")
         # As many as in training, also for fewer episodes: a function may make a fixed number.
-        environments = make_run_environments(self.config, self.parts.spec, settings.environment.num_envs, seed)
+        environments = make_run_environments(self.config, self.parts.spec, settings.num_envs, seed)
         try:
             played = play_episodes(
                 environments, self.parts.policy, self.parts.normalization, num_episodes=settings.eval_episodes

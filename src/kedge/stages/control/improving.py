@@ -43,7 +43,7 @@ def improve(
     Raises:
         NumericsError: A loss or gradient is not finite; the step was not taken.
     """
-    loop, use = config.control.loop, config.control.objective
+    loop, use = config.control, config.control
     rate = learning_rate_at(
         update - 1, config.control.num_updates, learning_rate=loop.learning_rate, schedule=loop.schedule
     )
@@ -96,8 +96,8 @@ def objective_of(config: Config, parts: Parts, *, remaining: float = 1.0) -> Obj
         parts: The run's.
         remaining: Share of the learning rate that its schedule has left, which the clip range may follow.
     """
-    use = config.control.objective
-    is_ppo = config.control.loop.algorithm == "ppo"
+    use = config.control
+    is_ppo = config.control.algorithm == "ppo"
     surrogate = named_surrogate(
         use.policy_loss if is_ppo else "unclipped",
         clip_range=use.clip_range * (remaining if use.anneal_clip_range else 1.0),

@@ -92,7 +92,7 @@ def run_control(
 
 def train(config: Config, run: Run, parts: Parts, loop: CheckpointedLoop, after_update: AfterUpdate) -> None:
     """The loop: each update plays, estimates advantages, and improves policy and critic."""
-    settings, gae = config.control, config.control.objective
+    settings, gae = config.control, config.control
     with logged_steps(config, run, loop, settings.num_updates, shown=SHOWN) as log:
         added = adaptive_part(run.micro_batch_tokens)
         loop.restore(TrainingState({"actor_critic": parts.policy}, parts.optimizer, parts.resumed(), added=added))
@@ -105,7 +105,7 @@ def train(config: Config, run: Run, parts: Parts, loop: CheckpointedLoop, after_
                     parts.environments,
                     parts.policy,
                     parts.normalization,
-                    num_steps=settings.loop.num_steps,
+                    num_steps=settings.num_steps,
                     generator=stream(config.runtime.seed, "actions", update),
                     memory=parts.memory,
                 )
@@ -119,7 +119,7 @@ def train(config: Config, run: Run, parts: Parts, loop: CheckpointedLoop, after_
                     parts.normalization,
                     gamma=gae.gamma,
                     gae_lambda=gae.gae_lambda,
-                    sequence_length=settings.networks.sequence_length,
+                    sequence_length=settings.sequence_length,
                     micro_batch=run.micro_batch_tokens,
                 )
 

@@ -121,8 +121,8 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
     if config.runtime.num_threads is None and run.device.type == "cpu":
         torch.set_num_threads(1)  # small networks: another thread only costs
     spec = environment_spec(config, given)
-    environments = make_run_environments(config, spec, settings.environment.num_envs, stream_seed(seed, "episodes"))
-    spaces, use, networks = environments.spaces, settings.environment, settings.networks
+    environments = make_run_environments(config, spec, settings.num_envs, stream_seed(seed, "episodes"))
+    spaces, use, networks = environments.spaces, settings, settings
     policy = ControlActorCritic(
         spaces,
         hidden_sizes=networks.hidden_sizes,
@@ -140,15 +140,15 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
         use.num_envs,
         observations=use.normalize_observations and not spaces.is_image,
         rewards=use.reward_scaling,
-        gamma=settings.objective.gamma,
+        gamma=settings.gamma,
         clip=use.normalization_clip,
     )
     separate = networks.critic == "separate"
     optimizer = build_optimizer(
         policy.parameters(),
         critic_parameters=policy.critic_parameters() if separate else (),
-        learning_rate=settings.loop.learning_rate,
-        adam_eps=settings.loop.adam_eps,
+        learning_rate=settings.learning_rate,
+        adam_eps=settings.adam_eps,
     )
     episodes, coefficients = Episodes(use.num_envs), coefficients_of(config)
     learner, memory = ControlLearner(policy, run.micro_batch_tokens), Memory(policy, use.num_envs)
@@ -158,12 +158,12 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
 
 def make_run_environments(config: Config, spec: EnvironmentSpec, num_envs: int, seed: int) -> Environments:
     """The configured environments, each in the first state of an episode."""
-    return make_environments(spec, num_envs, seed=seed, vectorization=config.control.environment.vectorization)
+    return make_environments(spec, num_envs, seed=seed, vectorization=config.control.vectorization)
 
 
 def environment_spec(config: Config, given: Given) -> EnvironmentSpec:
     """How the configured environment is made."""
-    use, atari = config.control.environment, config.control.atari
+    use, atari = config.control, config.control
     frames = AtariFrames(
         frame_skip=atari.frame_skip,
         stack=atari.frame_stack,
@@ -176,7 +176,7 @@ def environment_spec(config: Config, given: Given) -> EnvironmentSpec:
 
 def coefficients_of(config: Config) -> Coefficients:
     """The first update's coefficients, of which β of the adaptive KL penalty changes during the run."""
-    use = config.control.objective
+    use = config.control
     adaptive = use.policy_loss == "kl_penalty_adaptive"
     controllers = Controllers(
         kl="fixed",
@@ -191,5 +191,5 @@ def coefficients_of(config: Config) -> Coefficients:
 
 
 def _network(config: Config, given: Given) -> Callable[..., Any] | None:
-    name = config.control.networks.network
+    name = config.control.network
     return given.network or (None if name is None else find_named(name, word="network", error=ConfigError))

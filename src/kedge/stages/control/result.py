@@ -102,9 +102,9 @@ def checkpoint_model(config: Config, parts: Parts) -> CheckpointModel:
 
 
 def _save(config: Config, parts: Parts, folder: Path, metrics: Sequence[Mapping[str, Any]]) -> Path:
-    is_trpo, use = config.control.loop.algorithm == "trpo", config.control.environment
+    is_trpo, use = config.control.algorithm == "trpo", config.control
     card = CARD.format(
-        algorithm=config.control.loop.algorithm,
+        algorithm=config.control.algorithm,
         environment=markdown(parts.environments.name),
         name="TRPO" if is_trpo else "PPO",
         network=", network=make" if parts.policy.has_custom_network else "",

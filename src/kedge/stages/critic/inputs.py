@@ -49,7 +49,7 @@ class CriticInputs:
             sampled,
             center=train.mean,
             unit=train.std,
-            value_after_last=self.config.ppo.advantages.score_at == "after_last",
+            value_after_last=self.config.ppo.score_at == "after_last",
             precision=self.steps.run.precision,
         )
 
@@ -104,7 +104,7 @@ def as_first_update(config: Config, *, holds_out: bool) -> Config:
         config: The stage's configuration.
         holds_out: Whether there are prompts to measure with.
     """
-    settings, advantages = config.critic, config.ppo.advantages
+    settings, advantages = config.critic, config.ppo
     ppo = PpoConfig.model_validate(
         {
             "critic": settings.kind,

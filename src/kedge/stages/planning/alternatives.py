@@ -33,7 +33,7 @@ def alternatives_of(
     elif config.adapter.kind == "lora" and config.adapter.base_dtype != "nf4":
         yield _one("adapter.base_dtype", "nf4")
     sections = {"sft": config.sft, "reward": config.reward_model, "critic": config.critic, "ppo": config.ppo}
-    if sections[stage].optimization.optimizer == "adamw":
+    if sections[stage].optimizer == "adamw":
         yield _one(f"{'reward_model' if stage == 'reward' else stage}.optimizer", "adamw8bit")
     if on_gpu and not config.runtime.offload_optimizer:
         yield _one("runtime.offload_optimizer", True)
@@ -46,9 +46,9 @@ def _of_sampling(
         yield _one("runtime.activation_checkpointing", True)
     if stage == "critic" and config.critic.kind == "separate":
         yield _one("critic.kind", "shared")
-    if stage == "ppo" and config.ppo.resolved_critic == "separate" and config.ppo.value.critic == "separate":
+    if stage == "ppo" and config.ppo.resolved_critic == "separate" and config.ppo.critic == "separate":
         yield _one("ppo.critic", "shared")
-    reference = stage == "ppo" and config.ppo.kl.needs_reference
+    reference = stage == "ppo" and config.ppo.needs_reference
     if reference or any(role.startswith("reward") for role in blueprints):
         for dtype in ("bf16", "int8"):
             if config.runtime.frozen_dtype != dtype:

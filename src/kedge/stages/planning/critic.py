@@ -69,7 +69,7 @@ class CriticCount:
             passes=settings.num_epochs * self.rows.tokens / step.tokens_of(step.largest),
             steps=settings.num_epochs * self.rows.count / step.count,
             accumulates=len(step.parts) > 1,
-            optimizer=planned_optimizer(self.config, settings.optimization.optimizer, on_gpu=self.accelerator),
+            optimizer=planned_optimizer(self.config, settings.optimizer, on_gpu=self.accelerator),
         )
 
     @property
@@ -163,5 +163,5 @@ class CriticCount:
 
     @property
     def _numerics(self) -> dict[str, Any]:
-        after_last = self.config.ppo.advantages.score_at == "after_last"
+        after_last = self.config.ppo.score_at == "after_last"
         return {"precision": self.precision, "value_after_last": after_last}

@@ -147,7 +147,7 @@ def _blueprints(config: Config) -> Mapping[str, Blueprint]:
     models = {role: read(term.source) for role, term in rewards.items()}
     found = {"policy": policy}
     if config.ppo.resolved_critic == "separate":
-        value, scored = config.ppo.value, [role for role, term in rewards.items() if term.weight]
+        value, scored = config.ppo, [role for role, term in rewards.items() if term.weight]
         copied = models[scored[0]] if value.critic_init != "policy" and len(scored) == 1 else policy
         named = value.names_critic
         found["critic"] = read(str(value.critic_init)) if named else copied

@@ -82,30 +82,30 @@ class PpoCount:
     def work(self) -> PpoWork:
         """The update, for the sums."""
         config, rows = self.config, self.rows
-        budget, minibatches = config.runtime.first_pass_tokens, config.ppo.loop.num_minibatches
+        budget, minibatches = config.runtime.first_pass_tokens, config.ppo.num_minibatches
         minibatch = rows if minibatches == 1 else self.minibatch
         largest = minibatch.tokens_of(minibatch.largest)
         fits = budget is None or rows.tokens <= budget
-        reference = ("reference",) if config.ppo.kl.needs_reference else ()
+        reference = ("reference",) if config.ppo.needs_reference else ()
         return PpoWork(
             roles=(*self.blueprints, *reference),
             prompt=max(rows.prompts),
             response=max(rows.responses),
             rows=rows.count,
             sampled=min(config.rollout.micro_batch_size or rows.count, rows.count),
-            epochs=config.ppo.loop.num_epochs,
+            epochs=config.ppo.num_epochs,
             minibatches=minibatches,
             passes=rows.tokens / largest,
             scored=rows.tokens / rows.tokens_of(rows.largest),
             accumulates=len(minibatch.parts) > 1,
             reuses_pass=minibatches == 1 and fits,
-            optimizer=planned_optimizer(config, config.ppo.optimization.optimizer, on_gpu=self.accelerator),
+            optimizer=planned_optimizer(config, config.ppo.optimizer, on_gpu=self.accelerator),
         )
 
     @property
     def minibatch(self) -> Rows:
         """The rows of one step: like those of the update."""
-        count = self.rows.count // self.config.ppo.loop.num_minibatches
+        count = self.rows.count // self.config.ppo.num_minibatches
         prompts = quantiles(self.rows.prompts, count)
         return split_rows(prompts, self.rows.responses[:count], self.config.runtime.first_pass_tokens)
 
@@ -115,7 +115,7 @@ class PpoCount:
 
     def num_units(self, lengths: Lengths) -> int | None:
         """Updates of the run."""
-        return self.config.ppo.loop.num_updates
+        return self.config.ppo.num_updates
 
     def sft_steps(self, figures: Figures) -> float | None:
         """The cost of an update in steps of fine-tuning on the same tokens."""
@@ -145,7 +145,7 @@ class PpoCount:
             hold_base(config, critic, blueprints["critic"])
             if bins is not None:
                 hollow.empty(critic.predict_histogram(bins))
-        actor_critic = ActorCritic(policy, critic, value_gradient=config.ppo.value.value_gradient)
+        actor_critic = ActorCritic(policy, critic, value_gradient=config.ppo.value_gradient)
         if config.runtime.activation_checkpointing:
             actor_critic.checkpoint_activations()
         figures = self._sizes("policy", policy)
@@ -181,7 +181,7 @@ class PpoCount:
     def _train(self, actor_critic: ActorCritic) -> Figures:
         rows = self.minibatch
         rollout = rollout_of(rows, rows.largest)
-        entropy = bool(self.config.ppo.objective.entropy_coef) or "ppo.entropy_coef" in self.config.schedules
+        entropy = bool(self.config.ppo.entropy_coef) or "ppo.entropy_coef" in self.config.schedules
 
         def loss() -> Tensor:
             outputs = actor_critic(rollout, **self._numerics, entropy_gradient=entropy, **self._after_last)
@@ -247,7 +247,7 @@ class PpoCount:
         return named("old pass", count_pass([actor_critic], run))
 
     def _reference(self, hollow: HollowModels, policy: LanguageModel, blueprint: Blueprint, layers: int) -> Figures:
-        if not self.config.ppo.kl.needs_reference:
+        if not self.config.ppo.needs_reference:
             return {}
         reference = hollow.language(blueprint.with_layers(layers))
         if policy.adapter is None:
@@ -296,7 +296,7 @@ class PpoCount:
 
     @property
     def _after_last(self) -> dict[str, bool]:
-        return {"value_after_last": self.config.ppo.advantages.score_at == "after_last"}
+        return {"value_after_last": self.config.ppo.score_at == "after_last"}
 
 
 def rollout_of(rows: Rows, part: tuple[int, ...]) -> Rollout:

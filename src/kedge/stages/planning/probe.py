@@ -85,7 +85,7 @@ def _changed(config: Config, policy: str, rewards: list[str], folder: Path) -> C
         "runtime.loggers": [],
         "rollout.stop_token": None,
     }
-    if config.ppo.value.names_critic:
+    if config.ppo.names_critic:
         settings["ppo.critic_init"] = "auto"
     return with_values(config, settings)
 

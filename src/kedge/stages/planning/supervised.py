@@ -67,7 +67,7 @@ class SupervisedCount:
         """The step, for the sums."""
         settings = self.config.sft if self.stage == "sft" else self.config.reward_model
         passes = self.rows.tokens / self.rows.tokens_of(self.rows.largest)
-        optimizer = planned_optimizer(self.config, settings.optimization.optimizer, on_gpu=self.accelerator)
+        optimizer = planned_optimizer(self.config, settings.optimizer, on_gpu=self.accelerator)
         return SupervisedWork(self.role, passes, len(self.rows.parts) > 1, optimizer)
 
     def phases(self, figures: Figures, speed: Speed | None) -> tuple[Phase, ...]:

@@ -135,7 +135,7 @@ class SamplingAhead:
         say: Callable[[str], None],
     ) -> None:
         self._prompts, self._steps, self._engine, self._check, self._say = prompts, steps, engine, check, say
-        self._ahead, self._last = steps.config.rollout.max_staleness, steps.config.ppo.loop.num_updates
+        self._ahead, self._last = steps.config.rollout.max_staleness, steps.config.ppo.num_updates
         self._drawn = _Drawn()
         self._lines: list[str] = []
         self._seen: Rollout | None = None

@@ -28,7 +28,7 @@ class CriticChecks:
 
     def __init__(self, steps: PpoSteps, log: PpoLog) -> None:
         self._steps, self._log = steps, log
-        self._settings = steps.config.ppo.evaluation
+        self._settings = steps.config.ppo
 
     def measure(self, update: int, coefficients: Coefficients) -> dict[str, float]:
         """The metrics of the critic after an update, if a check is due; its details are also logged by themselves.
@@ -40,7 +40,7 @@ class CriticChecks:
         Raises:
             RewardError: A reward failed.
         """
-        settings, last = self._settings, self._steps.config.ppo.loop.num_updates
+        settings, last = self._settings, self._steps.config.ppo.num_updates
         if settings.critic_check is None or (update % settings.critic_check and update != last):
             return {}
         started, generators = time.perf_counter(), random_state()

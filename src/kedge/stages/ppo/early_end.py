@@ -21,7 +21,7 @@ class EarlyEnd:
     """
 
     def __init__(self, config: Config, best: BestUpdate | None) -> None:
-        self._patience, self._max_kl = config.ppo.evaluation.eval_patience, config.ppo.evaluation.max_kl
+        self._patience, self._max_kl = config.ppo.eval_patience, config.ppo.max_kl
         self._best, self._kl = best, 0.0
 
     @property

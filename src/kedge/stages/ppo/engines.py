@@ -95,7 +95,7 @@ def _adaptive(run: Run) -> AdaptiveTokens | None:
 
 def importance_cap_of(config: Config, engine: Engine) -> float | None:
     """The cap of the importance weights; None for no weights."""
-    use = config.ppo.objective
+    use = config.ppo
     cap = use.importance_cap
     if cap == "auto":
         return None if engine.is_exact or use.old_logprobs == "sampler" else IMPORTANCE_CAP

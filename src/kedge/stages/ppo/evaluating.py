@@ -48,7 +48,7 @@ class HeldOutEvaluation:
 
     def __init__(self, steps: PpoSteps, log: PpoLog) -> None:
         self._steps, self._log, self._roles = steps, log, steps.roles
-        evaluation = steps.config.ppo.evaluation
+        evaluation = steps.config.ppo
         self._every, self._prompts = evaluation.eval_every or 0, self._roles.held_out[: evaluation.eval_num_prompts]
         self._start: dict[str, Any] | None = None
 
@@ -67,7 +67,7 @@ class HeldOutEvaluation:
         Raises:
             RewardError: A reward or the judge failed.
         """
-        last = self._steps.config.ppo.loop.num_updates
+        last = self._steps.config.ppo.num_updates
         if not self._every or (update % self._every and update != last):
             return {}
         started, generators = time.perf_counter(), random_state()

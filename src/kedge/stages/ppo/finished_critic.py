@@ -90,9 +90,7 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
         return _saved(config, merged, source, has_reward=has_reward)
     merged = with_values(merged, OFF)
     if merged.ppo.resolved_critic == "none":
-        raise ConfigError(
-            f"evaluate.critic={source}: the run has no critic (ppo.advantage={merged.ppo.advantages.advantage})"
-        )
+        raise ConfigError(f"evaluate.critic={source}: the run has no critic (ppo.advantage={merged.ppo.advantage})")
     checkpoint = _checkpoint(folder, source, is_named=bool(at) and str(folder) != os.path.expanduser(source))
     return FoundCritic(merged, source, checkpoint.update, checkpoint)
 
@@ -102,7 +100,7 @@ def _saved(given: Config, base: Config, source: str, *, has_reward: bool) -> Fou
     for name, flag in {"model": "--model", "reward": "--reward"}.items():
         if not getattr(base, name) and not (name == "reward" and has_reward):
             raise ConfigError(f"evaluate.critic={source} is not a run of PPO: pass {flag}, or set {name}")
-    values = {**OFF, "ppo.critic": given.ppo.value.critic, "ppo.critic_init": source}
+    values = {**OFF, "ppo.critic": given.ppo.critic, "ppo.critic_init": source}
     config = with_saved_critic(with_values(base, values))
     return FoundCritic(config, str(config.model))
 

@@ -44,7 +44,7 @@ class FixedPrompts:
         config, prompts = steps.config, steps.roles.prompts
         return cls(
             prompts[: config.runtime.num_fixed_prompts],
-            max(MIN_INTERVAL, math.ceil(config.ppo.loop.num_updates / TIMES)),
+            max(MIN_INTERVAL, math.ceil(config.ppo.num_updates / TIMES)),
             steps,
             log,
         )
@@ -56,7 +56,7 @@ class FixedPrompts:
             update: Updates that the policy has completed; 0 is the start.
             coefficients: The current coefficients.
         """
-        last = self.steps.config.ppo.loop.num_updates
+        last = self.steps.config.ppo.num_updates
         if not self.prompts or (update % self.every and update != last):
             return
         rollout = self.steps.roll_out(self.prompts, range(len(self.prompts)), "fixed prompts", policy_version=update)

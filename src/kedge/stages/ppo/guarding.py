@@ -34,8 +34,8 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
         loop: Rolls the weights back.
         warn: Prints a line to the user.
     """
-    options, num_steps = config.ppo.guard, config.ppo.loop.num_epochs * config.ppo.loop.num_minibatches
-    num_steps *= config.ppo.value.num_critic_epochs
+    options, num_steps = config.ppo, config.ppo.num_epochs * config.ppo.num_minibatches
+    num_steps *= config.ppo.num_critic_epochs
     sigma = options.spike_sigma
     modules: dict[str, nn.Module | None] = {
         "policy and critic": roles.actor_critic,
@@ -90,7 +90,7 @@ def guarded_update(
     Raises:
         NumericsError: The run must stop.
     """
-    if update == 1 and "rollback" in (config.ppo.guard.on_nonfinite, config.ppo.guard.on_spike):
+    if update == 1 and "rollback" in (config.ppo.on_nonfinite, config.ppo.on_spike):
         loop.save()  # the initial state, so that there is a checkpoint to roll back to
     if update == warmup.num_updates + 1:
         guard.forget_steps()  # the critic's alone; the policy's are larger

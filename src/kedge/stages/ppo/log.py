@@ -117,7 +117,7 @@ class PpoLog:
         self.metrics.write(update, metrics)
         if not self.is_kept:
             return
-        passes, loss = result.passes, config_at(self.config, update).ppo.objective
+        passes, loss = result.passes, config_at(self.config, update).ppo
         clipped = loss.policy_loss == "clipped" and loss.ratio == "token"
         clip = (loss.clip_range, loss.clip_range_high or loss.clip_range) if clipped else None
         samples = describe_samples(
@@ -156,7 +156,7 @@ def _reward_error(reward: WeightedReward) -> dict[str, float]:
 def ppo_log(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop) -> Iterator[PpoLog]:
     """Open the logs of a run, print the schedule and the stop tokens, and flush the logs before each checkpoint."""
     with (
-        Progress("ppo", total=config.ppo.loop.num_updates, done=loop.done) as progress,
+        Progress("ppo", total=config.ppo.num_updates, done=loop.done) as progress,
         open_loggers(config, run, warn=progress.say) as loggers,
         MetricsLog(run.folder, also=loggers.write) as metrics,
         DetailsLog(run.folder) as details,

@@ -130,7 +130,7 @@ def train(
         added = adaptive_part(run.micro_batch_tokens)
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed, ahead, added))
 
-        for update in loop.steps(config.ppo.loop.num_updates, until=ending.reason):
+        for update in loop.steps(config.ppo.num_updates, until=ending.reason):
             metrics: dict[str, float] = {}
             with guarded_update(config, update, warmup, guard, loop, log.metrics):
                 clock, now = Stopwatch(run.device), steps.at(update, coefficients)
@@ -189,7 +189,7 @@ def _watching(
     on_update: Callable[[int, Roles], None],
 ) -> AfterUpdate:
     """Calls both functions with an update."""
-    watcher, total = Watcher(callback, roles.actor_critic.policy.causal, roles.tokenizer), config.ppo.loop.num_updates
+    watcher, total = Watcher(callback, roles.actor_critic.policy.causal, roles.tokenizer), config.ppo.num_updates
 
     def see(update: int, metrics: Mapping[str, float]) -> None:
         watcher.see(loop, update, metrics, stage="ppo", num_updates=total, folder=run.shared_folder)

@@ -39,7 +39,7 @@ def load_actor_critic(
     bases: Bases | None = None,
 ) -> tuple[ActorCritic, ValueHead | None]:
     """Policy and critic, if any, and the critic's new head, which has a learning rate of its own."""
-    source, value = str(config.model), config.ppo.value
+    source, value = str(config.model), config.ppo
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.runtime.seed, "new heads"))
         policy = load_language_model(
@@ -96,7 +96,7 @@ def _load_critic(
         return critic, None
     head = critic.value_head
     assert head is not None, "a fresh model has a linear head"
-    return critic, initialize_head(head, config.ppo.value.value_head_init)
+    return critic, initialize_head(head, config.ppo.value_head_init)
 
 
 def _scalar_critic(
@@ -110,9 +110,9 @@ def _scalar_critic(
 
     `auto` copies the reward model if there is exactly one, with the policy's tokens, that has a value at each of them.
     """
-    if config.ppo.value.names_critic:
+    if config.ppo.names_critic:
         return load_saved_critic(config, run, tokenizer, bases), True
-    wanted, misfit = config.ppo.value.critic_init, _misfit(models)
+    wanted, misfit = config.ppo.critic_init, _misfit(models)
     if wanted == "reward" and misfit is not None:
         raise ConfigError(
             "ppo.critic_init=reward needs exactly one reward model, a decoder with the policy's tokenizer; the reward "

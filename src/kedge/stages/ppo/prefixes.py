@@ -153,7 +153,7 @@ def _returns_and_values(
         missing_eos=roles.missing_eos,
         seed=stream_seed(config.runtime.seed, "critic check", "reward"),
     )
-    experience = steps.collect(scored, coefficients, advantage=RewardToGo(config.ppo.advantages.gamma))
+    experience = steps.collect(scored, coefficients, advantage=RewardToGo(config.ppo.gamma))
     assert experience.values is not None, "a run without a critic is refused"
     known = torch.tensor([score is not None for score in scored.terms.scores])
     filled = torch.full(rollout.response_ids.shape, math.nan)

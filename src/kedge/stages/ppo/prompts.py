@@ -61,7 +61,7 @@ def load_run_prompts(
         DataError: The data cannot be read, or a single prompt cannot be split.
         ConfigError: Nothing is to be held out, or the held-out prompts would not be used.
     """
-    evaluation, data = config.ppo.evaluation, config.data
+    evaluation, data = config.ppo, config.data
     has_own = bool(data.eval_prompts) or eval_prompts is not None
     if not evaluation.holds_out and has_own:
         raise ConfigError("data.eval_prompts are only read with ppo.eval_every or ppo.critic_check; neither is set")

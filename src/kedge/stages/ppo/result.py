@@ -95,7 +95,7 @@ def _save(
 def _num_responses(config: Config, num_updates: int) -> object:
     """The responses that were sampled in so many updates."""
     least = num_updates * config.responses_per_update
-    return f"at least {least}" if config.ppo.grouping.constant_groups == "resample" else least
+    return f"at least {least}" if config.ppo.constant_groups == "resample" else least
 
 
 def _held_out(metrics: Sequence[Mapping[str, Any]]) -> dict[str, object]:

@@ -115,7 +115,7 @@ def load_roles(
     scoring = [each.model for each in rewards.models.values()]
     with measuring_scores(rewards, config, records.train):
         freeze_models(scoring, config, run)
-        reference = _reference(config, run, tokenizer, bases) if config.ppo.kl.needs_reference else None
+        reference = _reference(config, run, tokenizer, bases) if config.ppo.needs_reference else None
         hold_bases_of([actor_critic, reference, *scoring], config, run.device)
     return Roles(
         tokenizer=tokenizer,
@@ -152,7 +152,7 @@ def _checked_judge(
     config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, rewards: WeightedReward, records: RunPrompts
 ) -> Judge | None:
     """The judge, if the run compares responses; it and the rewards find the columns that they need in all prompts."""
-    judges = config.ppo.evaluation.eval_every is not None and config.evaluate.judge is not None
+    judges = config.ppo.eval_every is not None and config.evaluate.judge is not None
     judge = load_judge(None, config, run, tokenizer) if judges else None
     for columns in records.columns:
         rewards.check(columns)
@@ -163,14 +163,14 @@ def _checked_judge(
 
 def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueHead | None) -> Optimizer:
     """The optimizer of policy and critic, whose new head has a learning rate of its own."""
-    settings, layer = config.ppo.optimization, actor_critic.value_head
+    settings, layer = config.ppo, actor_critic.value_head
     return build_optimizer(
         actor_critic.parameters(),
         kind=settings.optimizer,
         head_parameters=() if layer is None else layer.parameters(),
-        head_rate=1.0 if head is None else config.ppo.value.value_head_rate,
+        head_rate=1.0 if head is None else config.ppo.value_head_rate,
         critic_parameters=actor_critic.separable_parameters(),
-        learning_rate=config.ppo.loop.learning_rate,
+        learning_rate=config.ppo.learning_rate,
         inner_matrices=inner_matrices(actor_critic),
         offload=offloads_optimizer(config, run.device),
         adam_eps=settings.adam_eps,
@@ -190,7 +190,7 @@ def _longest_prompt(config: Config, actor_critic: ActorCritic, models: Sequence[
 def _load_pretraining(
     config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, policy: LanguageModel
 ) -> PretrainingMix | None:
-    if not config.ppo.objective.ptx_coef:
+    if not config.ppo.ptx_coef:
         return None
     table = read_demonstrations(
         Sources(tuple(config.data.pretraining)),
@@ -206,9 +206,8 @@ def _load_pretraining(
     return PretrainingMix(
         CompletionLoss(policy, run.precision),
         [encode_example(tokenizer, record.prompt, record.completion, read=record.read) for record in table.records],
-        coef=config.ppo.objective.ptx_coef,
-        batch_size=config.ppo.objective.ptx_batch_size
-        or config.responses_per_update // config.ppo.loop.num_minibatches,
+        coef=config.ppo.ptx_coef,
+        batch_size=config.ppo.ptx_batch_size or config.responses_per_update // config.ppo.num_minibatches,
         micro_batch_tokens=run.micro_batch_tokens,
         seed=config.runtime.seed,
         ranks=run.ranks,

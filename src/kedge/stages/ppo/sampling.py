@@ -83,13 +83,13 @@ class Sampling:
             UnscoredError: No response of the first round has a score.
         """
         wanted, size = now.config.rollout.num_prompts, now.config.rollout.num_prompts
-        mode = now.config.ppo.grouping.constant_groups if now.trains_policy(update) else "keep"
+        mode = now.config.ppo.constant_groups if now.trains_policy(update) else "keep"
         rounds: list[_Round] = []
         while True:
             rounds.append(self._round(now, update, len(rounds), size, clock))
             batch = _join(rounds, pad_id=now.pad_id)
             found = int(batch.groups.has_spread.sum())
-            if mode != "resample" or found >= wanted or len(rounds) > now.config.ppo.grouping.max_resamples:
+            if mode != "resample" or found >= wanted or len(rounds) > now.config.ppo.max_resamples:
                 break
             size = next_round_size(wanted, len(batch.prompts), found)
         return batch if mode == "keep" else self._with_spread(batch, wanted, update)

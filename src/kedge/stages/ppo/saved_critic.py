@@ -43,7 +43,7 @@ def with_saved_critic(config: Config) -> Config:
         ModelError: There is no such model.
         ConfigError: `ppo.critic` asks for the other kind.
     """
-    value = config.ppo.value
+    value = config.ppo
     if not value.names_critic:
         return config
     with _named():
@@ -66,7 +66,7 @@ def load_saved_critic(
     Raises:
         ModelError: It cannot be loaded, has no trained head, other tokens than the policy, or no value at every token.
     """
-    source, trusted = config.ppo.value.critic_init, config.runtime.trust_remote_code
+    source, trusted = config.ppo.critic_init, config.runtime.trust_remote_code
     own = load_tokenizer(source, trust_remote_code=trusted)
     if not share_tokens(own, tokenizer):
         raise ModelError(f"ppo.critic_init={source} has another tokenizer than the policy; a critic reads the same ids")
@@ -91,7 +91,7 @@ def load_saved_head(config: Config, run: Run, policy: LanguageModel, tokenizer: 
     Raises:
         ModelError: The weights beside it are not the policy's, or it is not a head of this width.
     """
-    source = config.ppo.value.critic_init
+    source = config.ppo.critic_init
     assert policy.value_head is not None
     is_other = find_model(source) != find_model(str(config.model))
     # The first rank has the weights.
@@ -119,7 +119,7 @@ def _kind(source: str) -> Literal["shared", "separate"]:
 @torch.no_grad()
 def _same_weights(config: Config, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the model beside the value head is the policy, weight for weight."""
-    source, trusted = config.ppo.value.critic_init, config.runtime.trust_remote_code
+    source, trusted = config.ppo.critic_init, config.runtime.trust_remote_code
     theirs = load_language_model(source, tokenizer=tokenizer, trust_remote_code=trusted).causal.state_dict()
     ours = dict(PolicyWeights(policy))
     same = torch.equal if policy.adapter is None else torch.allclose  # adapters are merged here and there

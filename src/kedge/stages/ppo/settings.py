@@ -51,7 +51,7 @@ less; the standard deviation of scores that are almost all equal would multiply 
 
 def advantage_of(config: Config) -> Advantage:
     """The estimator selected by `ppo.advantage`."""
-    use = config.ppo.advantages
+    use = config.ppo
     adaptive = LengthAdaptiveLambda(use.length_adaptive_alpha)
     gae_lambda = adaptive if use.gae_lambda == "length_adaptive" else use.gae_lambda
     estimates: dict[str, Advantage] = {
@@ -74,7 +74,7 @@ def advantage_of(config: Config) -> Advantage:
 
 def process_advantage_of(config: Config) -> Advantage | None:
     """The estimator of the part of the rewards that a process reward gives per token; None to add it to the others."""
-    name = config.ppo.advantages.advantage
+    name = config.ppo.advantage
     if advantage_of(config).needs != "group":
         return None
     return ProcessAdvantage(leave_one_out=name == "rloo", scale_by_std=name == "grpo")
@@ -82,7 +82,7 @@ def process_advantage_of(config: Config) -> Advantage | None:
 
 def surrogate_of(config: Config, coefficients: Coefficients) -> Surrogate:
     """The policy loss selected by `ppo.policy_loss`."""
-    use = config.ppo.objective
+    use = config.ppo
     return named_surrogate(
         use.policy_loss,
         clip_range=use.clip_range,
@@ -96,7 +96,7 @@ def coefficients_of(config: Config) -> Coefficients:
     """The first update's coefficients and their controllers."""
     ppo = config.ppo
     controllers = controllers_of(config, ppo.num_policy_updates)
-    return Coefficients(controllers, ppo.kl.kl_coef, ppo.objective.entropy_coef, ppo.objective.surrogate_kl_coef)
+    return Coefficients(controllers, ppo.kl_coef, ppo.entropy_coef, ppo.surrogate_kl_coef)
 
 
 def controllers_of(config: Config, num_policy_updates: int) -> Controllers:
@@ -107,22 +107,22 @@ def controllers_of(config: Config, num_policy_updates: int) -> Controllers:
         num_policy_updates: Updates that train the policy; waiting time and horizon are shares of them.
     """
     ppo = config.ppo
-    adaptive = ppo.objective.policy_loss == "kl_penalty_adaptive"
+    adaptive = ppo.policy_loss == "kl_penalty_adaptive"
     return Controllers(
-        kl=ppo.kl.kl_controller,
-        kl_target=ppo.kl.kl_target,
-        kl_horizon=ppo.kl.kl_horizon or _automatic_horizon(config, num_policy_updates),
-        kl_wait_updates=ppo.kl.kl_wait_fraction * num_policy_updates,
-        entropy_target=ppo.objective.entropy_target,
-        surrogate_kl_target=ppo.objective.surrogate_kl_target if adaptive else None,
+        kl=ppo.kl_controller,
+        kl_target=ppo.kl_target,
+        kl_horizon=ppo.kl_horizon or _automatic_horizon(config, num_policy_updates),
+        kl_wait_updates=ppo.kl_wait_fraction * num_policy_updates,
+        entropy_target=ppo.entropy_target,
+        surrogate_kl_target=ppo.surrogate_kl_target if adaptive else None,
     )
 
 
 def value_warmup_of(config: Config) -> ValueWarmup:
     """The critic's warm-up, at its start."""
-    value = config.ppo.value
+    value = config.ppo
     return ValueWarmup(
-        most=value.value_warmup_updates, until=value.value_warmup_until, num_updates=config.ppo.loop.num_updates
+        most=value.value_warmup_updates, until=value.value_warmup_until, num_updates=config.ppo.num_updates
     )
 
 
@@ -136,7 +136,7 @@ def follow_schedules(coefficients: Coefficients, config: Config, update: int) ->
 
 def reward_kl_coef(config: Config, coefficients: Coefficients) -> float:
     """β of the KL in the reward; 0 if the KL is in the loss."""
-    return coefficients.kl_coef if config.ppo.kl.kl_in == "reward" else 0.0
+    return coefficients.kl_coef if config.ppo.kl_in == "reward" else 0.0
 
 
 def objective_of(
@@ -153,17 +153,17 @@ def objective_of(
     ppo = config.ppo
     return Objective(
         surrogate=surrogate_of(config, coefficients),
-        ratio=ppo.objective.ratio,
-        value_clip_range=ppo.value.value_clip_range,
-        value_coef=ppo.value.value_weight,
-        value_huber_delta=ppo.value.value_huber_delta if ppo.value.value_loss == "huber" else None,
+        ratio=ppo.ratio,
+        value_clip_range=ppo.value_clip_range,
+        value_coef=ppo.value_weight,
+        value_huber_delta=ppo.value_huber_delta if ppo.value_loss == "huber" else None,
         value_bins=value_bins_of(config),
         value_unit=_returns_unit(experience) if learns_in_returns_std(config) else 1.0,
         entropy_coef=coefficients.entropy_coef,
-        kl_coef=coefficients.kl_coef if ppo.kl.kl_in == "loss" else 0.0,
-        kl_estimator=ppo.kl.resolved_kl_estimator,
-        positive_nll_coef=ppo.objective.positive_nll_coef,
-        aggregation=ppo.objective.aggregation,
+        kl_coef=coefficients.kl_coef if ppo.kl_in == "loss" else 0.0,
+        kl_estimator=ppo.resolved_kl_estimator,
+        positive_nll_coef=ppo.positive_nll_coef,
+        aggregation=ppo.aggregation,
         constant_length=config.rollout.max_new_tokens,
         train_policy=train_policy,
     )
@@ -171,13 +171,13 @@ def objective_of(
 
 def learns_in_returns_std(config: Config) -> bool:
     """True if start, loss and steps of the critic are in standard deviations of the returns (`ppo.value_unit`)."""
-    value = config.ppo.value
+    value = config.ppo
     return value.value_unit == "returns_std" and value.value_loss != "hl_gauss"
 
 
 def value_bins_of(config: Config) -> Bins | None:
     """The bins of the critic's histogram; None if its output is a scalar."""
-    value = config.ppo.value
+    value = config.ppo
     return Bins(value.value_min, value.value_max, value.value_num_bins) if value.value_loss == "hl_gauss" else None
 
 

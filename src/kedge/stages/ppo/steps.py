@@ -159,7 +159,7 @@ class PpoSteps:
         """The learner of one update."""
         return LanguageLearner(
             self.roles.actor_critic,
-            one_minibatch=self.config.ppo.loop.num_minibatches == 1 and self.trains_policy(update),
+            one_minibatch=self.config.ppo.num_minibatches == 1 and self.trains_policy(update),
             entropy_gradient=coefficients.entropy_coef != 0,
             value_after_last=self._value_after_last,
             **self._numerics,
@@ -198,17 +198,17 @@ class PpoSteps:
             process_advantage=None if advantage else process_advantage_of(self.config),
             token_scores=scored.token_scores,
             baseline=baseline,
-            positive_min_score=ppo.objective.positive_nll_min_score if ppo.objective.positive_nll_coef else None,
-            old_from=ppo.objective.old_logprobs,
+            positive_min_score=ppo.positive_nll_min_score if ppo.positive_nll_coef else None,
+            old_from=ppo.old_logprobs,
             importance_cap=importance_cap_of(self.config, self.roles.engine),
             first_pass=learner.first_pass(scored.rollout) if learner is not None and not starts else None,
-            first_returns=RewardToGo(ppo.advantages.gamma) if starts else None,
+            first_returns=RewardToGo(ppo.gamma) if starts else None,
             kl_coef=reward_kl_coef(self.config, coefficients),
-            kl_estimator=ppo.kl.resolved_kl_estimator,
-            kl_scope=ppo.kl.kl_scope,
-            score_at=ppo.advantages.score_at,
-            whiten_rewards=ppo.advantages.whiten_rewards,
-            whiten_advantages=ppo.advantages.whitens_advantages,
+            kl_estimator=ppo.resolved_kl_estimator,
+            kl_scope=ppo.kl_scope,
+            score_at=ppo.score_at,
+            whiten_rewards=ppo.whiten_rewards,
+            whiten_advantages=ppo.whitens_advantages,
             reuse_sampled=self.roles.engine.is_exact,
             **self._numerics,
         )
@@ -239,11 +239,11 @@ class PpoSteps:
                 self.roles.optimizer,
                 experience,
                 objective,
-                num_epochs=ppo.loop.num_epochs,
-                num_minibatches=ppo.loop.num_minibatches,
-                max_grad_norm=ppo.optimization.max_grad_norm,
-                num_critic_epochs=ppo.value.num_critic_epochs,
-                early_stop_kl=ppo.loop.early_stop_kl,
+                num_epochs=ppo.num_epochs,
+                num_minibatches=ppo.num_minibatches,
+                max_grad_norm=ppo.max_grad_norm,
+                num_critic_epochs=ppo.num_critic_epochs,
+                early_stop_kl=ppo.early_stop_kl,
                 generator=stream(self.config.runtime.seed, "minibatches", update),
                 critic_generator=stream(self.config.runtime.seed, "critic minibatches", update),
                 extra_loss=self.roles.pretraining.draw(update) if self.roles.pretraining and trains_policy else None,
@@ -265,7 +265,7 @@ class PpoSteps:
 
         The schedule covers the updates of the policy. The critic warms up at the peak rate, after a rise of its own.
         """
-        loop, critics = self.config.ppo.loop, self.config.ppo.value.critic_learning_rate
+        loop, critics = self.config.ppo, self.config.ppo.critic_learning_rate
         peaks = {"learning_rate": loop.learning_rate, **({} if critics is None else {"critic": critics})}
         return {name: self._learning_rate(update, peak) for name, peak in peaks.items()}
 
@@ -275,8 +275,8 @@ class PpoSteps:
             update - 1 - (self.warmup.num_updates if trains_policy else 0),
             self.warmup.num_policy_updates,
             learning_rate=peak,
-            schedule=ppo.loop.schedule if trains_policy else "constant",
-            warmup_steps=round(ppo.optimization.warmup_fraction * self.warmup.num_policy_updates),
+            schedule=ppo.schedule if trains_policy else "constant",
+            warmup_steps=round(ppo.warmup_fraction * self.warmup.num_policy_updates),
         )
 
     def trains_policy(self, update: int) -> bool:
@@ -289,7 +289,7 @@ class PpoSteps:
         """The FLOPs of the update's phases."""
         # An update that lost responses can have fewer of them than minibatches.
         rollout = batch.trained.rollout
-        steps_per_pass = min(self.config.ppo.loop.num_minibatches, rollout.num_responses)
+        steps_per_pass = min(self.config.ppo.num_minibatches, rollout.num_responses)
         evaluated = still_to_evaluate(
             rollout,
             self.roles.actor_critic,
@@ -322,11 +322,11 @@ class PpoSteps:
     @property
     def _measures_distance(self) -> bool:
         """Whether a controller needs to know how far an update moved the policy."""
-        return self.config.ppo.objective.policy_loss == "kl_penalty_adaptive"
+        return self.config.ppo.policy_loss == "kl_penalty_adaptive"
 
     @property
     def _value_after_last(self) -> bool:
-        return self.config.ppo.advantages.score_at == "after_last"
+        return self.config.ppo.score_at == "after_last"
 
     @cached_property
     def _costs(self) -> Costs:

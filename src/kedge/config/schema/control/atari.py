@@ -1,12 +1,12 @@
 """How Atari games are shown and cut into episodes."""
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Group
+from kedge.config.schema.section import Section
 
 __all__ = ["AtariConfig"]
 
 
-class AtariConfig(Group):
+class AtariConfig(Section):
     """Of environments whose name begins with `ALE/`, by Gymnasium's wrappers; no other is changed."""
 
     frame_skip: int = field(

@@ -3,12 +3,12 @@
 from typing import Literal
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Group
+from kedge.config.schema.section import Section
 
 __all__ = ["EnvironmentConfig"]
 
 
-class EnvironmentConfig(Group):
+class EnvironmentConfig(Section):
     """Several copies of one environment, played side by side."""
 
     env: str | None = field(

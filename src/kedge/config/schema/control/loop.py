@@ -3,12 +3,12 @@
 from typing import Literal
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Group
+from kedge.config.schema.section import Section
 
 __all__ = ["ControlLoopConfig"]
 
 
-class ControlLoopConfig(Group):
+class ControlLoopConfig(Section):
     """Each update plays num_envs × num_steps steps, then takes num_epochs × num_minibatches optimizer steps on them."""
 
     total_steps: int = field(

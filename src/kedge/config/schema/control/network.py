@@ -5,12 +5,12 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Group
+from kedge.config.schema.section import Section
 
 __all__ = ["NetworkConfig"]
 
 
-class NetworkConfig(Group):
+class NetworkConfig(Section):
     """Policy and critic. Images are read by the convolutions of the Nature paper, everything else by layers."""
 
     hidden_sizes: list[Annotated[int, Ge(1)]] = field(

@@ -3,12 +3,12 @@
 from typing import Literal
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Group
+from kedge.config.schema.section import Section
 
 __all__ = ["ControlObjectiveConfig"]
 
 
-class ControlObjectiveConfig(Group):
+class ControlObjectiveConfig(Section):
     """The total loss: policy + value_coef · value − entropy_coef · entropy; and what weighs the policy's steps."""
 
     policy_loss: Literal["clipped", "unclipped", "kl_penalty_fixed", "kl_penalty_adaptive"] = field(

@@ -1,4 +1,4 @@
-"""`control`: the section, composed of groups. Users see it flat: `control.num_envs`."""
+"""`control`: the section, with fields from several files."""
 
 from pydantic import model_validator
 
@@ -8,19 +8,13 @@ from kedge.config.schema.control.loop import ControlLoopConfig
 from kedge.config.schema.control.network import NetworkConfig
 from kedge.config.schema.control.objective import ControlObjectiveConfig
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Section
 
 __all__ = ["ControlConfig"]
 
 
-class ControlConfig(Section):
+class ControlConfig(ControlObjectiveConfig, ControlLoopConfig, NetworkConfig, AtariConfig, EnvironmentConfig):
     """PPO on Gymnasium's environments. The defaults are those of PPO on MuJoCo."""
 
-    environment: EnvironmentConfig = EnvironmentConfig()
-    atari: AtariConfig = AtariConfig()
-    networks: NetworkConfig = NetworkConfig()
-    loop: ControlLoopConfig = ControlLoopConfig()
-    objective: ControlObjectiveConfig = ControlObjectiveConfig()
     eval_every: int | None = field(
         None,
         ge=1,
@@ -47,43 +41,42 @@ class ControlConfig(Section):
     @property
     def steps_per_update(self) -> int:
         """Environment steps of an update."""
-        return self.environment.num_envs * self.loop.num_steps
+        return self.num_envs * self.num_steps
 
     @property
     def num_updates(self) -> int:
         """Updates of the run."""
-        return self.loop.total_steps // self.steps_per_update
+        return self.total_steps // self.steps_per_update
 
     @model_validator(mode="after")
     def _check_sizes(self) -> "ControlConfig":
-        loop, envs, steps = self.loop, self.environment.num_envs, self.steps_per_update
-        product = f"control.num_envs={envs} × control.num_steps={loop.num_steps}"
-        if steps % loop.num_minibatches:
+        steps = self.steps_per_update
+        product = f"control.num_envs={self.num_envs} × control.num_steps={self.num_steps}"
+        if steps % self.num_minibatches:
             raise ValueError(
-                f"control.num_minibatches={loop.num_minibatches} does not divide an update's {steps} steps ({product})"
+                f"control.num_minibatches={self.num_minibatches} does not divide an update's {steps} steps ({product})"
             )
         if not self.num_updates:
             raise ValueError(
-                f"control.total_steps={loop.total_steps} is less than one update of {steps} steps ({product})"
+                f"control.total_steps={self.total_steps} is less than one update of {steps} steps ({product})"
             )
         return self
 
     @model_validator(mode="after")
     def _check_memory(self) -> "ControlConfig":
-        if self.networks.memory_size and self.networks.critic != "shared":
+        if self.memory_size and self.critic != "shared":
             raise ValueError("control.memory_size needs a critic that reads the same memory: control.critic=shared")
         return self
 
     @model_validator(mode="after")
     def _check_trpo(self) -> "ControlConfig":
-        if self.loop.algorithm != "trpo":
+        if self.algorithm != "trpo":
             return self
-        if self.objective.policy_loss != "clipped":
+        if self.policy_loss != "clipped":
             raise ValueError(
-                f"control.policy_loss={self.objective.policy_loss} is PPO's; control.algorithm=trpo has its own: leave "
-                "it out"
+                f"control.policy_loss={self.policy_loss} is PPO's; control.algorithm=trpo has its own: leave it out"
             )
-        for name, value in (("entropy_coef", self.objective.entropy_coef), ("early_stop_kl", self.loop.early_stop_kl)):
+        for name, value in (("entropy_coef", self.entropy_coef), ("early_stop_kl", self.early_stop_kl)):
             if value:
                 raise ValueError(
                     f"control.{name}={value} has no effect on the one step of control.algorithm=trpo; leave it out"
@@ -92,19 +85,19 @@ class ControlConfig(Section):
 
     @model_validator(mode="after")
     def _check_compile(self) -> "ControlConfig":
-        if self.loop.compile is not True:
+        if self.compile is not True:
             return self
-        if self.loop.algorithm != "ppo":
+        if self.algorithm != "ppo":
             raise ValueError(
-                f"control.compile=true compiles the steps of PPO, and control.algorithm={self.loop.algorithm} has "
+                f"control.compile=true compiles the steps of PPO, and control.algorithm={self.algorithm} has "
                 "others; leave it out"
             )
-        if self.networks.memory_size:
+        if self.memory_size:
             raise ValueError(
                 "control.compile=true needs rows of one length, and with control.memory_size they are pieces of "
                 "episodes; leave it out"
             )
-        if self.loop.early_stop_kl is not None:
+        if self.early_stop_kl is not None:
             raise ValueError(
                 "control.early_stop_kl needs the KL of every step before the next, and with control.compile=true it is "
                 "known after the update; use control.compile=false"

@@ -1,1 +1,0 @@
-"""The `ppo` section and the groups it is composed of."""
