@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from kedge.version import __version__
+from kedge.system.version import __version__
 
 __all__ = ["available_cores", "describe_machine", "describe_versions"]
 

@@ -11,11 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import kedge
-from kedge.arguments import Arguments
+from kedge.api import _resolved  # pyright: ignore[reportPrivateUsage]
 from kedge.config import load_config
+from kedge.data import read_demonstrations, read_prompts
 from kedge.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge.rewards import RewardTerm
-from tests.tiny import save_tiny_policy, save_tiny_reward_model
+from kedge.stages.stage import find_stage
+from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 PROMPTS = [f"Deck {number}:" for number in range(4)]
 DEMONSTRATIONS = [{"prompt": prompt, "completion": " the sea"} for prompt in PROMPTS]
@@ -163,25 +165,39 @@ def test_each_kind_of_data_goes_where_it_belongs():
         (["Once"], ["Once"], []),
         ((text for text in ["Once"]), ["Once"], []),
     ]:
-        given = Arguments({}, model="m")
-        assert given.rows("data.prompts", data) == rows
-        assert given.config("ppo").data.prompts == sources
-    given = Arguments({}, model="m")
+        config, objects = _resolved(find_stage("ppo"), {"model": "m", "prompts": data})
+        assert objects.get("prompts") == rows
+        assert config.data.prompts == sources
     # A text cannot be a comparison, so texts are names of files.
-    assert given.rows("data.comparisons", ["a.jsonl", "org/name"]) is None
-    assert given.config("reward").data.comparisons == ["a.jsonl", "org/name"]
+    config, objects = _resolved(find_stage("reward"), {"model": "m", "comparisons": ["a.jsonl", "org/name"]})
+    assert not objects
+    assert config.data.comparisons == ["a.jsonl", "org/name"]
+
+
+def test_conversations_may_be_lists_of_messages():
+    template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    tokenizer = tiny_tokenizer(chat_template=template)
+    asked = [{"role": "user", "content": "Once?"}]
+    _, objects = _resolved(find_stage("ppo"), {"model": "m", "prompts": [asked]})
+    [prompt] = read_prompts(objects["prompts"], tokenizer=tokenizer).records
+    assert "Once?" in prompt.text
+    answered = [*asked, {"role": "assistant", "content": "Twice."}]
+    _, objects = _resolved(find_stage("sft"), {"model": "m", "demonstrations": [answered]})
+    assert read_demonstrations(objects["demonstrations"], tokenizer=tokenizer).records
 
 
 def test_each_kind_of_reward_goes_where_it_belongs():
-    named = Arguments({}, model="m")
-    assert named.rewards([Path("rm"), RewardTerm("f.py:g", 0.5, {"window": 1}, "short")]) is None
-    first, second = named.config("ppo").reward
+    terms = [Path("rm"), RewardTerm("f.py:g", 0.5, {"window": 1}, "short")]
+    config, objects = _resolved(find_stage("ppo"), {"model": "m", "reward": terms})
+    assert not objects
+    first, second = config.reward
     assert (first.source, first.weight) == ("rm", 1.0)
     assert (second.source, second.weight, second.settings, second.name) == ("f.py:g", 0.5, {"window": 1}, "short")
-    given = Arguments({}, model="m")
-    assert given.rewards(count_letters) == [RewardTerm(count_letters)]
-    assert given.rewards({"rm": 1, count_letters: 2}) == [RewardTerm("rm"), RewardTerm(count_letters, 2.0)]
-    assert given.config("ppo").reward == []
+    config, objects = _resolved(find_stage("ppo"), {"model": "m", "reward": count_letters})
+    assert objects["reward"] == [RewardTerm(count_letters)]
+    assert config.reward == []
+    _, objects = _resolved(find_stage("ppo"), {"model": "m", "reward": {"rm": 1, count_letters: 2}})
+    assert objects["reward"] == [RewardTerm("rm"), RewardTerm(count_letters, 2.0)]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +230,7 @@ def test_each_kind_of_reward_goes_where_it_belongs():
         (kedge.ppo, {"clip": 0.1}, ConfigError, "clip is not a setting of ppo; did you mean ppo.clip_range"),
         (kedge.ppo, {"eps_clip": 0.1}, ConfigError, "eps_clip is OpenRLHF's name; here it is ppo.clip_range"),
         (kedge.evaluate, {"model": "m", "judge": 3}, ConfigError, "judge must be a folder"),
-        (kedge.evaluate, {"model": "m", "judge": "rm", "against": 3}, ConfigError, "evaluate.against must be a folder"),
+        (kedge.evaluate, {"model": "m", "judge": "rm", "against": 3}, ConfigError, "against must be a folder"),
     ],
 )
 def test_mistakes_are_one_line(call, changed, kind, said, models, tmp_path):
@@ -258,7 +274,8 @@ def test_an_argument_of_trl_is_answered_even_where_ours_is_missing(call, given, 
 def test_a_sweep_gets_names_and_values(monkeypatch):
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
-        "kedge.api.run_sweep", lambda trials, stage, folder, **rest: seen.update(rest, trials=trials, at=folder)
+        "kedge.stages.sweep.run_sweep",
+        lambda trials, stage, folder, **rest: seen.update(rest, trials=trials, at=folder),
     )
     kedge.sweep(
         "ppo",
@@ -379,7 +396,7 @@ def test_rlhf_adds_reward_functions_to_the_model_that_it_trains(models, tmp_path
     result = kedge.rlhf(model=models / "policy", **data, reward={count_letters: 0.5}, out=tmp_path / "run", **small)
     [row] = result.rounds[0].ppo.metrics
     assert {"score/count_letters", "score/model"} <= row.keys()
-    assert kedge.rlhf(model=models / "policy", **data, reward=count_letters, dry_run=True, **small).seconds > 0
+    assert kedge.dry_run("rlhf", model=models / "policy", **data, reward=count_letters, **small).seconds > 0
     with pytest.raises(KedgeError):
         kedge.rlhf(model=models / "policy", **data, reward=lambda nothing_here: [], out=tmp_path / "other", **small)
     assert not (tmp_path / "other").exists()

@@ -14,7 +14,7 @@ import pytest
 
 from kedge import errors
 from kedge.errors import install_line
-from kedge.version import DISTRIBUTION
+from kedge.system.version import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parent.parent
 

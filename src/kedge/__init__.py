@@ -12,13 +12,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kedge.version import __version__
+from kedge.system.version import __version__
 
 if TYPE_CHECKING:
     from kedge.api import (
         check_critic,
         critic,
         doctor,
+        dry_run,
         evaluate,
         generate,
         merge,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
         write_report,
     )
     from kedge.errors import KedgeError
-    from kedge.loaded_model import LoadedModel
+    from kedge.runs.loaded_models import LoadedModel
     from kedge.runs.training import Update
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "check_critic",
     "critic",
     "doctor",
+    "dry_run",
     "evaluate",
     "generate",
     "merge",
@@ -60,6 +62,7 @@ _FUNCTIONS = (
     "check_critic",
     "critic",
     "doctor",
+    "dry_run",
     "evaluate",
     "generate",
     "merge",
@@ -75,7 +78,7 @@ _FUNCTIONS = (
 _MODULES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
 _MODULES |= {
     "KedgeError": "kedge.errors",
-    "LoadedModel": "kedge.loaded_model",
+    "LoadedModel": "kedge.runs.loaded_models",
     "Update": "kedge.runs.training",
 }
 

@@ -7,43 +7,52 @@ explain`): `**{"ppo.clip_range": 0.1}` or `ppo={"clip_range": 0.1}`, just `num_u
 the sections of the stage, and `preset="tldr-n+"` or `preset=["small-cpu", "grpo"]`.
 
 Each function writes to the folder `out` (default: `runs/STAGE`) and returns a result that points to the files.
-With `dry_run=True`, the functions of the training stages write nothing and return an estimate of the time.
+`kedge.dry_run("ppo", ...)` takes the same arguments, writes nothing and returns an estimate of the time.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, cast
 
-from kedge.arguments import Arguments, Data, Model, StrPath, Weighted
-from kedge.config import Config, field_advice, parse_value
+from kedge.config import Config, config_from_settings, field_advice, full_name, initial_critic, parse_value
 from kedge.data import Preview
+from kedge.data.fields import is_conversation
+from kedge.data.records import table_rows
 from kedge.errors import ConfigError
 from kedge.inspect.diagnosis import diagnose_run
 from kedge.inspect.doctor import Finding
 from kedge.inspect.report import write_report as make_report
-from kedge.loaded_model import LoadedModel, with_loaded_models
 from kedge.models import merging
 from kedge.models.pushing import push_model
-from kedge.rewards import RewardSpec
+from kedge.rewards import RewardSpec, RewardTerm
+from kedge.runs.claim import claim_free_folder, claims
+from kedge.runs.loaded_models import LoadedModel, NamedModels, is_pretrained
 from kedge.runs.preview import preview_data as show_data
 from kedge.runs.run import Resume
 from kedge.runs.training import Callback, Update
-from kedge.stages.check_critic import CriticCheckResult, run_check_critic
-from kedge.stages.critic import CriticResult, run_critic
-from kedge.stages.dry_run import DryRun
-from kedge.stages.dry_run import dry_run as time_stage
-from kedge.stages.evaluate import EvaluateResult, run_evaluate
-from kedge.stages.generate import GenerateResult, run_generate
-from kedge.stages.ppo import PpoResult, run_ppo
-from kedge.stages.reward import RewardResult, run_reward
-from kedge.stages.rlhf import RlhfResult, run_rlhf
-from kedge.stages.sft import SftResult, run_sft
-from kedge.stages.stage import stages
-from kedge.stages.sweep import SweepResult, plan_trials, run_sweep
+from kedge.stages.stage import Stage, find_stage, imported, stages
+from kedge.system.invocation import refuse_nested_run
+from kedge.system.output import IN_MEMORY_FOLDER, check_output, is_run
+
+if TYPE_CHECKING:
+    from kedge.stages.check_critic import CriticCheckResult
+    from kedge.stages.critic import CriticResult
+    from kedge.stages.dry_run import DryRun
+    from kedge.stages.evaluate import EvaluateResult
+    from kedge.stages.generate import GenerateResult
+    from kedge.stages.ppo import PpoResult
+    from kedge.stages.reward import RewardResult
+    from kedge.stages.rlhf import RlhfResult
+    from kedge.stages.sft import SftResult
+    from kedge.stages.sweep import SweepResult
 
 __all__ = [
     "LoadedModel",
@@ -51,6 +60,7 @@ __all__ = [
     "check_critic",
     "critic",
     "doctor",
+    "dry_run",
     "evaluate",
     "generate",
     "merge",
@@ -64,10 +74,42 @@ __all__ = [
     "write_report",
 ]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-@overload
-def sft(*, dry_run: Literal[True], **arguments: Any) -> DryRun: ...
-@overload
+StrPath: TypeAlias = "str | os.PathLike[str]"
+"""A folder, a file or a hub id."""
+
+Model: TypeAlias = "StrPath | LoadedModel | tuple[Any, Any]"
+"""A model's folder or hub id; or the model and its tokenizer, loaded, also as a pair."""
+
+Data: TypeAlias = "StrPath | Iterable[Any]"
+"""A file, folder or hub id; a list of texts, rows or files; a `Dataset`, `DatasetDict` or pandas DataFrame."""
+
+Reward: TypeAlias = "RewardSpec | LoadedModel | RewardTerm"
+Weighted: TypeAlias = "Reward | Sequence[Reward] | Mapping[RewardSpec | LoadedModel, float]"
+"""A reward model by name or loaded, `module:function`, or a function; a list of them, or a mapping to weights."""
+
+LOADED = "kedge.LoadedModel(model, tokenizer)"
+
+
+def _answering(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a stage's function: other libraries' names are answered before Python misses an argument."""
+    stage = "evaluate" if function.__name__ == "check_critic" else function.__name__
+    own = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: P.args, **arguments: P.kwargs) -> R:
+        if "dry_run" in arguments:
+            raise ConfigError(f"dry_run is a function: kedge.dry_run({stage!r}, ...)")
+        for name in (name for name in arguments if name not in own):
+            full_name(name, stage, value=arguments[name])
+        return function(*args, **arguments)
+
+    return call
+
+
+@_answering
 def sft(
     *,
     model: Model,
@@ -75,20 +117,8 @@ def sft(
     out: StrPath | None = None,
     resume: bool = False,
     on_update: Callback | None = None,
-    dry_run: Literal[False] = False,
     **settings: Any,
-) -> SftResult: ...
-@with_loaded_models("sft")
-def sft(
-    *,
-    model: Model,
-    demonstrations: Data,
-    out: StrPath | None = None,
-    resume: bool = False,
-    on_update: Callback | None = None,
-    dry_run: bool = False,
-    **settings: Any,
-) -> SftResult | DryRun:
+) -> SftResult:
     """Fine-tune a model on demonstrations; see `kedge.stages.sft.run_sft`.
 
     Args:
@@ -97,23 +127,15 @@ def sft(
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
-        dry_run: Load and check everything, time a few rows, and return an estimate; nothing is written.
         settings: Fields of the configuration.
 
     Raises:
         KedgeError: An invalid input; one line.
     """
-    arguments = Arguments(settings, model=model, out=out)
-    rows = arguments.rows("data.demonstrations", demonstrations)
-    config = arguments.config("sft")
-    if dry_run:
-        return _dry_run(config, "sft", resume, demonstrations=rows)
-    return run_sft(config, demonstrations=rows, resume=_resume(resume), callback=on_update)
+    return _run("sft", locals())
 
 
-@overload
-def reward(*, dry_run: Literal[True], **arguments: Any) -> DryRun: ...
-@overload
+@_answering
 def reward(
     *,
     model: Model,
@@ -122,21 +144,8 @@ def reward(
     out: StrPath | None = None,
     resume: bool = False,
     on_update: Callback | None = None,
-    dry_run: Literal[False] = False,
     **settings: Any,
-) -> RewardResult: ...
-@with_loaded_models("reward")
-def reward(
-    *,
-    model: Model,
-    comparisons: Data,
-    demonstrations: Data | None = None,
-    out: StrPath | None = None,
-    resume: bool = False,
-    on_update: Callback | None = None,
-    dry_run: bool = False,
-    **settings: Any,
-) -> RewardResult | DryRun:
+) -> RewardResult:
     """Train a reward model on comparisons; see `kedge.stages.reward.run_reward`.
 
     Args:
@@ -146,24 +155,15 @@ def reward(
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
-        dry_run: Load and check everything, time a few rows, and return an estimate; nothing is written.
         settings: Fields of the configuration.
 
     Raises:
         KedgeError: An invalid input; one line.
     """
-    arguments = Arguments(settings, model=model, out=out)
-    rows = arguments.rows("data.comparisons", comparisons)
-    texts = arguments.rows("data.demonstrations", demonstrations)
-    config = arguments.config("reward")
-    if dry_run:
-        return _dry_run(config, "reward", resume, comparisons=rows, demonstrations=texts)
-    return run_reward(config, comparisons=rows, demonstrations=texts, resume=_resume(resume), callback=on_update)
+    return _run("reward", locals())
 
 
-@overload
-def critic(*, dry_run: Literal[True], **arguments: Any) -> DryRun: ...
-@overload
+@_answering
 def critic(
     *,
     model: Model | None = None,
@@ -174,23 +174,8 @@ def critic(
     out: StrPath | None = None,
     resume: bool = False,
     on_update: Callback | None = None,
-    dry_run: Literal[False] = False,
     **settings: Any,
-) -> CriticResult: ...
-@with_loaded_models("critic")
-def critic(
-    *,
-    model: Model | None = None,
-    prompts: Data,
-    reward: Weighted,
-    policy: Model | None = None,
-    eval_prompts: Data | None = None,
-    out: StrPath | None = None,
-    resume: bool = False,
-    on_update: Callback | None = None,
-    dry_run: bool = False,
-    **settings: Any,
-) -> CriticResult | DryRun:
+) -> CriticResult:
     """Train a critic on the returns of the policy's responses; see `kedge.stages.critic.run_critic`.
 
     Args:
@@ -202,27 +187,15 @@ def critic(
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         on_update: Called with an `Update` after each optimizer step.
-        dry_run: Load and check everything, time a few rows, and return an estimate; nothing is written.
         settings: Fields of the configuration, such as `num_responses`.
 
     Raises:
         KedgeError: An invalid input; one line.
     """
-    arguments = Arguments(settings, model=model, policy=policy, out=out)
-    rows = arguments.rows("data.prompts", prompts)
-    held_out = arguments.rows("data.eval_prompts", eval_prompts)
-    rewards = arguments.rewards(reward)
-    config = arguments.config("critic")
-    if dry_run:
-        return _dry_run(config, "critic", resume, prompts=rows, eval_prompts=held_out, reward=rewards)
-    return run_critic(
-        config, prompts=rows, eval_prompts=held_out, reward=rewards, resume=_resume(resume), callback=on_update
-    )
+    return _run("critic", locals())
 
 
-@overload
-def ppo(*, dry_run: Literal[True], **arguments: Any) -> DryRun: ...
-@overload
+@_answering
 def ppo(
     *,
     model: Model | None = None,
@@ -234,24 +207,8 @@ def ppo(
     out: StrPath | None = None,
     resume: bool = False,
     on_update: Callback | None = None,
-    dry_run: Literal[False] = False,
     **settings: Any,
-) -> PpoResult: ...
-@with_loaded_models("ppo")
-def ppo(
-    *,
-    model: Model | None = None,
-    prompts: Data,
-    reward: Weighted,
-    policy: Model | None = None,
-    critic: Model | None = None,
-    eval_prompts: Data | None = None,
-    out: StrPath | None = None,
-    resume: bool = False,
-    on_update: Callback | None = None,
-    dry_run: bool = False,
-    **settings: Any,
-) -> PpoResult | DryRun:
+) -> PpoResult:
     """Train a policy with PPO; see `kedge.stages.ppo.run_ppo`.
 
     Args:
@@ -264,28 +221,15 @@ def ppo(
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
-        dry_run: Load and check everything, time a few rows, and return an estimate; nothing is written.
         settings: Fields of the configuration.
 
     Raises:
         KedgeError: An invalid input; one line.
     """
-    arguments = Arguments(settings, model=model, policy=policy, out=out)
-    arguments.critic(critic)
-    rows = arguments.rows("data.prompts", prompts)
-    held_out = arguments.rows("data.eval_prompts", eval_prompts)
-    rewards = arguments.rewards(reward)
-    config = arguments.config("ppo")
-    if dry_run:
-        return _dry_run(config, "ppo", resume, prompts=rows, eval_prompts=held_out, reward=rewards)
-    return run_ppo(
-        config, prompts=rows, eval_prompts=held_out, reward=rewards, resume=_resume(resume), callback=on_update
-    )
+    return _run("ppo", locals())
 
 
-@overload
-def rlhf(*, dry_run: Literal[True], **arguments: Any) -> DryRun: ...
-@overload
+@_answering
 def rlhf(
     *,
     model: Model,
@@ -297,24 +241,8 @@ def rlhf(
     out: StrPath | None = None,
     resume: bool = False,
     on_update: Callback | None = None,
-    dry_run: Literal[False] = False,
     **settings: Any,
-) -> RlhfResult: ...
-@with_loaded_models("rlhf")
-def rlhf(
-    *,
-    model: Model,
-    demonstrations: Data,
-    comparisons: Data,
-    prompts: Data,
-    reward: Weighted | None = None,
-    labeler: RewardSpec | LoadedModel | None = None,
-    out: StrPath | None = None,
-    resume: bool = False,
-    on_update: Callback | None = None,
-    dry_run: bool = False,
-    **settings: Any,
-) -> RlhfResult | DryRun:
+) -> RlhfResult:
     """Fine-tuning, reward model and PPO in a chain, once or in rounds; see `kedge.stages.rlhf.run_rlhf`.
 
     Args:
@@ -327,28 +255,15 @@ def rlhf(
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
-        dry_run: Load and check everything, time a few rows, and return an estimate; nothing is written.
         settings: Fields of the configuration, such as `num_rounds`.
 
     Raises:
         KedgeError: An invalid input; one line.
     """
-    arguments = Arguments(settings, model=model, out=out)
-    rows = {
-        "demonstrations": arguments.rows("data.demonstrations", demonstrations),
-        "comparisons": arguments.rows("data.comparisons", comparisons),
-        "prompts": arguments.rows("data.prompts", prompts),
-    }
-    function = arguments.function("rlhf.labeler", labeler)
-    rewards = None if reward is None else arguments.rewards(reward)
-    config = arguments.config("rlhf")
-    if dry_run:
-        return _dry_run(config, "rlhf", resume, **rows, reward=rewards, labeler=function)
-    rewarded: Any = {"reward": rewards, "labeler": function}
-    return run_rlhf(config, **rows, **rewarded, resume=_resume(resume), callback=on_update)
+    return _run("rlhf", locals())
 
 
-@with_loaded_models("generate")
+@_answering
 def generate(
     *, model: Model, prompts: Data, reward: Weighted | None = None, out: StrPath | None = None, **settings: Any
 ) -> GenerateResult:
@@ -364,13 +279,10 @@ def generate(
     Raises:
         KedgeError: An invalid input; one line.
     """
-    arguments = Arguments(settings, model=model, out=out)
-    rows = arguments.rows("data.prompts", prompts)
-    rewards = None if reward is None else arguments.rewards(reward)
-    return run_generate(arguments.config("generate"), prompts=rows, reward=rewards)
+    return _run("generate", locals())
 
 
-@with_loaded_models("evaluate")
+@_answering
 def evaluate(
     *,
     model: Model,
@@ -394,14 +306,10 @@ def evaluate(
     Raises:
         KedgeError: An invalid input; one line.
     """
-    arguments = Arguments(settings, model=model, out=out)
-    arguments.name("evaluate.against", against)
-    rows = arguments.rows("data.prompts", prompts)
-    function = arguments.function("evaluate.judge", judge)
-    return run_evaluate(arguments.config("evaluate"), prompts=rows, judge=function)
+    return _run("evaluate", locals())
 
 
-@with_loaded_models("evaluate")
+@_answering
 def check_critic(
     *,
     critic: StrPath,
@@ -424,11 +332,163 @@ def check_critic(
     Raises:
         KedgeError: An invalid input; one line.
     """
-    arguments = Arguments(settings, model=model, out=out)
-    arguments.name("evaluate.critic", critic)
-    rows = arguments.rows("data.prompts", prompts)
-    rewards = None if reward is None else arguments.rewards(reward)
-    return run_check_critic(arguments.config("evaluate"), prompts=rows, reward=rewards)
+    return _run("evaluate", locals())
+
+
+def dry_run(stage: str, **arguments: Any) -> DryRun:
+    """Load and check everything that a stage reads, time a few rows, and print an estimate; nothing is written.
+
+    Args:
+        stage: sft, reward, critic, ppo or rlhf.
+        arguments: Those of the stage's function.
+
+    Raises:
+        KedgeError: As when the stage itself starts; one line.
+    """
+    described = find_stage(stage)
+    if not described.plan:
+        timed = ", ".join(each.name for each in stages().values() if each.plan)
+        raise ConfigError(f"kedge.dry_run times {timed}, not {stage}")
+    if arguments.pop("resume", False):
+        raise ConfigError("dry_run starts a new run; leave resume out")
+    from kedge.stages.dry_run import dry_run as time_stage
+
+    with tempfile.TemporaryDirectory(prefix="kedge-") as place:
+        named = NamedModels(Path(place))
+        given = _named(described, arguments, named)
+        given.pop("on_update", None)
+        with named.saved():
+            config, objects = _resolved(described, given)
+            return time_stage(config, stage, **objects)
+
+
+def _run(stage: str, arguments: dict[str, Any]) -> Any:
+    """Run a stage with the arguments of its function."""
+    refuse_nested_run()
+    described = find_stage(stage)
+    given = {**arguments.pop("settings"), **arguments}
+    control: dict[str, Any] = {}
+    if described.resumes:
+        control = {"resume": Resume() if given.pop("resume") else None, "callback": given.pop("on_update")}
+    with claims(), _with_named_models(described, given) as named:
+        config, objects = _resolved(described, named)
+        return imported(described.run)(config, **objects, **control)
+
+
+@contextmanager
+def _with_named_models(stage: Stage, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The arguments with folders of the run instead of loaded models, which are saved there."""
+    found = NamedModels(Path())
+    _named(stage, given, found)
+    if not found.models:
+        yield dict(given)
+        return
+    run = _output(given.get("out"), stage.name)
+    named = NamedModels(run / IN_MEMORY_FOLDER)
+    replaced = _named(stage, given, named)
+    with named.saved():
+        yield {**replaced, "out": str(run)}
+
+
+def _named(stage: Stage, given: Mapping[str, Any], models: NamedModels) -> dict[str, Any]:
+    """The arguments with folders instead of loaded models; rows of data hold none."""
+    named = {name for name, field in _fields(stage).items() if not field.startswith("data.")}
+    folders = {name: "model" if name == "policy" else name for name in named}
+    return {name: models.name(value, folders[name]) if name in named else value for name, value in given.items()}
+
+
+def _fields(stage: Stage) -> dict[str, str]:
+    """The fields that the parameters of a stage's function set."""
+    flags = {name.strip("-"): flag.field for flag in stage.flags for name in flag.names}
+    return {**flags, **stage.arguments, "out": "out"}
+
+
+def _output(out: StrPath | None, stage: str) -> Path:
+    if out is None:
+        return claim_free_folder(Path("runs") / stage)
+    return Path(out).expanduser() if is_run(Path(out)) else check_output(out)
+
+
+def _resolved(stage: Stage, given: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
+    """The configuration from the arguments of a stage's function, and the Python objects that it cannot hold."""
+    if given.get("model") is not None and given.get("policy") is not None:
+        raise ConfigError("model and policy are two names of the same argument; give one of them")
+    fields = _fields(stage)
+    own = {name: value for name, value in given.items() if name in fields and value is not None}
+    settings = {name: value for name, value in given.items() if name not in fields}
+    objects: dict[str, Any] = {}
+    for name, value in own.items():
+        values, kept = _read(fields[name], value, name)
+        if repeated := settings.keys() & values.keys():
+            raise ConfigError(f"{min(repeated)} is given twice: by its own argument and as a setting")
+        settings |= values
+        if kept is not None:
+            objects[name] = kept
+    return config_from_settings(stage.name, settings), objects
+
+
+def _read(field: str, value: Any, name: str) -> tuple[Mapping[str, Any], Any]:
+    """The settings that an argument stands for, and the Python object that has no name.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if field.startswith("data."):
+        return _rows(field, value)
+    if field == "reward":
+        return _rewards(value)
+    if callable(value) and not is_pretrained(value):
+        return {}, value
+    if field == "ppo.critic_init" and isinstance(value, str):
+        return initial_critic(value), None
+    if not isinstance(value, (str, os.PathLike)):
+        raise ConfigError(f"{name} must be a folder, a hub id or {LOADED}, not {_shown(value)}")
+    return {field: os.fspath(cast("StrPath", value))}, None
+
+
+def _rows(field: str, data: Any) -> tuple[Mapping[str, Any], list[Any] | None]:
+    """Rows or texts as an object; names of files as a setting."""
+    if isinstance(data, (str, os.PathLike)):
+        return {field: [os.fspath(cast("StrPath", data))]}, None
+    entries = list(table_rows(data, field))
+    named = (str, os.PathLike) if field == "data.comparisons" else os.PathLike
+    if entries and all(isinstance(entry, named) for entry in entries):
+        return {field: [os.fspath(entry) for entry in entries]}, None
+    return {}, [{"messages": entry} if is_conversation(entry) else entry for entry in entries]
+
+
+def _rewards(reward: Any) -> tuple[Mapping[str, Any], list[RewardTerm] | None]:
+    """Rewards as objects, if at least one is a Python function; otherwise as a setting."""
+    if isinstance(reward, Mapping):
+        terms = [_weighted(spec, weight) for spec, weight in cast("Mapping[Any, Any]", reward).items()]
+    else:
+        entries: Sequence[Any] = reward if isinstance(reward, (list, tuple)) else [reward]
+        terms = [entry if isinstance(entry, RewardTerm) else _weighted(entry, 1.0) for entry in entries]
+    if any(callable(term.reward) for term in terms):
+        return {}, terms
+    return {
+        "reward": [
+            {"source": str(term.reward), "weight": term.weight, "settings": dict(term.settings), "name": term.name}
+            for term in terms
+        ]
+    }, None
+
+
+def _weighted(spec: Any, weight: object) -> RewardTerm:
+    if is_pretrained(spec) or not (isinstance(spec, (str, os.PathLike)) or callable(spec)):
+        raise ConfigError(
+            f"reward must be a folder, a hub id, 'module:function', a function, {LOADED}, or a list of these; not "
+            f"{_shown(spec)}"
+        )
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+        raise ConfigError(f"the weight of a reward must be a number, not {weight!r}")
+    return RewardTerm(os.fspath(spec) if isinstance(spec, os.PathLike) else spec, float(weight))
+
+
+def _shown(value: object) -> str:
+    """A value of the wrong type, for an error."""
+    alone = " without its tokenizer" if is_pretrained(value) and hasattr(value, "forward") else ""
+    return f"a {type(value).__name__}{alone}"
 
 
 def doctor(run: StrPath) -> list[Finding]:
@@ -465,7 +525,8 @@ def preview_data(
     Raises:
         KedgeError: The source cannot be read, or a named column is missing; one line.
     """
-    config = Arguments(settings, model=model).config("sft")
+    named = {} if model is None else {"model": os.fspath(model)}
+    config = config_from_settings("sft", settings, named)
     return show_data(
         config,
         os.fspath(source) if isinstance(source, os.PathLike) else source,
@@ -564,16 +625,28 @@ def sweep(
     swept = [each.name for each in stages().values() if each.is_swept]
     if stage not in swept:
         raise ConfigError(f"a sweep runs {', '.join(swept)}, not {stage!r}")
-    arguments = Arguments(settings, model=model)
-    data = {"data.demonstrations": demonstrations, "data.comparisons": comparisons, "data.prompts": prompts}
-    given = {name: arguments.rows(name, rows) for name, rows in data.items()}
-    given["reward"] = None if reward is None else arguments.rewards(reward)
-    for name in (name for name, value in given.items() if value is not None):
-        raise ConfigError(f"the runs of a sweep are processes of their own: {name} must be a file or folder, by name")
+    from kedge.stages.sweep import plan_trials, run_sweep
+
+    given: dict[str, Any] = {
+        "model": model,
+        "data.demonstrations": demonstrations,
+        "data.comparisons": comparisons,
+        "data.prompts": prompts,
+        "reward": reward,
+    }
+    for field, value in ((field, value) for field, value in given.items() if value is not None):
+        values, kept = _read(field, value, field)
+        if kept is not None:
+            raise ConfigError(
+                f"the runs of a sweep are processes of their own: {field} must be a file or folder, by name"
+            )
+        settings |= values
     trials = plan_trials(
         {field: [_as_text(value) for value in values] for field, values in fields.items()},
         range(seeds) if isinstance(seeds, int) else seeds,
-        lambda values: arguments.config(stage, {name: parse_value(text, name) for name, text in values.items()}),
+        lambda values: config_from_settings(
+            stage, settings, {name: parse_value(text, name) for name, text in values.items()}
+        ),
         num_random=num_random,
     )
     folder = Path(out or Path("runs") / f"sweep-{stage}")
@@ -583,13 +656,3 @@ def sweep(
 def _as_text(value: object) -> str:
     """A value as on the command line."""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _dry_run(config: Config, stage: str, resume: bool, **given: Any) -> DryRun:
-    if resume:
-        raise ConfigError("dry_run starts a new run; leave resume out")
-    return time_stage(config, stage, **given)
-
-
-def _resume(wanted: bool) -> Resume | None:
-    return Resume() if wanted else None

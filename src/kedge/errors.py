@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 from kedge.system.texts import printable
-from kedge.version import DISTRIBUTION
+from kedge.system.version import DISTRIBUTION
 
 __all__ = [
     "ConfigError",

@@ -198,7 +198,7 @@ def test_parts_of_other_inputs_or_settings_are_not_used(trained: CriticResult, p
 
 def test_a_dry_run_times_sampling_and_training(policy: Path, tmp_path: Path) -> None:
     given = settings(policy, tmp_path / "run")
-    found = kedge.critic(prompts=PROMPTS, reward=length, dry_run=True, **given)
+    found = kedge.dry_run("critic", prompts=PROMPTS, reward=length, **given)
     assert isinstance(found, DryRun)
     assert [phase.name for phase in found.phases] == [
         f"critic: {name}" for name in ("sampling", "scoring", "optimizer steps")

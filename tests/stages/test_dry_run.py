@@ -77,14 +77,18 @@ def test_from_python_with_a_loaded_model_rows_and_a_function(
         "reward": lambda completions, **_: scored.append(len(completions)) or [1.0] * len(completions),
         "advantage": "remax",  # which also samples and scores a greedy response per prompt
     }
-    found = kedge.ppo(dry_run=True, model=model, **given, **SMALL)
+    found = kedge.dry_run("ppo", model=model, **given, **SMALL)
     assert scored == 2 * [scored[0], scored[0]]
     assert "nothing was written" in capsys.readouterr().out
     assert repr(found).startswith("DryRun of ppo: about 0:0")
     assert 0 < found.seconds == pytest.approx(sum(phase.whole for phase in found.phases))
     assert [*tmp_path.iterdir()] == []
     with pytest.raises(ConfigError, match="dry_run starts a new run; leave resume out"):
-        kedge.ppo(dry_run=True, model=place / "policy", resume=True, **given)
+        kedge.dry_run("ppo", model=place / "policy", resume=True, **given)
+    with pytest.raises(ConfigError, match=r"dry_run is a function: kedge.dry_run\('ppo', "):
+        kedge.ppo(dry_run=True, model=place / "policy", **given)
+    with pytest.raises(ConfigError, match=r"kedge\.dry_run times sft, reward, critic, ppo, rlhf, not generate"):
+        kedge.dry_run("generate", model=place / "policy", **given)
 
 
 def test_the_estimate_is_proportional_to_the_rows() -> None:

@@ -16,7 +16,7 @@ from kedge.system.invocation import mark_command_line, num_ranks
 from kedge.system.memory import Exhaustion, is_out_of_memory
 from kedge.system.streams import lasting_streams, refused_output
 from kedge.system.texts import error_text, printable
-from kedge.version import __version__
+from kedge.system.version import __version__
 
 __all__ = ["app", "main"]
 

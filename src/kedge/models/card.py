@@ -13,7 +13,7 @@ import yaml
 from kedge.data.chat import PromptForm
 from kedge.models.origin import Origin, read_origin
 from kedge.system.texts import markdown, names_function, printable
-from kedge.version import DISTRIBUTION, __version__
+from kedge.system.version import DISTRIBUTION, __version__
 
 __all__ = ["CardSample", "ModelCard", "hub_id", "public_name"]
 

@@ -16,7 +16,7 @@ from kedge.errors import ModelError
 from kedge.models.pretrained import quiet_transformers
 from kedge.models.run_models import find_model
 from kedge.system.texts import printable
-from kedge.version import __version__
+from kedge.system.version import __version__
 
 __all__ = ["ORIGIN_FILE", "Origin", "read_origin"]
 

@@ -16,7 +16,7 @@ from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 from kedge.stages.stage import find_stage
-from kedge.version import __version__
+from kedge.system.version import __version__
 
 __all__ = ["load_config", "preset_conflicts", "resolve", "resolved_yaml", "with_values"]
 

@@ -1,0 +1,134 @@
+"""Models given as Python objects: saved into the run's folder, from where the run loads them like any other."""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from kedge.errors import ConfigError, ModelError
+from kedge.models.pretrained import quiet_transformers
+from kedge.models.tokenizers import save_tokenizer
+from kedge.rewards import RewardTerm
+from kedge.system.durable import copy_tree
+from kedge.system.output import is_run, writing
+
+__all__ = ["LoadedModel", "NamedModels", "is_pretrained"]
+
+
+def is_pretrained(value: object) -> bool:
+    """True for a model or tokenizer of transformers, by a method: its classes are slow to import."""
+    return hasattr(value, "save_pretrained")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model and its tokenizer as Python objects, wherever a model is named; the pair alone is the same.
+
+        kedge.ppo(model=kedge.LoadedModel(model, tokenizer), prompts=prompts, reward=my_function)
+
+    The objects are not changed: they are saved to `in_memory_models/` in the run's folder, and the run starts from
+    there, so that it can also be resumed from there.
+
+    Attributes:
+        model: A transformers model: a causal language model, or a sequence classifier with one label as a reward model.
+        tokenizer: Its tokenizer, with the chat template if it has one.
+    """
+
+    model: Any
+    tokenizer: Any
+
+    def __post_init__(self) -> None:
+        for name, method in (("model", "forward"), ("tokenizer", "encode")):
+            if not is_pretrained(getattr(self, name)) or not hasattr(getattr(self, name), method):
+                raise ConfigError(
+                    f"LoadedModel: the {name} is a {type(getattr(self, name)).__name__}; expected a transformers {name}"
+                )
+
+    def save(self, folder: Path) -> None:
+        """Save model and tokenizer.
+
+        Raises:
+            ModelError: transformers refuses.
+        """
+        try:
+            with quiet_transformers():
+                self.model.save_pretrained(folder)
+                save_tokenizer(self.tokenizer, folder)
+        except Exception as error:  # whatever a model's own code raises
+            raise ModelError(f"a {type(self.model).__name__} cannot be saved: {error}") from error
+
+
+@dataclass
+class NamedModels:
+    """The loaded models among the arguments of a call, by the name of their folder.
+
+    Attributes:
+        folder: Where they are saved.
+        models: Found so far.
+    """
+
+    folder: Path
+    models: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
+
+    def name(self, value: Any, name: str) -> Any:
+        """Replace the loaded models in an argument by the folders in which they are saved.
+
+        Args:
+            value: A model, a reward with a weight, or a list or mapping of them; other values are returned as they are.
+            name: The name of the model's folder.
+        """
+        if isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_pretrained, value)):
+            value = LoadedModel(*value)
+        if isinstance(value, LoadedModel):
+            free = name if name not in self.models else f"{name}-{len(self.models) + 1}"
+            self.models[free] = value
+            return str(self.folder / free)
+        if isinstance(value, RewardTerm):
+            return replace(value, reward=self.name(value.reward, name))
+        if isinstance(value, Mapping):
+            return {self.name(spec, name): weight for spec, weight in cast("Mapping[Any, Any]", value).items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.name(each, name) for each in cast("Sequence[Any]", value))
+        return value
+
+    @contextmanager
+    def saved(self) -> Iterator[None]:
+        """Save the models; after an error, remove them unless the run has started.
+
+        Raises:
+            ConfigError: The run started from other models.
+            OutputError: The folder cannot be written.
+        """
+        run = self.folder.parent
+        resumed = is_run(run)
+        created = [path for path in (run, *run.parents) if not path.exists()]
+        try:
+            for name, loaded in self.models.items():
+                with tempfile.TemporaryDirectory(prefix="kedge-") as place, writing(self.folder):
+                    loaded.save(Path(place))
+                    if resumed:
+                        _check_same(Path(place), self.folder / name)
+                        continue
+                    shutil.rmtree(self.folder / name, ignore_errors=True)
+                    copy_tree(Path(place), self.folder / name)
+            yield
+        except BaseException:
+            if not resumed and not is_run(run):
+                shutil.rmtree(self.folder, ignore_errors=True)
+                for path in created:
+                    if path.is_dir() and not any(path.iterdir()):
+                        path.rmdir()
+            raise
+
+
+def _check_same(new: Path, old: Path) -> None:
+    """Refuse to resume with other weights than the run started from."""
+    names = sorted(str(path.relative_to(new)) for path in new.rglob("*.safetensors"))
+    if filecmp.cmpfiles(new, old, names, shallow=False)[0] != names:
+        raise ConfigError(f"the model is not the one that the run started from, which is in {old}")
