@@ -2,7 +2,7 @@
 
     python -m tests.mutations [NAME …] [--list]
 
-Each mutation of the table is applied to a copy of `src/kedge` in a temporary folder, and the test that should catch it
+Each mutation of the table is applied to a copy of `src` in a temporary folder, and the test that should catch it
 runs on that copy (`tests.trial`). First, all these tests must pass without a mutation. A table entry whose text is not
 in the source is an error, not a caught mistake.
 """
@@ -16,15 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.code_swap import changed_functions
-from tests.mutation import Mutation
+from tests.mutation import SOURCE, Mutation, find
 from tests.mutation_table import MUTATIONS
-from tests.trial import SOURCE, Trial, copy_source, run_tests
+from tests.trial import Trial, copy_source, run_tests
 
-__all__ = ["StaleMutationError", "main", "mutate", "try_mutation", "try_without"]
-
-
-class StaleMutationError(Exception):
-    """A mutation's text is no longer in the source."""
+__all__ = ["main", "mutate", "try_mutation", "try_without"]
 
 
 def mutate(mutation: Mutation, copy: Path) -> None:
@@ -33,23 +29,25 @@ def mutate(mutation: Mutation, copy: Path) -> None:
     Raises:
         StaleMutationError: The original text does not occur exactly once.
     """
-    path = copy / "kedge" / mutation.file
-    source = path.read_text(encoding="utf-8")
-    if (count := source.count(mutation.original)) != 1:
-        raise StaleMutationError(
-            f"{mutation.name}: {mutation.file} holds {mutation.original!r} {count} times, not once"
-        )
-    mutated = source.replace(mutation.original, mutation.mutated)
+    file, mutated = find(mutation).file, _mutated(mutation)
+    path = copy / file
     compile(mutated, str(path), "exec")
     assert not path.is_symlink(), "the working tree is never touched"
     path.write_text(mutated, encoding="utf-8")
 
 
+def _mutated(mutation: Mutation) -> str:
+    file, start = find(mutation)
+    source = (SOURCE / file).read_text(encoding="utf-8")
+    return source[:start] + mutation.mutated + source[start + len(mutation.original) :]
+
+
 def try_mutation(mutation: Mutation, folder: Path) -> Trial:
     """Apply a mutation to a new copy in the folder, and run the test that should catch it."""
-    copy = copy_source(folder, mutation.file)
+    file = find(mutation).file
+    copy = copy_source(folder, file)
     mutate(mutation, copy)
-    return run_tests([mutation.test], copy, mutation.file)
+    return run_tests([mutation.test], copy, file)
 
 
 def try_without(mutations: Sequence[Mutation], folder: Path) -> Trial:
@@ -61,9 +59,9 @@ def try_without(mutations: Sequence[Mutation], folder: Path) -> Trial:
 
 
 def _is_in_functions(mutation: Mutation) -> bool:
-    source = (SOURCE / mutation.file).read_text(encoding="utf-8")
-    versions = (source, source.replace(mutation.original, mutation.mutated))
-    return changed_functions(*(compile(version, mutation.file, "exec") for version in versions)) is not None
+    file = find(mutation).file
+    versions = ((SOURCE / file).read_text(encoding="utf-8"), _mutated(mutation))
+    return changed_functions(*(compile(version, file, "exec") for version in versions)) is not None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [known[name] for name in options.names] or list(MUTATIONS)
     if options.list:
         for mutation in chosen:
-            print(f"{mutation.name}  ({mutation.file})\n  - {mutation.original}\n  + {mutation.mutated}")
+            place = f"{find(mutation).file}, {mutation.where}"
+            print(f"{mutation.name}  ({place})\n  - {mutation.original}\n  + {mutation.mutated}")
         return 0
     with tempfile.TemporaryDirectory(prefix="kedge-mutations-") as folder:
         return _try_all(chosen, Path(folder))

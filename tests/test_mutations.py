@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests import mutations
-from tests.mutation import Mutation
+from tests.mutation import Mutation, StaleMutationError, find
 from tests.mutation_table import MUTATIONS
-from tests.trial import copy_source
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -43,10 +42,26 @@ def test_what_does_not_run_is_not_killed(tmp_path, changes):
 
 def test_a_text_that_is_not_there_exactly_once_is_an_error(tmp_path):
     mutation = MUTATIONS[1]
-    copy = copy_source(tmp_path, mutation.file)
-    for original in ("no such line", "return"):
-        with pytest.raises(mutations.StaleMutationError, match=f"{re.escape(mutation.file)} holds .* times, not once"):
-            mutations.mutate(replace(mutation, original=original), copy)
+    for changes in ({"original": "no such text"}, {"original": "e"}, {"where": "no_such_function"}):
+        stale = replace(mutation, **changes)
+        with pytest.raises(StaleMutationError, match=f"{re.escape(stale.where)} holds .* times, not once"):
+            mutations.try_mutation(stale, tmp_path)
+
+
+def test_a_mutation_is_found_by_the_name_of_its_function(tmp_path):
+    """Neither its file nor the functions around it count, nor the same text in others."""
+    mutation = Mutation("name", "Outer.method", "return 1", "return 2", "")
+    package = tmp_path / "package"
+    package.mkdir()
+    text = "class Outer:\n    @property\n    def method(self):\n        # é\n        return 1\n"
+    (package / "one.py").write_text(f"def method():\n    return 1\n\n\n{text}", encoding="utf-8")
+    (package / "two.py").write_text("def Outer():\n    return 1\n", encoding="utf-8")
+    file, offset = find(mutation, tmp_path)
+    assert file == "package/one.py"
+    assert (package / "one.py").read_text(encoding="utf-8")[:offset].count("return 1") == 1
+    with pytest.raises(StaleMutationError, match="2 times, not once"):
+        find(replace(mutation, where="method"), tmp_path)
+    assert find(replace(mutation, where="one.method"), tmp_path).offset < offset
 
 
 def test_names_are_known_and_listed(capsys):

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from tests.code_swap import swap_code
 from tests.forking import ROOT, fork_context
+from tests.mutation import SOURCE
 
-__all__ = ["SOURCE", "Trial", "copy_source", "run_tests"]
+__all__ = ["Trial", "copy_source", "run_tests"]
 
-SOURCE = ROOT / "src" / "kedge"
+PACKAGE_NAMES = ("kedge", "kedge_control")
 TIMEOUT = 120
 """Seconds for one mutation's test, which usually takes less than one; all of them together have two more each."""
 
@@ -57,14 +58,14 @@ class Trial:
 
 
 def copy_source(folder: Path, file: str = "") -> Path:
-    """Make the folder hold the package, and a copy of one of its files; the others are links. Return the folder."""
-    _link(SOURCE, folder / "kedge", Path(file).parts)
+    """Make the folder hold the packages, and a copy of one of their files; the others are links. Return the folder."""
+    _link(SOURCE, folder, Path(file).parts)
     return folder
 
 
 def _link(source: Path, target: Path, copied: tuple[str, ...]) -> None:
     """Link to what is in a folder, except to what has to be copied, the first of whose parts may be in it."""
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
         if path.name == "__pycache__":  # it may hold compiled code of the file that will be mutated
             continue
@@ -82,7 +83,7 @@ def run_tests(tests: Sequence[str], copy: Path, file: str = "", *, afresh: bool 
     Args:
         tests: Their node ids.
         copy: The folder with the copy.
-        file: The file that differs, if any; under `kedge`.
+        file: The file that differs, if any; under `src`.
         afresh: Import the copy, as is done in any case if the file differs in more than the code of functions.
     """
     log, start = copy / "pytest.log", time.monotonic()
@@ -137,17 +138,17 @@ def _do_not_shrink_examples() -> None:
 
 def _swap(copy: Path, file: str) -> bool:
     """Make the functions of this process those of a file of the copy; says whether that is all that differs."""
-    from tests.warm import LIVE, PACKAGE
+    from tests.warm import LIVE, PACKAGES
 
-    assert PACKAGE == SOURCE, f"the trial would test {PACKAGE}"
+    assert PACKAGES == SOURCE, f"the trial would test {PACKAGES}"
     if not file:
         return True
-    module = ".".join(("kedge", *Path(file).with_suffix("").parts)).removesuffix(".__init__")
-    return swap_code(module, (copy / "kedge" / file).read_text(encoding="utf-8"), LIVE)
+    module = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
+    return swap_code(module, (copy / file).read_text(encoding="utf-8"), LIVE)
 
 
 def _import_afresh(copy: Path) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("kedge", "tests", "bench")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in (*PACKAGE_NAMES, "tests", "bench")]:
         del sys.modules[name]
 
     import kedge

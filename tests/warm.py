@@ -16,9 +16,9 @@ import tests.conftest  # noqa: F401  before kedge
 import kedge  # isort: skip
 from tests.code_swap import live_functions
 
-__all__ = ["LIVE", "PACKAGE"]
+__all__ = ["LIVE", "PACKAGES"]
 
-PACKAGE = Path(kedge.__file__).resolve().parent
+PACKAGES = Path(kedge.__file__).resolve().parents[1]
 
 SLOW = [
     "pytest",
@@ -33,9 +33,9 @@ SLOW = [
 # A logger needs its library, which may not be installed.
 LEFT_OUT = ("kedge.__main__", "kedge.logs.loggers.")
 
-MODULES = [module.name for module in pkgutil.walk_packages(kedge.__path__, "kedge.")]
+MODULES = [module.name for module in pkgutil.walk_packages([str(PACKAGES)])]
 for name in [*SLOW, *(name for name in MODULES if not name.startswith(LEFT_OUT))]:
     importlib.import_module(name)
 
-LIVE = live_functions(Path(kedge.__file__).parent)
+LIVE = live_functions(PACKAGES)
 gc.freeze()  # pytest collects garbage several times, and what is imported before a fork is none
