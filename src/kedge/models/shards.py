@@ -14,7 +14,7 @@ from kedge.models.pretrained import load_config, quiet_transformers
 from kedge.models.run_models import SHARDED_WEIGHTS
 from kedge.models.saving import write_whole
 from kedge.system.durable import copy_tree
-from kedge.system.ranks.stored import StoredTensors
+from kedge.system.ranks.sharding import StoredTensors
 
 __all__ = ["merge_shards"]
 

@@ -4,7 +4,6 @@ Whitening, the mean KL, controllers, divisors and the guard are computed on ever
 the results do not depend on the number of ranks, up to the rounding of sums.
 """
 
-from kedge.system.ranks.agreement import check_equal_weights
 from kedge.system.ranks.budget import (
     AdaptiveTokens,
     PassTokens,
@@ -13,8 +12,7 @@ from kedge.system.ranks.budget import (
     tokens_of,
     within_memory,
 )
-from kedge.system.ranks.plan import Part, budget_batches
-from kedge.system.ranks.ranks import ALONE, Ranks
+from kedge.system.ranks.ranks import ALONE, Part, Ranks, budget_batches, check_equal_weights
 
 __all__ = [
     "ALONE",

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from kedge.errors import KedgeError
 from kedge.system.memory import asked_for, is_out_of_memory, release, with_unit
-from kedge.system.ranks.plan import plan_parts
-from kedge.system.ranks.ranks import ALONE, Ranks
+from kedge.system.ranks.ranks import ALONE, Ranks, plan_parts
 
 __all__ = [
     "AdaptiveTokens",

@@ -1,4 +1,4 @@
-"""What the processes of a run do together: share rows out, add gradients up, exchange results."""
+"""Operations of the processes of a run: split rows, sum gradients, exchange results."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from kedge import errors
-from kedge.errors import KedgeError, LostContactError
-from kedge.system.ranks.plan import Part, plan_parts
+from kedge.errors import KedgeError, LostContactError, NumericsError
 
-__all__ = ["ALONE", "Ranks"]
+__all__ = ["ALONE", "Part", "Ranks", "budget_batches", "check_equal_weights", "plan_parts", "share_rows"]
 
 T = TypeVar("T")
 
@@ -31,8 +30,100 @@ BUCKET = 2**25
 _group: ContextVar[dist.ProcessGroup | None] = ContextVar("group", default=None)
 """The group that this thread's operations go over; None for that of the training."""
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 2e-5, 2e-3
+SHORTEST_PAUSE = 2e-5
+LONGEST_PAUSE = 2e-3
 """Seconds between two looks at an operation under way."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one pass through a model.
+
+    Attributes:
+        rows: Their numbers.
+        counts: Whether the results are used. A rank without rows of its own evaluates the shortest row for nothing, so
+            that all ranks take part in the same communication, and have gradients of the same parameters.
+    """
+
+    rows: list[int]
+    counts: bool = True
+
+
+def budget_batches(lengths: Sequence[int], budget: int | None) -> Iterator[list[int]]:
+    """Indices of rows in batches of at most `budget` tokens, longest rows first, so that memory errors show early.
+
+    A row longer than the budget gets its own batch.
+
+    Args:
+        lengths: Tokens per row.
+        budget: Tokens per batch; None puts all rows into one batch.
+    """
+    batch: list[int] = []
+    room = budget
+    for row in _longest_first(lengths):
+        if batch and room is not None and lengths[row] > room:
+            yield batch
+            batch, room = [], budget
+        batch.append(row)
+        room = None if room is None else room - lengths[row]
+    if batch:
+        yield batch
+
+
+def share_rows(lengths: Sequence[int], count: int) -> list[list[int]]:
+    """Share rows out so that every rank has about as many tokens: each row, longest first, to the rank with the fewest.
+
+    Args:
+        lengths: Tokens per row.
+        count: Number of ranks.
+
+    Returns:
+        The rows of each rank, longest first. There are empty ones if there are fewer rows than ranks.
+
+    Source: Graham 1969, at most 4/3 of the best possible longest share.
+    """
+    shares: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for row in _longest_first(lengths):
+        rank = loads.index(min(loads))
+        shares[rank].append(row)
+        loads[rank] += lengths[row]
+    return shares
+
+
+def plan_parts(
+    lengths: Sequence[int], budget: int | None, *, number: int = 0, count: int = 1, same_number: bool = False
+) -> list[Part]:
+    """The passes of one rank over a batch.
+
+    Args:
+        lengths: Tokens per row.
+        budget: Tokens per pass; None for as few passes as possible.
+        number: The rank.
+        count: Number of ranks.
+        same_number: Every rank takes as many passes as the one with the most, because each pass communicates.
+
+    Returns:
+        At least one part, unless there are no rows.
+    """
+    if count == 1:
+        return [Part(batch) for batch in budget_batches(lengths, budget)]
+    if not lengths:
+        return []
+    shares = share_rows(lengths, count)
+
+    def batches(rank: int) -> list[list[int]]:
+        rows = shares[rank]
+        return [[rows[place] for place in batch] for batch in budget_batches([lengths[row] for row in rows], budget)]
+
+    own = batches(number)
+    rounds = max(len(batches(rank)) for rank in range(count)) if same_number else max(1, len(own))
+    idle = Part([_longest_first(lengths)[-1]], counts=False)
+    return [Part(batch) for batch in own] + [idle] * (rounds - len(own))
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lambda row: -lengths[row])
 
 
 @dataclass(frozen=True)
@@ -205,6 +296,33 @@ class Ranks:
 
 ALONE = Ranks()
 """The single process."""
+
+
+@torch.no_grad()
+def check_equal_weights(ranks: Ranks, modules: Iterable[nn.Module]) -> None:
+    """Compare a checksum of all weights between the ranks; nothing to compare for a single one, or if they are sharded.
+
+    Raises:
+        NumericsError: They differ; on every rank.
+    """
+    if not ranks.are_several or ranks.is_sharded:
+        return
+    weights = [weight for module in modules for weight in module.parameters()]
+    sums = [_bits(weight) for weight in weights]
+    # Weighted by place, so that two weights that were swapped are noticed.
+    total = sum((number + 1) * value for number, value in enumerate(sums)) % 2**53
+    found = ranks.everyones(torch.tensor([total], dtype=torch.int64)).reshape(-1).tolist()
+    if len(set(found)) > 1:
+        other = next(number for number, value in enumerate(found) if value != found[0])
+        raise NumericsError(
+            f"ranks 0 and {other} have different weights; check that all machines have the same versions and hardware"
+        )
+
+
+def _bits(weight: Tensor) -> int:
+    """The sum of a tensor's bits, read as integers."""
+    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
+    return int(weight.contiguous().view(width).sum(dtype=torch.int64))
 
 
 @contextmanager

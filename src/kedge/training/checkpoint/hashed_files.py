@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from kedge.system.durable import sync
-from kedge.system.ranks.stored import DTYPES
+from kedge.system.ranks.sharding import DTYPES
 
 __all__ = ["FileRecord", "read_tensors", "record_file", "tensor_pieces", "write_file", "write_files"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kedge.errors import DataError
 from kedge.system.ranks import ALONE, Ranks
-from kedge.system.ranks.plan import share_rows
+from kedge.system.ranks.ranks import share_rows
 from kedge.training.checkpoint.hashed_files import FileRecord, record_file
 
 __all__ = ["MANIFEST_FILE", "Manifest", "check_files", "read_manifest"]

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from kedge.errors import ModelError, NumericsError
 from kedge.models.adapters import is_frozen
-from kedge.system.ranks.sharding import whole
-from kedge.system.ranks.stored import StoredTensors, part_for
+from kedge.system.ranks.sharding import StoredTensors, part_for, whole
 from kedge.training.host_state import unwrapped
 from kedge.training.optimizer_kinds import CODES, Optimizer, share_codes, state_shape
 

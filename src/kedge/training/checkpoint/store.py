@@ -30,7 +30,7 @@ from kedge.errors import DataError, OutputError
 from kedge.system.durable import make_folder, rename_folder, sync_folder
 from kedge.system.output import MODEL_FOLDER, refusal
 from kedge.system.ranks import ALONE, Ranks
-from kedge.system.ranks.stored import StoredTensors, shard_name
+from kedge.system.ranks.sharding import StoredTensors, shard_name
 from kedge.system.version import __version__
 from kedge.training.checkpoint.hashed_files import FileRecord, tensor_pieces, write_file, write_files
 from kedge.training.checkpoint.manifest import MANIFEST_FILE, Manifest, check_files, read_manifest
