@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.algorithm.histogram import Bins, histogram_value_loss
+from kedge.algorithm.critic import Bins, histogram_value_loss
 from kedge.errors import ConfigError, ShapeError
 
 SEEDS = st.integers(0, 10_000)

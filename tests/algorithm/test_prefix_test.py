@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.algorithm.order import ordered_pairs, rank_correlations
-from kedge.algorithm.prefix_test import prefix_test
+from kedge.algorithm.prefix_test import ordered_pairs, prefix_test, rank_correlations
 from kedge.errors import ShapeError
 from kedge.system.intervals import Interval
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kedge.algorithm.critic import Bins
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
-from kedge.algorithm.histogram import Bins
 from tests.training.test_update import make_experience, make_models, make_objective
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])

@@ -9,14 +9,23 @@ Imports only torch, and jaxtyping and typing_extensions for annotations.
 from kedge.algorithm.advantages import (
     Advantage,
     AdvantageInputs,
+    Advantages,
     GeneralizedAdvantage,
+    LengthAdaptiveLambda,
     NStepAdvantage,
     RewardToGo,
     TotalReward,
+    generalized_advantages,
 )
-from kedge.algorithm.critic import ValueLoss, clipped_value_loss, explained_variance
+from kedge.algorithm.critic import (
+    Bins,
+    HistogramLoss,
+    ValueLoss,
+    clipped_value_loss,
+    explained_variance,
+    histogram_value_loss,
+)
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
-from kedge.algorithm.gae import Advantages, LengthAdaptiveLambda, generalized_advantages
 from kedge.algorithm.group_advantages import (
     GreedyBaselineAdvantage,
     GroupMeanAdvantage,
@@ -24,7 +33,6 @@ from kedge.algorithm.group_advantages import (
     OptimalBaselineAdvantage,
     ProcessAdvantage,
 )
-from kedge.algorithm.histogram import Bins, HistogramLoss, histogram_value_loss
 from kedge.algorithm.kl import (
     adapt_entropy_coef,
     adapt_kl_coef_schulman,
@@ -47,6 +55,9 @@ from kedge.algorithm.masking import (
     masked_whiten,
 )
 from kedge.algorithm.policy_losses import (
+    PolicyLoss,
+    Surrogate,
+    SurrogateOptions,
     cispo_policy_loss,
     clipped_policy_loss,
     double_sided_policy_loss,
@@ -55,7 +66,6 @@ from kedge.algorithm.policy_losses import (
 )
 from kedge.algorithm.preference import ranking_loss
 from kedge.algorithm.shaping import ShapedRewards, penalize_missing_eos, shape_rewards, total_scores
-from kedge.algorithm.surrogate import PolicyLoss, Surrogate, SurrogateOptions
 
 __all__ = [
     "Advantage",

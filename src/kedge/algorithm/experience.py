@@ -14,18 +14,20 @@ changes the log probabilities of later tokens and nothing else. A slot in neithe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
-from kedge.algorithm.checks import check_same_shape
+from kedge.algorithm.masking import check_same_shape
 from kedge.algorithm.shaping import total_scores
 from kedge.errors import ShapeError
 
-__all__ = ["CriticOutputs", "Experience", "PolicyOutputs", "Rollout", "check_masks"]
+__all__ = ["CriticOutputs", "Experience", "PolicyOutputs", "Rollout", "check_masks", "join_rollouts", "join_rows"]
 
 
 @dataclass(frozen=True)
@@ -225,3 +227,41 @@ def _selected(batch: Rollout | Experience, rows: Tensor | slice) -> dict[str, An
     """The chosen rows of every tensor of a batch, by field."""
     tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
     return {name: tensor[rows] for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+
+
+def join_rollouts(parts: Sequence[Rollout], *, pad_id: int) -> Rollout:
+    """The rows of all parts, in order, padded to the widest; a single part is returned unchanged.
+
+    Args:
+        parts: at least one. Their group numbers are kept, so groups that are not the same need different ones.
+        pad_id: token id of the additional slots.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    values = [part.values for part in parts if part.values is not None]
+    return Rollout(
+        prompt_ids=join_rows([part.prompt_ids for part in parts], fill=pad_id, left=True),
+        prompt_mask=join_rows([part.prompt_mask for part in parts], left=True),
+        response_ids=join_rows([part.response_ids for part in parts], fill=pad_id),
+        token_mask=join_rows([part.token_mask for part in parts]),
+        action_mask=join_rows([part.action_mask for part in parts]),
+        logprobs=join_rows([part.logprobs for part in parts]),
+        stopped=torch.cat([part.stopped for part in parts]),
+        group=torch.cat([part.group for part in parts]),
+        policy_version=torch.cat([part.policy_version for part in parts]),
+        values=join_rows(values) if len(values) == len(parts) else None,
+    )
+
+
+def join_rows(parts: Sequence[Tensor], *, fill: float = 0, left: bool = False) -> Tensor:
+    """Rows of several widths as one tensor.
+
+    Args:
+        parts: shaped `[rows, width]`.
+        fill: content of the additional slots.
+        left: whether these come before the row, as in prompts.
+    """
+    width = max(part.shape[1] for part in parts)
+    missing = [width - part.shape[1] for part in parts]
+    sides = [(count, 0) if left else (0, count) for count in missing]
+    return torch.cat([pad(part, side, value=fill) for part, side in zip(parts, sides, strict=True)])

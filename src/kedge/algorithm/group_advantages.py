@@ -1,10 +1,4 @@
-"""Advantages without a critic: a response's score against the other responses to its prompt, or against a greedy one.
-
-S is the sum of a response's rewards, and its advantage is the same at every token; γ = 1 gives the published forms. If
-all responses of a group have the same S up to rounding, their advantages are exactly 0. This is decided by comparing
-them, not by an epsilon in a divisor: with 1e-9, eight float32 scores of 0.7 get advantages of 0.92. Groups may differ
-in size, and a response without others gets 0.
-"""
+"""The responses to the same prompt as a group: the spread of its scores, and which groups have none."""
 
 from __future__ import annotations
 
@@ -17,18 +11,80 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from typing_extensions import Unpack
 
-from kedge.algorithm.advantages import AdvantageInputs, Need, required, reward_to_go, tokens_of, total_reward
-from kedge.algorithm.checks import check_counted, check_same_shape
-from kedge.algorithm.gae import Advantages
-from kedge.algorithm.masking import keep_counted, rounding_of
+from kedge.algorithm.advantages import (
+    AdvantageInputs,
+    Advantages,
+    Need,
+    required,
+    reward_to_go,
+    tokens_of,
+    total_reward,
+)
+from kedge.algorithm.masking import check_counted, check_same_shape, keep_counted, rounding_of
 
 __all__ = [
     "GreedyBaselineAdvantage",
     "GroupMeanAdvantage",
+    "GroupScores",
     "LeaveOneOutAdvantage",
     "OptimalBaselineAdvantage",
     "ProcessAdvantage",
+    "group_scores",
 ]
+
+
+@dataclass(frozen=True)
+class GroupScores:
+    """The scores of an update, group by group, in the order of the groups' numbers; all on the CPU.
+
+    Attributes:
+        group: number of each group.
+        place: for each response, the place of its group in the other attributes.
+        count: responses.
+        mean: mean score.
+        std: standard deviation of the scores, of the population.
+        has_spread: whether two of its scores differ by more than rounding; see `rounding_of`. The scores themselves
+            are compared: an estimate of the deviation can be above 0 for equal ones.
+    """
+
+    group: Int[Tensor, " groups"]
+    place: Int[Tensor, " batch"]
+    count: Int[Tensor, " groups"]
+    mean: Float[Tensor, " groups"]
+    std: Float[Tensor, " groups"]
+    has_spread: Bool[Tensor, " groups"]
+
+    def among(self, numbers: Int[Tensor, " some"]) -> Bool[Tensor, " batch"]:
+        """Which responses belong to the groups with these numbers."""
+        return torch.isin(self.group, numbers)[self.place]
+
+
+@torch.no_grad()
+def group_scores(scores: Float[Tensor, " batch"], group: Int[Tensor, " batch"]) -> GroupScores:
+    """Mean and spread of the scores of each group.
+
+    Args:
+        scores: one per response.
+        group: number of each response's prompt, in any order. A group may have lost responses.
+
+    Raises:
+        ShapeError: shapes differ.
+
+    Source: DAPO eq. 11 keeps the groups with 0 < correct < G; for scores in general, those with max > min.
+    """
+    check_same_shape(scores=scores, group=group)
+    scores, group = scores.cpu(), group.cpu()
+    numbers, place, count = cast(
+        "tuple[Tensor, Tensor, Tensor]",
+        group.unique(return_inverse=True, return_counts=True),  # pyright: ignore[reportUnknownMemberType]
+    )
+    exact, empty = scores.double(), torch.zeros(len(numbers), dtype=torch.float64)
+    mean = empty.index_add(0, place, exact) / count
+    variance = empty.index_add(0, place, (exact - mean[place]).square()) / count
+    low, high = (empty.scatter_reduce(0, place, exact, how, include_self=False) for how in ("amin", "amax"))
+    rounding = rounding_of(torch.maximum(high.abs(), low.abs()), scores.dtype)
+    return GroupScores(numbers, place, count, mean, variance.sqrt(), high - low > rounding)
+
 
 Comparison = Callable[[Float[Tensor, "responses steps"], Bool[Tensor, "responses steps"]], Tensor]
 """Compares the numbers of one group: one row per response; float64."""

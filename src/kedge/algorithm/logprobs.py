@@ -9,8 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kedge.algorithm.checks import check_counted, check_positive, check_same_shape
-from kedge.algorithm.masking import keep_counted
+from kedge.algorithm.masking import check_counted, check_positive, check_same_shape, keep_counted
 
 __all__ = [
     "token_logprobs",

@@ -7,26 +7,32 @@ in the value and in the gradient.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from kedge.algorithm.checks import check_choice, check_counted, check_positive
-from kedge.errors import ShapeError
+from kedge.errors import ConfigError, ShapeError
 
 __all__ = [
     "Aggregation",
     "Averaging",
     "aggregate",
     "aggregation_normalizer",
+    "check_choice",
+    "check_counted",
+    "check_finite",
+    "check_positive",
+    "check_same_shape",
+    "check_share",
     "keep_counted",
     "masked_mean",
     "masked_whiten",
     "rounding_of",
 ]
+
 
 Aggregation = Literal["token", "sequence", "constant"]
 
@@ -167,3 +173,53 @@ def aggregate(
         check_positive(constant_length=length)
         sums = sums / length
     return sums.sum() / divisor
+
+
+def check_same_shape(**tensors: Tensor | None) -> None:
+    """Reject tensors of different shapes, because broadcasting would hide the mistake. None is ignored."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
+    if len(set(shapes.values())) > 1:
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ShapeError(f"shapes must be equal: {listed}")
+
+
+def check_counted(mask: Tensor, **tensors: Tensor | None) -> None:
+    """Reject a mask that is not boolean, counts nothing, or differs in shape from the tensors it masks."""
+    check_same_shape(mask=mask, **tensors)
+    if mask.dtype != torch.bool:
+        raise ShapeError(f"mask must be boolean (True = counts), got {mask.dtype}")
+    if not torch.compiler.is_compiling() and not mask.any():
+        raise ShapeError(f"mask of shape {tuple(mask.shape)} counts nothing")
+
+
+def check_choice(name: str, value: str, choices: Any) -> None:
+    """Reject a value that is not in the `Literal` type `choices`."""
+    allowed = get_args(choices)
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def check_finite(**numbers: float) -> None:
+    """Reject infinite numbers and NaN."""
+    if torch.compiler.is_compiling():
+        return
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise ConfigError(f"{name} must be a finite number, got {number}")
+
+
+def check_share(**numbers: float) -> None:
+    """Reject numbers outside [0, 1], and NaN."""
+    for name, number in numbers.items():
+        if not 0 <= number <= 1:
+            raise ConfigError(f"{name} must be in [0, 1], got {number}")
+
+
+def check_positive(**numbers: float) -> None:
+    """Reject numbers that are zero, negative, infinite or NaN."""
+    if torch.compiler.is_compiling():
+        return
+    check_finite(**numbers)
+    for name, number in numbers.items():
+        if number <= 0:
+            raise ConfigError(f"{name} must be above 0, got {number}")

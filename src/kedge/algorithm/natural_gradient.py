@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kedge.algorithm.checks import check_positive
+from kedge.algorithm.masking import check_positive
 from kedge.errors import ConfigError
 
 __all__ = [

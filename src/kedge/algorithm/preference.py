@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Real
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from kedge.algorithm.checks import check_same_shape
+from kedge.algorithm.masking import check_same_shape
 from kedge.errors import ShapeError
 
 __all__ = ["ranking_loss"]

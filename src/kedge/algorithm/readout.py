@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kedge.algorithm.checks import check_counted
+from kedge.algorithm.masking import check_counted
 from kedge.errors import ShapeError
 from kedge.system.intervals import Interval, resampled_interval
 

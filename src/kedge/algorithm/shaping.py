@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kedge.algorithm.checks import check_choice, check_counted, check_same_shape
 from kedge.algorithm.kl import KLEstimator, kl_estimate
-from kedge.algorithm.masking import keep_counted
+from kedge.algorithm.masking import check_choice, check_counted, check_same_shape, keep_counted
 from kedge.errors import ConfigError, ShapeError
 
 __all__ = [

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kedge.algorithm.gae import generalized_advantages
+from kedge.algorithm.advantages import generalized_advantages
 from kedge.gym.networks import ControlActorCritic
 from kedge.gym.normalization import Normalization
 from kedge.gym.rollout import Steps

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.experience import Experience, Rollout
-from kedge.algorithm.mismatch import sampler_mismatch
+from kedge.algorithm.kl import sampler_mismatch
 from kedge.data.tokens import token_pieces
 from kedge.logs.samples import Sample
 

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
-from kedge.algorithm.groups import group_scores
+from kedge.algorithm.group_advantages import group_scores
 
 __all__ = ["describe_groups"]
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kedge.algorithm.histogram import Bins
+from kedge.algorithm.critic import Bins
 from kedge.errors import ModelError
 
 __all__ = [

@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from kedge.algorithm.histogram import Bins
+from kedge.algorithm.critic import Bins
 from kedge.errors import ModelError
 from kedge.models.adapters import Adapter, AdapterSettings
 from kedge.models.frozen import FrozenDtype, factors_of

@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kedge.algorithm.critic import Bins
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs, Rollout
-from kedge.algorithm.histogram import Bins
 from kedge.algorithm.logprobs import token_logprobs_and_entropy
 from kedge.errors import ModelError
 from kedge.models.adapters import Adapter

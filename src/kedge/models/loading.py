@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from kedge.algorithm.histogram import Bins
+from kedge.algorithm.critic import Bins
 from kedge.errors import ModelError
 from kedge.models.adapters import Adapter, AdapterFolder, AdapterSettings
 from kedge.models.adapters.frozen_weights import shared_copy

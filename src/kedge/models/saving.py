@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kedge.algorithm.histogram import Bins
+from kedge.algorithm.critic import Bins
 from kedge.errors import ModelError
 from kedge.models.adapters import Adapter
 from kedge.models.adapters.folder import write_shift

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from kedge.algorithm.histogram import Bins
+from kedge.algorithm.critic import Bins
 from kedge.errors import ModelError
 from kedge.models.adapters import Adapter
 from kedge.models.heads import HistogramHead, ValueHead, Values, read_values, scale_head

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from kedge.algorithm.experience import Rollout
-from kedge.algorithm.joining import join_rollouts, join_rows
+from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
 from kedge.algorithm.shaping import total_scores
 from kedge.data import Prompt
 from kedge.errors import UnscoredError

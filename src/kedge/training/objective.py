@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kedge.algorithm.critic import clipped_value_loss
+from kedge.algorithm.critic import Bins, clipped_value_loss, histogram_value_loss
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
-from kedge.algorithm.histogram import Bins, histogram_value_loss
-from kedge.algorithm.imitation import positive_nll
 from kedge.algorithm.kl import KLEstimator, kl_loss
 from kedge.algorithm.masking import Aggregation, Averaging, aggregate, aggregation_normalizer, masked_whiten
-from kedge.algorithm.surrogate import Ratio, Surrogate
+from kedge.algorithm.policy_losses import Ratio, Surrogate, positive_nll
 from kedge.training.learner import B, Batch
 from kedge.training.metrics import Metric
 

@@ -8,9 +8,8 @@ from typing import get_args
 import pytest
 import torch
 
-from kedge.algorithm.advantages import GeneralizedAdvantage, NStepAdvantage
-from kedge.algorithm.gae import LengthAdaptiveLambda
-from kedge.algorithm.histogram import Bins
+from kedge.algorithm.advantages import GeneralizedAdvantage, LengthAdaptiveLambda, NStepAdvantage
+from kedge.algorithm.critic import Bins
 from kedge.config import config_from_settings
 from kedge.config.schema.ppo import PpoConfig
 from kedge.inspect.record import RunRecord

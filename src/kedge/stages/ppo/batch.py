@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kedge.algorithm.experience import Rollout
-from kedge.algorithm.groups import GroupScores, group_scores
+from kedge.algorithm.group_advantages import GroupScores, group_scores
 from kedge.data import Prompt
 from kedge.logs.experience_metrics import describe_responses
 from kedge.logs.group_metrics import describe_groups

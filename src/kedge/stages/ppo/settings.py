@@ -5,12 +5,13 @@ from __future__ import annotations
 from kedge.algorithm.advantages import (
     Advantage,
     GeneralizedAdvantage,
+    LengthAdaptiveLambda,
     NStepAdvantage,
     RewardToGo,
     TotalReward,
 )
+from kedge.algorithm.critic import Bins
 from kedge.algorithm.experience import Experience
-from kedge.algorithm.gae import LengthAdaptiveLambda
 from kedge.algorithm.group_advantages import (
     GreedyBaselineAdvantage,
     GroupMeanAdvantage,
@@ -18,9 +19,7 @@ from kedge.algorithm.group_advantages import (
     OptimalBaselineAdvantage,
     ProcessAdvantage,
 )
-from kedge.algorithm.histogram import Bins
-from kedge.algorithm.policy_losses import named_surrogate
-from kedge.algorithm.surrogate import Surrogate
+from kedge.algorithm.policy_losses import Surrogate, named_surrogate
 from kedge.config import Config, scheduled_values
 from kedge.training.controllers import Coefficients, Controllers
 from kedge.training.objective import Objective

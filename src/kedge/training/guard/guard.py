@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from kedge.algorithm.experience import Experience, Rollout
-from kedge.algorithm.mismatch import sampler_mismatch
+from kedge.algorithm.kl import sampler_mismatch
 from kedge.errors import NonfiniteScoreError, NumericsError
 from kedge.training.guard.nonfinite import BadValue, find_in_experience, find_in_rollout
 from kedge.training.guard.spikes import SpikeDetector
