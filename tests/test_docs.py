@@ -191,17 +191,6 @@ def test_every_link_file_function_and_test_exists(page: str) -> None:
             assert (ROOT / span).exists(), span
 
 
-def test_every_claim_of_the_introductions_has_a_function_and_a_test() -> None:
-    rows = re.findall(r"^\| (S\d)\.(\d+) \| .+? \| (.+?) \| (.+?) \| (.+?) \|$", PAGES["docs/claims.md"], re.MULTILINE)
-    counts = {
-        document: [int(row[1]) for row in rows if row[0] == document] for document in ("S0", "S1", "S2", "S3", "S4")
-    }
-    assert all(numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 20 for numbers in counts.values())
-    assert len(rows) == PAGES["docs/claims.md"].count("\n| S")
-    proven = [row for row in rows if not re.match(r"(reported|not here)\b", row[2])]
-    assert [row[:2] for row in proven if "–" in row[3:]] == []
-
-
 def test_no_page_contains_an_absolute_path() -> None:
     assert [page for page, text in PAGES.items() if re.search(r"(?<![\w.])/(home|root|tmp|work|Users)\b", text)] == []
 

@@ -1,4 +1,4 @@
-"""The worked examples of the introductions in docs/claims.md, with the numbers they print."""
+"""The worked examples of five introductions to PPO (docs/algorithm.md, section 13), with the numbers they print."""
 
 import math
 
