@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kedge.config.libraries.names import LIBRARIES
-from kedge.config.libraries.row import Row
+from kedge.config.libraries import LIBRARIES
 
 __all__ = ["openrlhf_verl_page", "trl_page"]
 
@@ -36,17 +35,17 @@ def openrlhf_verl_page() -> str:
     return text
 
 
-def _counterparts(library: str, rows: Sequence[Row]) -> str:
-    return _table((library, "kedge"), [(_names(row), row.here) for row in rows])
+def _counterparts(library: str, rows: Sequence[tuple[str, str]]) -> str:
+    return _table((library, "kedge"), [(_names(names), here) for names, here in rows])
 
 
-def _reasons(rows: Sequence[Row]) -> str:
-    return _table(("reason", "arguments"), [(row.here, _names(row)) for row in rows])
+def _reasons(rows: Sequence[tuple[str, str]]) -> str:
+    return _table(("reason", "arguments"), [(here, _names(names)) for names, here in rows])
 
 
-def _names(row: Row) -> str:
+def _names(names: str) -> str:
     # Dotted names are not in backticks, which a test would take for fields of kedge.
-    return ", ".join(f"<code>{name}</code>" if "." in name else f"`{name}`" for name in row.names.split())
+    return ", ".join(f"<code>{name}</code>" if "." in name else f"`{name}`" for name in names.split())
 
 
 def _table(heads: tuple[str, str], rows: Sequence[tuple[str, str]]) -> str:

@@ -5,8 +5,8 @@ import pytest
 from kedge.config import PRESETS, Preset, load_config
 from kedge.config.explain.describe import all_fields, find_field
 from kedge.config.loading.load import resolve
+from kedge.config.presets import FAMILY
 from kedge.config.presets.control import CONTROL
-from kedge.config.presets.family import FAMILY
 from kedge.errors import ConfigError
 
 # learning rate, schedule | responses per update, epochs | β | γ, λ | ε, τ | c_v, c_e

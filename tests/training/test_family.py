@@ -10,7 +10,7 @@ from torch import Tensor
 from kedge.algorithm import masked_whiten, shape_rewards
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
 from kedge.config import Config, config_from_settings
-from kedge.config.presets.family import FAMILY
+from kedge.config.presets import FAMILY
 from kedge.stages.ppo.settings import advantage_of, coefficients_of, objective_of, reward_kl_coef
 
 LENGTHS = [5, 2, 3, 1, 4, 5]

@@ -5,7 +5,7 @@ from kedge.config.explain.completions import completions
 from kedge.config.explain.describe import field_advice
 from kedge.config.explain.explain import describe_presets, explain
 from kedge.config.explain.schedule import schedule_in_words
-from kedge.config.libraries.names import foreign_answer
+from kedge.config.libraries import foreign_answer
 from kedge.config.loading.changes import changed_settings, changed_values, effective_settings
 from kedge.config.loading.load import load_config, preset_conflicts, resolved_yaml, with_values
 from kedge.config.loading.names import full_name, initial_critic

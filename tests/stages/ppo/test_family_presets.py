@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kedge.config.presets.family import FAMILY
+from kedge.config.presets import FAMILY
 from kedge.stages.ppo import run_ppo
 from tests.stages.ppo.test_ppo import PROMPTS, configure, vowels
 from tests.tiny import save_tiny_policy

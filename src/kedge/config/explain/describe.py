@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from kedge.config.libraries.names import foreign_answer
+from kedge.config.libraries import foreign_answer
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section

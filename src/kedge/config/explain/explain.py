@@ -7,7 +7,7 @@ from pydantic.fields import FieldInfo
 
 from kedge.config.explain.citations import cited_works
 from kedge.config.explain.describe import accepts, all_fields, fields_named, find_field, section_type, unknown, written
-from kedge.config.libraries.names import foreign_answer
+from kedge.config.libraries import foreign_answer
 from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config

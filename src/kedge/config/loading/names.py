@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, get_args, get_origin
 
 from kedge.config.explain.describe import USUAL, all_fields, fields_named, find_field, section_type, unknown
-from kedge.config.libraries.names import foreign_answer
+from kedge.config.libraries import foreign_answer
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 from kedge.stages.stage import find_stage, registered_stages

@@ -2,22 +2,26 @@
 
 import difflib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from kedge.config.presets.family import FAMILY
-from kedge.config.presets.instructgpt import INSTRUCTGPT
-from kedge.config.presets.recipe import Cited, Preset
-from kedge.config.presets.s2_defaults import S2_DEFAULTS
-from kedge.config.presets.small_cpu import SMALL_CPU
-from kedge.config.presets.stiennon import STIENNON
-from kedge.config.presets.tldr_n_plus import TLDR_N_PLUS
-from kedge.config.presets.ziegler import ZIEGLER
+from kedge.config.presets.recipe import Cited, Preset, read_presets
 from kedge.errors import ConfigError
 from kedge.stages.stage import imported, registered_stages
 
-__all__ = ["LANGUAGE_PRESETS", "PRESETS", "Cited", "Preset", "check_presets", "find_preset", "presets_of", "stage_of"]
+__all__ = [
+    "FAMILY",
+    "LANGUAGE_PRESETS",
+    "PRESETS",
+    "Cited",
+    "Preset",
+    "check_presets",
+    "find_preset",
+    "presets_of",
+    "stage_of",
+]
 
-RECIPES = (TLDR_N_PLUS, INSTRUCTGPT, STIENNON, ZIEGLER, S2_DEFAULTS, SMALL_CPU)
+RECIPES, FAMILY = (read_presets(Path(__file__).with_name(f"{name}.tsv")) for name in ("recipes", "family"))
 LANGUAGE_PRESETS = [preset.name for preset in (*RECIPES, *FAMILY)]
 OF_STAGES: dict[str, tuple[Preset, ...]] = {
     stage.name: imported(stage.presets) for stage in registered_stages() if stage.presets

@@ -1,9 +1,13 @@
 """Presets: named sets of values, each with its source."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Cited", "Preset"]
+from kedge.config.table import read_table
+
+__all__ = ["Cited", "Preset", "read_presets"]
 
 
 @dataclass(frozen=True)
@@ -26,3 +30,17 @@ class Preset:
     def settings(self) -> dict[str, Any]:
         """The values without their sources."""
         return {name: cited.value for name, cited in self.values.items()}
+
+
+def read_presets(path: Path) -> tuple[Preset, ...]:
+    """The presets of a table with the columns name, field, value as JSON and source.
+
+    A line without a field starts a preset; its last column is the purpose.
+    """
+    presets: list[Preset] = []
+    for name, field, value, source in read_table(path):
+        if not field:
+            presets.append(Preset(name, source, {}))
+        else:
+            presets[-1].values[field] = Cited(json.loads(value), source)
+    return tuple(presets)

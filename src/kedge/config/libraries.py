@@ -1,39 +1,21 @@
 """Answers for an argument of another library: which library has it, and what it is called here."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from kedge.config.libraries import openrlhf, trl, verl
-from kedge.config.libraries.row import Row
+from kedge.config.table import read_table
 
 __all__ = ["LIBRARIES", "foreign_answer", "foreign_names"]
 
-LIBRARIES: Mapping[str, Mapping[str, tuple[Row, ...]]] = {
-    "TRL": {
-        "PPOTrainer": trl.TRAINER,
-        "PPOConfig": trl.PPO_CONFIG,
-        "GRPO and RLOO": trl.GROUPS,
-        "SFT and reward models": trl.SUPERVISED,
-        "TrainingArguments": trl.TRAINING_ARGUMENTS,
-        "Scripts": trl.SCRIPT,
-        "": trl.WITHOUT_COUNTERPART,
-    },
-    "OpenRLHF": {
-        "Models and data": openrlhf.MODELS_AND_DATA,
-        "Batches and sampling": openrlhf.BATCHES,
-        "Algorithm": openrlhf.ALGORITHM,
-        "Run": openrlhf.RUN,
-        "": openrlhf.WITHOUT_COUNTERPART,
-    },
-    "verl": {
-        "Models and data": verl.MODELS_AND_DATA,
-        "Batches and sampling": verl.BATCHES,
-        "Algorithm": verl.ALGORITHM,
-        "Run": verl.RUN,
-        "": verl.WITHOUT_COUNTERPART,
-    },
-}
-"""The tables of each library; the one without a title lists arguments without a counterpart, by reason."""
+LIBRARIES: dict[str, dict[str, list[tuple[str, str]]]] = {}
+for library, title, names, here in read_table(Path(__file__).with_suffix(".tsv")):
+    LIBRARIES.setdefault(library, {}).setdefault(title, []).append((names, here))
+"""By library and table: arguments as the library spells them, separated by spaces, and their counterpart as Markdown.
+
+A counterpart that starts with a field in backticks is the answer; "none" says that there is none. The table without a
+title lists arguments without a counterpart, by reason.
+"""
 
 
 def foreign_names() -> Iterator[tuple[str, str, str]]:

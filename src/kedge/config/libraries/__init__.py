@@ -1,1 +1,0 @@
-"""The arguments of other PPO libraries, with their counterparts in kedge: one table per library."""
