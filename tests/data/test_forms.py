@@ -18,7 +18,7 @@ from kedge.data import (
     read_prompts,
 )
 from kedge.errors import DataError
-from kedge.stages.evaluation.opponents import read_references
+from kedge.stages.evaluation.policy import read_references
 from tests.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 PLAIN, CHAT = tiny_tokenizer(), tiny_tokenizer(chat_template=CHAT_TEMPLATE)

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from kedge.rewards.missing_eos import MissingEos
+from kedge.rewards.score import MissingEos
 
 STOPPED = torch.tensor([True, True, False, False])
 

@@ -10,8 +10,7 @@ import torch
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
 from kedge.rewards import CallLimits, RewardTerm, load_reward
-from kedge.rewards.missing_eos import MissingEos
-from kedge.rewards.score import describe_responses, score_rollout
+from kedge.rewards.score import MissingEos, describe_responses, score_rollout
 from tests.models.test_actor_critic import RESPONSES, make_rollout
 from tests.tiny import tiny_tokenizer
 

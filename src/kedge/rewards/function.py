@@ -18,9 +18,11 @@ from typing import Any, TypeVar
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Responses, Score, ScoringModel, checked_scores, free_names
-from kedge.system.texts import error_text
+from kedge.system.importing import find_named
+from kedge.system.texts import error_text, names_function
 
-__all__ = ["FunctionReward"]
+__all__ = ["FunctionReward", "find_function", "load_function", "names_function"]
+
 
 _T = TypeVar("_T")
 
@@ -255,3 +257,23 @@ def _one_line_errors(name: str) -> Iterator[None]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"
         raise RewardError(f"{name} raised {type(error).__name__}: {error_text(error)} ({place})") from error
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """The reward function of a given name; see `find_named`.
+
+    Raises:
+        RewardError: No such function, or it does not take `completions`.
+    """
+    function = find_function(spec)
+    FunctionReward(function)  # checks its signature now, not after the first rollout
+    return function
+
+
+def find_function(spec: str) -> Callable[..., Any]:
+    """The function of a given name, with any signature; see `find_named`.
+
+    Raises:
+        RewardError: No such file, module or function; the import raised; it is not callable.
+    """
+    return find_named(spec, word="reward", error=RewardError)

@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.errors import RewardError
 from kedge.models import Precision, load_scalar_model, load_tokenizer
 from kedge.models.loading import Bases
-from kedge.rewards.function import FunctionReward
-from kedge.rewards.import_function import load_function, names_function
+from kedge.rewards.function import FunctionReward, load_function, names_function
 from kedge.rewards.model import ModelReward
 from kedge.rewards.retries import AbsentFunction, CallLimits, GuardedReward
 from kedge.rewards.weighted import WeightedReward

@@ -9,8 +9,7 @@ from inspect import Parameter
 from typing import Any
 
 from kedge.errors import RewardError
-from kedge.rewards.function import FunctionReward
-from kedge.rewards.import_function import find_function
+from kedge.rewards.function import FunctionReward, find_function
 from kedge.rewards.source import Responses, Scores, free_names
 from kedge.system.ranks import ALONE, Ranks
 

@@ -26,9 +26,8 @@ from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.stages.evaluation.evaluator import Evaluator
-from kedge.stages.evaluation.load_judge import load_judge
-from kedge.stages.evaluation.load_policy import load_policy, sampling_of
-from kedge.stages.evaluation.policy import Policy
+from kedge.stages.evaluation.judges import load_judge
+from kedge.stages.evaluation.policy import Policy, load_policy, sampling_of
 from kedge.stages.evaluation.report import Evaluation, report
 from kedge.system.intervals import Interval
 from kedge.training.stopping import stopping_together

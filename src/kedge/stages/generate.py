@@ -25,9 +25,8 @@ from kedge.runs.inputs import Rewards, configured_rewards, load_prompts, load_re
 from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import Run, open_run
 from kedge.runs.shown_result import shows_its_run
-from kedge.stages.evaluation.load_policy import load_policy, sampling_of
-from kedge.stages.evaluation.policy import SampledBatch
-from kedge.stages.evaluation.responses import join_responses, response_rows
+from kedge.stages.evaluation.policy import SampledBatch, join_responses, load_policy, sampling_of
+from kedge.stages.evaluation.report import response_rows
 from kedge.system.intervals import Interval, score_interval
 from kedge.system.output import RESPONSES_FILE, write_summary
 from kedge.system.texts import printable

@@ -11,9 +11,8 @@ from kedge.data import Prompt, Ranking, read_comparisons
 from kedge.errors import RewardError
 from kedge.rewards import load_reward
 from kedge.runs.run import open_run
-from kedge.stages.evaluation.labeling import collect_rankings, rank_responses
-from kedge.stages.evaluation.load_policy import load_policy
-from kedge.stages.evaluation.policy import Policy, Sampling
+from kedge.stages.evaluation.evaluator import collect_rankings, rank_responses
+from kedge.stages.evaluation.policy import Policy, Sampling, load_policy
 from tests.tiny import save_tiny_policy, tiny_tokenizer
 
 SAMPLING = Sampling(max_new_tokens=8, temperature=1.0, batch_size=5, seed=3)

@@ -19,8 +19,7 @@ from kedge.errors import ConfigError, UnscoredError
 from kedge.logs.samples import read_samples
 from kedge.logs.stopwatch import Stopwatch
 from kedge.rewards import CallLimits, load_reward
-from kedge.rewards.missing_eos import MissingEos
-from kedge.rewards.score import ScoredRollout, score_rollout
+from kedge.rewards.score import MissingEos, ScoredRollout, score_rollout
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.batch import SampledBatch

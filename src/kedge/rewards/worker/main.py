@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import NonfiniteScoreError, RewardError
-from kedge.rewards.function import FunctionReward
-from kedge.rewards.import_function import find_function
+from kedge.rewards.function import FunctionReward, find_function
 from kedge.rewards.source import Responses
 from kedge.system.invocation import loading_user_code
 from kedge.system.texts import error_text

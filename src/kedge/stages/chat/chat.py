@@ -20,9 +20,7 @@ from kedge.runs.inputs import Rewards, configured_rewards, load_rewards_on
 from kedge.runs.run import pass_tokens
 from kedge.stages.chat.conversation import Conversation, chosen_form, described_form
 from kedge.stages.chat.stream import TextStream
-from kedge.stages.evaluation.load_policy import sampling_of
-from kedge.stages.evaluation.policy import Policy, Sampling, load_frozen_policy
-from kedge.stages.evaluation.responses import written_responses
+from kedge.stages.evaluation.policy import Policy, Sampling, load_frozen_policy, sampling_of, written_responses
 from kedge.system.texts import unwritable
 from kedge.training.runtime import keep_freed_memory, resolve_device, set_threads, stream_seed
 

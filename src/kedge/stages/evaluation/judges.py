@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from kedge.algorithm.statistics import wins
-from kedge.errors import RewardError
-from kedge.rewards import Responses, Scores, WeightedReward
-from kedge.rewards.pairwise import PairwiseJudge
+from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Judge", "JudgeMode", "PairJudge", "PairOutcomes", "ScoreJudge", "ScoredResponses"]
+from kedge.algorithm.statistics import wins
+from kedge.config import Config
+from kedge.errors import ConfigError, RewardError
+from kedge.rewards import Responses, RewardSpec, Scores, WeightedReward, names_function
+from kedge.rewards.pairwise import PairwiseJudge
+from kedge.runs.inputs import load_rewards
+from kedge.runs.run import Run
+
+__all__ = ["Judge", "PairOutcomes", "ScoredResponses", "load_judge"]
+
 
 JudgeMode: TypeAlias = Literal["score", "pairwise"]
 
@@ -168,3 +174,26 @@ class PairJudge:
             shown_first,
             shown_second,
         )
+
+
+def load_judge(given: RewardSpec | None, config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> Judge:
+    """Load `config.evaluate.judge`.
+
+    Args:
+        given: A function or model in place of `config.evaluate.judge`.
+        config: Names the judge and its mode.
+        run: Device and precision of models, and the ranks that share them.
+        tokenizer: Tokenizer of the responses.
+
+    Raises:
+        ConfigError: The mode is pairwise and the judge is a reward model.
+        RewardError: The function cannot be loaded or has the wrong signature.
+        ModelError: The reward model cannot be loaded.
+    """
+    judge = str(config.evaluate.judge) if given is None else given
+    if config.evaluate.judge_mode == "score":
+        scorer = load_rewards(judge, config, run, tokenizer)
+        return ScoreJudge(scorer)
+    if not callable(judge) and not names_function(str(judge)):
+        raise ConfigError(f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model")
+    return PairJudge(PairwiseJudge(judge if callable(judge) else str(judge), ranks=run.ranks))

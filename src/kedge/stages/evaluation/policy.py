@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.kl import sequence_kl
-from kedge.data import Prompt, encode_prompt
+from kedge.config import Config
+from kedge.data import Prompt, encode_completion, encode_prompt, room_for_prompt, tldr_response
+from kedge.data.chat import render_prompt
+from kedge.data.fields import messages_of
+from kedge.data.records import RowError
+from kedge.errors import DataError
 from kedge.logs.phases import OnPhase
 from kedge.logs.progress import Progress
 from kedge.models import (
@@ -27,13 +32,27 @@ from kedge.models import (
     own_stop_tokens,
     response_logprobs,
 )
-from kedge.rewards import Responses
+from kedge.rewards import MESSAGES_COLUMN, Responses
 from kedge.rewards.score import describe_responses
 from kedge.rollout import Engine, Sampler, SharedEngine, shared_out
+from kedge.runs.frozen import freeze_models
+from kedge.runs.run import Run
 from kedge.system.ranks import ALONE, Ranks
 from kedge.training.runtime import stream_seed
 
-__all__ = ["Policy", "SampledBatch", "Sampling", "load_frozen_policy", "policy_kl"]
+__all__ = [
+    "Policy",
+    "SampledBatch",
+    "Sampling",
+    "join_responses",
+    "load_frozen_policy",
+    "load_policy",
+    "policy_kl",
+    "read_references",
+    "render_for",
+    "sampling_of",
+    "written_responses",
+]
 
 
 @dataclass(frozen=True)
@@ -194,3 +213,145 @@ def policy_kl(policy: Policy, reference: Policy, batches: Iterable[SampledBatch]
         logprobs, ref_logprobs = (side.logprobs(batch.rollout, temperature=temperature) for side in (policy, reference))
         estimates += sequence_kl(logprobs, ref_logprobs, batch.rollout.action_mask).tolist()
     return estimates
+
+
+def load_policy(source: str, config: Config, run: Run) -> Policy:
+    """Load a policy to sample from, on the run's device.
+
+    Raises:
+        ModelError: The policy cannot be loaded or sharded, or has no such stop token.
+    """
+    policy = load_frozen_policy(
+        source,
+        device=run.device,
+        precision=run.precision,
+        stop_token=config.rollout.stop_token,
+        trust_remote_code=config.runtime.trust_remote_code,
+        chat_template=config.data.chat_template if source == str(config.model) else None,
+        ranks=run.ranks,
+    )
+    freeze_models([policy.model], config, run, can_rest=False)
+    return replace(policy, precision="bf16") if policy.model.holds_bf16 else policy
+
+
+GREEDY = 0.01
+"""Temperature of the only response to a prompt: practically greedy, as in N+."""
+
+
+def sampling_of(config: Config, *, num_responses: int = 1) -> Sampling:
+    """The sampling settings of `config.generate`.
+
+    Args:
+        config: The configuration.
+        num_responses: Responses to each prompt: several are to differ.
+    """
+    temperature = config.generate.temperature
+    if temperature is None:
+        temperature = GREEDY if num_responses == 1 else config.rollout.temperature
+    return Sampling(
+        max_new_tokens=config.generate.max_new_tokens or config.rollout.max_new_tokens,
+        temperature=temperature,
+        batch_size=config.generate.batch_size,
+        seed=stream_seed(config.runtime.seed, "answers"),
+    )
+
+
+REFERENCE_COLUMNS = ("completion", "chosen", "summary")
+
+
+def read_references(prompts: Sequence[Prompt], *, template: str) -> list[str]:
+    """The reference of each prompt: its `completion`, `chosen` or `summary`; of a conversation, the last message.
+
+    Args:
+        prompts: The prompts with their columns.
+        template: `tldr` prepends the space that summaries have in training.
+
+    Raises:
+        DataError: A prompt has no reference.
+    """
+    texts = [_reference(prompt.columns) for prompt in prompts]
+    if missing := [number for number, text in enumerate(texts, start=1) if not text]:
+        raise DataError(
+            f"{len(missing)} of {len(texts)} prompts have no reference, first prompt {missing[0]}; add a column "
+            f"{' or '.join(REFERENCE_COLUMNS)}, or name a policy to compare with: --against"
+        )
+    return [tldr_response(text) if template == "tldr" else text for text in texts]
+
+
+def _reference(columns: Mapping[str, Any]) -> str:
+    for name in REFERENCE_COLUMNS:
+        value = columns.get(name)
+        if isinstance(value, (list, Mapping)):
+            try:
+                value = messages_of(value, name)[-1]["content"]
+            except RowError:
+                continue
+        if isinstance(value, str) and value.strip():
+            return value
+    return ""
+
+
+def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max_new_tokens: int) -> list[Prompt]:
+    """The prompts rendered with a policy's chat template; unchanged if it has no template.
+
+    Args:
+        policy: The policy to sample from.
+        prompts: Prompts rendered with `reader`'s template.
+        reader: The policy whose template rendered them.
+        max_new_tokens: Tokens of the context to reserve for the response.
+
+    Raises:
+        DataError: The template rejects a conversation, or a prompt is too long for the policy's context.
+    """
+    rendered = list(prompts)
+    if policy.tokenizer.chat_template not in (None, reader.tokenizer.chat_template):
+        rendered = [_rendered(policy, prompt, number) for number, prompt in enumerate(prompts, start=1)]
+    room = room_for_prompt([policy.model.sampling_length], max_new_tokens)
+    for number, prompt in enumerate(rendered if room is not None else [], start=1):
+        length = len(encode_prompt(policy.tokenizer, prompt.text))
+        if room is not None and length > room:
+            raise DataError(
+                f"prompt {number} is {length} tokens long for {policy.source!r}, which can continue at most {room}; "
+                "lower data.max_prompt_tokens"
+            )
+    return rendered
+
+
+def _rendered(policy: Policy, prompt: Prompt, number: int) -> Prompt:
+    messages = prompt.columns.get(MESSAGES_COLUMN)
+    if not messages:
+        return prompt
+    try:
+        return replace(prompt, text=render_prompt(policy.tokenizer, messages))
+    except RowError as error:
+        raise DataError(f"prompt {number}, for {policy.source!r}: {error}") from error
+
+
+def join_responses(parts: Sequence[Responses]) -> Responses:
+    """Join batches of responses that all have the same columns."""
+    return Responses(
+        prompts=[text for part in parts for text in part.prompts],
+        completions=[text for part in parts for text in part.completions],
+        prompt_ids=[ids for part in parts for ids in part.prompt_ids],
+        response_ids=[ids for part in parts for ids in part.response_ids],
+        stopped=[stopped for part in parts for stopped in part.stopped],
+        columns={name: [entry for part in parts for entry in part.columns[name]] for name in parts[0].columns},
+        max_new_tokens=parts[0].max_new_tokens,
+        seed=parts[0].seed,
+    )
+
+
+def written_responses(
+    prompts: Sequence[Prompt], completions: list[str], stopped: list[bool], tokenizer: PreTrainedTokenizerBase
+) -> Responses:
+    """Texts as responses in a tokenizer's tokens: references, or responses of a policy with another tokenizer."""
+    return Responses(
+        prompts=[prompt.text for prompt in prompts],
+        completions=completions,
+        prompt_ids=[encode_prompt(tokenizer, prompt.text) for prompt in prompts],
+        response_ids=[
+            encode_completion(tokenizer, text, eos=ended) for text, ended in zip(completions, stopped, strict=True)
+        ],
+        stopped=stopped,
+        columns={name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns},
+    )

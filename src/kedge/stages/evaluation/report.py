@@ -12,12 +12,14 @@ from typing import Any
 
 from kedge.logs.json_lines import JsonLines
 from kedge.logs.table import Cell, print_table
+from kedge.rewards import Responses, Scores
+from kedge.rewards.source import free_names
 from kedge.stages.evaluation.evaluator import Evaluator, PolicyResult
 from kedge.stages.evaluation.judges import ScoredResponses
 from kedge.system.intervals import Interval
 from kedge.system.output import JUDGMENTS_FILE, write_summary
 
-__all__ = ["Evaluation", "report"]
+__all__ = ["Evaluation", "report", "response_rows"]
 
 
 @dataclass(frozen=True)
@@ -176,3 +178,17 @@ def _eos_rate(scored: ScoredResponses) -> float:
 
 def _plain(interval: Interval | None) -> dict[str, float | None] | None:
     return None if interval is None else interval.as_json()
+
+
+def response_rows(responses: Responses, scores: Scores | None) -> Iterator[dict[str, Any]]:
+    """Each response as a row with the columns of its prompt.
+
+    A column whose name is taken, such as a reference `completion`, becomes `given_<name>`.
+    """
+    own = ("prompt", "completion", "stopped", *(() if scores is None else ("score",)))
+    names = free_names(responses.columns, own)
+    for index, (prompt, completion) in enumerate(zip(responses.prompts, responses.completions, strict=True)):
+        row: dict[str, Any] = {"prompt": prompt, "completion": completion, "stopped": responses.stopped[index]}
+        if scores is not None:
+            row["score"] = scores[index]
+        yield {**row, **{names[column]: entries[index] for column, entries in responses.columns.items()}}

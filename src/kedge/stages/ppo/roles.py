@@ -26,14 +26,13 @@ from kedge.models import (
 from kedge.models.loading import Bases
 from kedge.models.matrices import inner_matrices
 from kedge.rewards import WeightedReward
-from kedge.rewards.missing_eos import MissingEos
+from kedge.rewards.score import MissingEos
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
 from kedge.runs.frozen import bases_of, freeze_models, hold_bases_of, measuring_scores
 from kedge.runs.inputs import Rewards, configured_rewards, load_rewards
 from kedge.runs.run import REJECTED_FILE, Run, offloads_optimizer
-from kedge.stages.evaluation.judges import Judge
-from kedge.stages.evaluation.load_judge import load_judge
+from kedge.stages.evaluation.judges import Judge, load_judge
 from kedge.stages.ppo.engines import check_engine, choose_engine
 from kedge.stages.ppo.policy_and_critic import load_actor_critic
 from kedge.stages.ppo.prompts import RunPrompts, load_run_prompts

@@ -7,9 +7,8 @@ from pathlib import Path
 from kedge.config import Config, with_values
 from kedge.data import PromptStream
 from kedge.runs.run import Run
-from kedge.stages.evaluation.labeling import collect_rankings
-from kedge.stages.evaluation.load_policy import load_policy
-from kedge.stages.evaluation.policy import Sampling
+from kedge.stages.evaluation.evaluator import collect_rankings
+from kedge.stages.evaluation.policy import Sampling, load_policy
 from kedge.stages.rlhf.folder import write_rows
 from kedge.stages.rlhf.setup import RlhfInputs
 from kedge.training.runtime import stream_seed

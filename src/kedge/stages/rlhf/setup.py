@@ -19,7 +19,7 @@ from kedge.runs.inputs import (
     load_rewards,
 )
 from kedge.runs.run import Run
-from kedge.stages.evaluation.load_policy import load_policy
+from kedge.stages.evaluation.policy import load_policy
 
 __all__ = ["RlhfInputs", "check_inputs", "scored_config", "stage_config", "with_critic", "with_trained"]
 

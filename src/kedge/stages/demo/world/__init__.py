@@ -1,16 +1,20 @@
 """The embedded world: TL;DR summarization in miniature, with a gold judge that has the facts of every post.
 
-posts       stories with distractions
-authors     reference summaries by authors of differing skill
-judge       coverage, accuracy, coherence and brevity of a text as a summary of a post
-world       demonstrations, comparisons by a noisy annotator, and prompts
+world       posts with distractions, authors of differing skill, the gold judge, and what they write and prefer
 words       the language: values of the facts, and sentences
 """
 
-from kedge.stages.demo.world.authors import AUTHORS, Author
-from kedge.stages.demo.world.judge import AXES, SummaryScores, judge_summary, stated_facts
-from kedge.stages.demo.world.posts import Post
-from kedge.stages.demo.world.world import World, render_whole
+from kedge.stages.demo.world.world import (
+    AUTHORS,
+    AXES,
+    Author,
+    Post,
+    SummaryScores,
+    World,
+    judge_summary,
+    render_whole,
+    stated_facts,
+)
 
 __all__ = [
     "AUTHORS",
