@@ -23,6 +23,6 @@ def merge(
     ] = False,
 ) -> None:
     """Save an adapter and its base, or the shards of a checkpoint, as one model."""
-    from kedge.models.merging import merge as merged
+    from kedge.models.saving import merge as merged
 
     typer.echo(f"Model:  {merged(adapter, out, trust_remote_code=trust_remote_code)}")

@@ -17,9 +17,8 @@ from huggingface_hub.utils import validate_repo_id
 
 from kedge.errors import ConfigError, ModelError, PushError
 from kedge.models.adapters import is_adapter, read_adapter
-from kedge.models.card import PLACE
-from kedge.models.origin import ORIGIN_FILE
-from kedge.models.pretrained import check_source
+from kedge.models.card import ORIGIN_FILE, PLACE
+from kedge.models.sources import check_source
 from kedge.system.texts import printable
 
 __all__ = ["check_push", "push_folder", "push_model"]

@@ -26,7 +26,7 @@ from kedge.models import (
     own_stop_tokens,
     save_policy,
 )
-from kedge.models.matrices import inner_matrices
+from kedge.models.pretrained import inner_matrices
 from kedge.models.sharded import shard_model
 from kedge.plan.machine import MachinePlan
 from kedge.runs.ending import end_stage

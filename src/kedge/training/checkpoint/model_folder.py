@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from kedge.errors import KedgeError, ModelError
-from kedge.models.run_models import SHARDED_WEIGHTS
+from kedge.models.sources import SHARDED_WEIGHTS
 from kedge.system.durable import sync, sync_folder, temporary_name
 from kedge.system.output import MODEL_FOLDER
 from kedge.system.ranks.sharding import whole_state_dict
