@@ -72,7 +72,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kedge.inspect.live.serve_run", lambda *_, **__: page)
     monkeypatch.setattr("kedge.runs.preview.preview_data", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.pushing.push_model", lambda *_, **__: "")
-    monkeypatch.setattr("kedge.models.saving.merge", lambda *_, **__: "")
+    monkeypatch.setattr("kedge.models.merging.merge", lambda *_, **__: "")
     monkeypatch.setattr("kedge.stages.chat.load_chat", lambda *_, **__: None)
     monkeypatch.setattr("kedge.stages.chat.chat_on_terminal", lambda *_: None)
     monkeypatch.setattr("kedge.stages.chat.chat_server", lambda *_, **__: page)

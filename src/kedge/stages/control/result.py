@@ -58,6 +58,11 @@ class ControlResult:
     folder: Path
     metrics: list[dict[str, Any]]
 
+    @classmethod
+    def read(cls, folder: Path) -> ControlResult:
+        """The result of a run in a folder."""
+        return cls(folder, read_metrics(folder))
+
     @property
     def model(self) -> Path:
         """The policy's folder; `kedge.load_control_policy` reads it."""
@@ -72,10 +77,8 @@ class ControlResult:
         return load_control_policy(self.model, network=network)
 
 
-def save_result(
-    config: Config, run: Run, parts: Parts, *, interrupted: bool, model: bool = True
-) -> list[dict[str, Any]]:
-    """Save the policy and write the report, also for an interrupted run; return the metrics.
+def save_result(config: Config, run: Run, parts: Parts, *, interrupted: bool, model: bool = True) -> None:
+    """Save the policy and write the report, also for an interrupted run.
 
     Args:
         config: The run's configuration.
@@ -89,7 +92,6 @@ def save_result(
     if model:
         _save(config, parts, run.folder / "model", metrics)
     leave_stage_report(config, run.folder, interrupted=interrupted)
-    return metrics
 
 
 def checkpoint_model(config: Config, parts: Parts) -> CheckpointModel:

@@ -19,13 +19,10 @@ __all__ = [
     "MIN_TREND",
     "SIGNIFICANT",
     "WINDOW",
-    "NoData",
     "Series",
     "combine",
     "fell",
     "fmt",
-    "need",
-    "needed",
     "read",
     "rose",
     "span",
@@ -48,10 +45,6 @@ MEDIAN_ERROR = 1.25
 
 MAD_TO_STD = 1.4826
 """Standard deviation of a normal variable, relative to its median absolute deviation."""
-
-
-class NoData(Exception):
-    """A run lacks what a rule needs, which is no sign of a problem."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +119,17 @@ class Series:
         return median(value for update, value in zip(self.updates, self.values, strict=True) if update in updates)
 
     @property
+    def overall(self) -> float:
+        """Median of the whole run."""
+        return median(self.values)
+
+    @property
+    def overall_error(self) -> float:
+        """Standard error of `overall`, if the values scatter around it at random."""
+        spread = MAD_TO_STD * median(abs(value - self.overall) for value in self.values)
+        return MEDIAN_ERROR * spread / math.sqrt(len(self))
+
+    @property
     def steps(self) -> list[float]:
         """Differences between consecutive values."""
         return [after - before for before, after in zip(self.values, self.values[1:], strict=False)]
@@ -159,26 +163,6 @@ def read(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL, of_policy: boo
     if of_policy:
         found = found.after(value_warmup_of(run))
     return found if len(found) >= max(at_least, 1) else None
-
-
-def need(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL, of_policy: bool = False) -> Series:
-    """A metric that a rule cannot do without; see `read`.
-
-    Raises:
-        NoData: Fewer than `at_least` updates have it.
-    """
-    return needed(read(run, name, at_least=at_least, of_policy=of_policy))
-
-
-def needed(series: Series | None) -> Series:
-    """The series.
-
-    Raises:
-        NoData: There is none.
-    """
-    if series is None:
-        raise NoData
-    return series
 
 
 def combine(

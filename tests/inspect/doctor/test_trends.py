@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kedge.inspect.doctor.series import Series, combine, fell, read, rose, span
+from kedge.inspect.doctor.trends import Series, combine, fell, read, rose, span
 from tests.inspect.doctor.synthetic import run_with
 
 
@@ -16,7 +16,7 @@ def series_of(*values: float) -> Series:
 
 def test_windows_are_the_first_three_and_the_last_quarter() -> None:
     series = series_of(*range(20))
-    assert (series.first, series.early, series.late) == (0, 1, 17)
+    assert (series.first, series.early, series.late, series.overall) == (0, 1, 17, 9.5)
     assert series.late_span == "updates 16 to 20"
     assert series_of(5.0, 1.0, 2.0, 9.0).late == 2.0  # no fewer than three
 

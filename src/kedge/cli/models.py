@@ -1,0 +1,44 @@
+"""`kedge push` and `kedge merge`: what becomes of a trained model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["merge", "push"]
+
+
+def push(
+    model: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="A run, a checkpoint (RUN@8), or a model's folder.")
+    ],
+    repo: Annotated[
+        str, typer.Argument(metavar="ORG/NAME", help="Repository on the hub; created if it does not exist.")
+    ],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    existing: Annotated[
+        bool, typer.Option("--existing", help="Allow a commit to a repository with content that kedge did not push.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the files that would be pushed, and stop.")] = False,
+) -> None:
+    """Push a trained model to the Hugging Face hub. Exits with 1 if the hub refuses halfway."""
+    from kedge.models.pushing import describe_push, push_model
+
+    if dry_run:
+        return typer.echo(describe_push(model))
+    typer.echo(push_model(model, repo, private=private, existing=existing))
+
+
+def merge(
+    adapter: Annotated[
+        str, typer.Argument(metavar="ADAPTER", help="A folder saved by PEFT, or a checkpoint in shards, such as RUN@8.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The new model's folder.")],
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code from the base model's folder.")
+    ] = False,
+) -> None:
+    """Save an adapter and its base, or the shards of a checkpoint, as one model."""
+    from kedge.models.merging import merge as merged
+
+    typer.echo(f"Model:  {merged(adapter, out, trust_remote_code=trust_remote_code)}")
