@@ -47,14 +47,11 @@ DETAILS: Final[Sequence[Detail]] = (
     Detail("observations as they are", {"control.normalize_observations": False}),
     Detail("rewards as they are", {"control.reward_scaling": "none"}),
     Detail("advantages not whitened", {"control.whiten_advantages": "none"}),
-    Detail("torch's initial weights", {"control.initialization": "torch"}),
     Detail("constant learning rate", {"control.schedule": "constant"}),
     Detail("gradients not clipped", {"control.max_grad_norm": None}),
-    Detail("values clipped at 0.2", {"control.value_clip_range": 0.2}),
     Detail("one network for both", {"control.critic": "shared"}),
     Detail("λ = 1: returns as played", {"control.gae_lambda": 1.0}),
     Detail("actions squashed by a tanh", {"control.action_bounds": "squash"}),
-    Detail("Adam's ε = 1e-8", {"control.adam_eps": 1e-8}),
     Detail("ReLU", {"control.activation": "relu"}),
 )
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from kedge.models import FrozenDtype, LanguageModel, Precision, TokenRows, autocast, hold_frozen
-from kedge.models.matrices import inner_matrices
-from kedge.models.quantized import num_weights
+from kedge.models.frozen import num_weights
+from kedge.models.pretrained import inner_matrices
 from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer, OptimizerKind
 

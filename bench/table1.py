@@ -67,7 +67,7 @@ class Variant:
 
 
 def _adaptive(target: float, published: float) -> Variant:
-    settings = {"control.policy_loss": "kl_penalty_adaptive", "control.surrogate_kl_target": target}
+    settings = {"control.policy_loss": "kl_penalty_adaptive", "control.kl_target": target}
     return Variant(f"adaptive KL, d = {target:g}", settings, published, kl_target=target)
 
 
@@ -78,7 +78,7 @@ def _fixed(coef: float, published: float) -> Variant:
 
 UNCLIPPED: Final[Mapping[str, Any]] = {"control.policy_loss": "unclipped"}
 ONE_STEP: Final[Mapping[str, Any]] = {"num_epochs": 1, "num_minibatches": 1, "gae_lambda": 1.0}
-TRPO: Final[Mapping[str, Any]] = {"control.algorithm": "trpo", "control.compile": False}
+TRPO: Final[Mapping[str, Any]] = {"control.policy_loss": "trust_region", "control.compile": False}
 BOUNDED: Final[Mapping[str, Any]] = {"control.max_grad_norm": 0.5}
 A2C: Final[Mapping[str, Any]] = {"num_envs": 8, "num_steps": 8, "learning_rate": 7e-4}
 

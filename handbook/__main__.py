@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from handbook.demo import draw_demo, read_demo, with_results
+from handbook.doctor import with_rules
 from handbook.pages import generated_pages
 from handbook.scaling import draw_scaling, with_scaling
 from handbook.token import compute_update, read_record
@@ -14,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 WITH_RESULTS = (ROOT / "README.md", DOCS / "index.md")
 """Written by hand, except for the demo's table."""
+DOCTOR = DOCS / "doctor.md"
+"""Written by hand, except for the sections of its rules."""
 SCALING = DOCS / "scaling.md"
 """Written by hand, except for its tables."""
 
@@ -30,6 +33,7 @@ def write_pages() -> None:
     """Write the pages that changed."""
     for page in WITH_RESULTS:
         _write(page, with_results(page.read_text(encoding="utf-8"), read_demo()))
+    _write(DOCTOR, with_rules(DOCTOR.read_text(encoding="utf-8")))
     _write(SCALING, with_scaling(SCALING.read_text(encoding="utf-8")))
     for name, text in generated_pages().items():
         _write(DOCS / name, text)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import kedge.api
-import kedge.stages.control
+import kedge_control.stage.run
 from kedge.cli import main
 from kedge.config import Config, config_from_settings, load_config
 from kedge.config.explain.describe import all_fields, find_field, section_type
@@ -72,7 +72,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kedge.inspect.live.serve_run", lambda *_, **__: page)
     monkeypatch.setattr("kedge.runs.preview.preview_data", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.pushing.push_model", lambda *_, **__: "")
-    monkeypatch.setattr("kedge.models.merging.merge", lambda *_, **__: "")
+    monkeypatch.setattr("kedge.models.saving.merge", lambda *_, **__: "")
     monkeypatch.setattr("kedge.stages.chat.load_chat", lambda *_, **__: None)
     monkeypatch.setattr("kedge.stages.chat.chat_on_terminal", lambda *_: None)
     monkeypatch.setattr("kedge.stages.chat.chat_server", lambda *_, **__: page)
@@ -111,7 +111,7 @@ def test_every_yaml_example_loads(example: str, tmp_path: Path) -> None:
 def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kedge.api, "imported", lambda _: lambda config, **_: SimpleNamespace(model=config.out))
     played = SimpleNamespace(policy=lambda: SimpleNamespace(begin_episode=lambda: None, act=lambda observation: 0))
-    monkeypatch.setattr(kedge.stages.control, "run_control", lambda config, **_: played)
+    monkeypatch.setattr(kedge_control.stage.run, "run_control", lambda config, **_: played)
     monkeypatch.setattr("kedge.stages.sweep.run_sweep", lambda *_, **__: None)
     monkeypatch.setattr(kedge.api, "diagnose_run", lambda folder, **_: [])
     names: dict[str, Any] = {}
@@ -185,7 +185,8 @@ def test_every_link_file_function_and_test_exists(page: str) -> None:
         if test := re.fullmatch(r"(?:tests/)?([\w/]*test_\w+\.py)::(\w+)", span):
             assert f"def {test[2]}(" in (ROOT / "tests" / test[1]).read_text(encoding="utf-8"), span
         elif owner := re.fullmatch(r"([\w/]+/\w+\.py):(\w+)", span):
-            source = (ROOT / "src" / "kedge" / owner[1]).read_text(encoding="utf-8")
+            folder = ROOT / "src" if owner[1].startswith("kedge_control/") else ROOT / "src" / "kedge"
+            source = (folder / owner[1]).read_text(encoding="utf-8")
             assert re.search(rf"^(def|class) {owner[2]}\b", source, re.MULTILINE), span
         elif re.fullmatch(r"(src|tests|docs)/[\w./-]+", span):
             assert (ROOT / span).exists(), span

@@ -16,7 +16,7 @@ from bench.faults.running import Found, Outcome
 from bench.processes import BenchError
 from kedge.config import config_from_settings
 from kedge.inspect.doctor import RULES, diagnose
-from kedge.inspect.doctor.needs import TRAINED
+from kedge.inspect.doctor.rule import TRAINED
 from kedge.inspect.record import read_run
 from kedge.stages.ppo import run_ppo
 from tests.tiny import save_tiny_policy
@@ -50,7 +50,7 @@ def outcome_of(case: Case, folder: Path) -> Outcome:
 @pytest.mark.parametrize(
     "name",
     [
-        "KL sign flipped",
+        "KL sign flipped, β × 10, learning rate × 3",
         "trainer ignores the temperature",
         "learning rate × 100",
         "critic frozen",
@@ -66,7 +66,7 @@ def test_a_healthy_run_has_no_serious_finding(tmp_path: Path) -> None:
 
 
 def test_every_rule_about_training_has_a_fault() -> None:
-    assert {case.rule for case in FAULTS} == {rule.name for rule in RULES if set(rule.needs.stages) & set(TRAINED)}
+    assert {case.rule for case in FAULTS} == {rule.name for rule in RULES if set(rule.stages) & set(TRAINED)}
 
 
 def test_no_two_cases_share_a_folder() -> None:

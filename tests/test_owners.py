@@ -29,9 +29,12 @@ from kedge.stages.sft import run_sft
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src" / "kedge"
+SOURCE = ROOT / "src"
 PAGES = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("algorithm.md", "control-details.md"))
-OWNERS = sorted(set(re.findall(r"`([\w/]+\.py):(\w+)`", PAGES)))
+OWNERS = sorted(
+    (file if file.startswith("kedge_control/") else f"kedge/{file}", name)
+    for file, name in set(re.findall(r"`([\w/]+\.py):(\w+)`", PAGES))
+)
 
 POSTS = [
     {"subreddit": "sail", "title": f"Rope {number}", "post": "It broke.\nHelp.", "summary": "rope broke"}
@@ -100,7 +103,7 @@ def played(tmp_path: Path) -> Iterator[Callable[[], object]]:
     def control(name: str, env: Any, **more: Any) -> Callable[[], object]:
         return lambda: kedge.control(env=env, out=tmp_path / name, **{**small, **more})
 
-    yield control("gaussian", "Pendulum-v1", num_envs=2, value_clip_range=0.2)
+    yield control("gaussian", "Pendulum-v1", num_envs=2)
     yield control("squashed", "Pendulum-v1", action_bounds="squash")
     yield control("trpo", "CartPole-v1", preset="trpo")
     yield control("memory", "CartPole-v1", memory_size=4, critic="shared")
@@ -178,7 +181,7 @@ def test_a_run_executes_the_owner(calls: set[tuple[str, int]], file: str, name: 
 
 
 def test_an_owner_that_no_training_calls_would_be_noticed(calls: set[tuple[str, int]]) -> None:
-    assert not is_called(calls, "algorithm/kl.py", "sequence_kl")  # kedge evaluate's
+    assert not is_called(calls, "kedge/algorithm/kl.py", "sequence_kl")  # kedge evaluate's
 
 
 def test_the_page_names_owners() -> None:

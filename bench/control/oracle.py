@@ -20,20 +20,19 @@ from bench.control.tables import markdown
 from bench.processes import BenchError, environment
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
 from kedge.algorithm.policy_losses import unclipped_policy_loss
-from kedge.gym.experience import ControlExperience
-from kedge.gym.learner import ControlLearner
-from kedge.gym.networks import ControlActorCritic
-from kedge.gym.spaces import spaces_of
 from kedge.system.ranks import ALONE, Ranks
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
-from kedge.training.trpo import TrustRegion, trpo_update
+from kedge_control.experience import ControlExperience, ControlLearner
+from kedge_control.networks import ControlActorCritic
+from kedge_control.spaces import spaces_of
+from kedge_control.trpo import TrustRegion, trpo_update
 
 __all__ = ["Compared", "compare", "oracle_table"]
 
 NAMES = {
-    "mlp_extractor.policy_net.0": "policy_trunk.layers.0",
-    "mlp_extractor.policy_net.2": "policy_trunk.layers.1",
+    "mlp_extractor.policy_net.0": "policy_trunk.0",
+    "mlp_extractor.policy_net.2": "policy_trunk.2",
     "action_net": "policy_output",
 }
 """Layers of the policy in sb3-contrib and in kedge."""
@@ -86,7 +85,7 @@ def compare(env: str, *, iterations: int, peer: Path, work: Path, updates: int =
     theirs = torch.cat([(saved[f"after/{name}"] - saved[f"before/{name}"]).flatten() for name in _parameters(policy)])
     _load(policy, saved, "after")
     with torch.no_grad():
-        true_kl = float(policy.distribution(saved["observations"]).kl(old).mean())
+        true_kl = float(policy.distribution(saved["observations"]).kl_from(policy.head.restored(old)).mean())
     return Compared(
         env=env,
         iterations=iterations,
@@ -173,7 +172,6 @@ def _step(policy: ControlActorCritic, saved: dict[str, Tensor], old: Tensor, ite
         values=zeros,
         advantages=(advantages - advantages.mean()) / (advantages.std() + 1e-8),
         returns=zeros,
-        rewards=zeros,
     )
     trpo_update(
         learner,

@@ -153,8 +153,7 @@ def kedge_settings(recipe: Recipe) -> dict[str, Any]:
         own = {"value_coef": recipe.value_coef, "anneal_clip_range": False, "env_options": dict(recipe.options)}
         return {"preset": "atari", **common, **{f"control.{name}": value for name, value in own.items()}}
     if isinstance(recipe, TrpoRecipe):
-        region = ("trpo_kl", "trpo_damping", "trpo_iterations")
-        common |= {"preset": "trpo", **{f"control.{name}": getattr(recipe, name) for name in region}}
+        common |= {"preset": "trpo", "control.kl_target": recipe.trpo_kl}
     return {
         **common,
         "control.normalize_observations": recipe.normalizes,

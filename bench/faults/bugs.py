@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
@@ -20,8 +20,8 @@ import kedge.stages.sft
 import kedge.training.objective
 import kedge.training.update
 from kedge.algorithm.critic import clipped_value_loss
-from kedge.algorithm.experience import CriticOutputs, Experience, PolicyOutputs, Rollout
-from kedge.algorithm.logprobs import token_logprobs, token_logprobs_and_entropy
+from kedge.algorithm.experience import CriticOutputs, PolicyOutputs, Rollout
+from kedge.algorithm.logprobs import token_logprobs_and_entropy
 from kedge.algorithm.masking import aggregate
 from kedge.algorithm.policy_losses import clipped_policy_loss
 from kedge.algorithm.shaping import shape_rewards
@@ -39,11 +39,9 @@ __all__ = [
     "entropy_flipped",
     "eos_masked",
     "gradient_spikes",
-    "kl_reversed",
     "kl_sign_flipped",
     "memory_leak",
     "off_by_one",
-    "sampled_at",
     "stale_sampler",
     "temperature_ignored",
 ]
@@ -58,39 +56,6 @@ def kl_sign_flipped() -> Bug:
         return shape_rewards(*tensors, kl_coef=-kl_coef, **options)
 
     return patch.object(kedge.rollout.collect, "shape_rewards", flipped)
-
-
-def kl_reversed() -> Bug:
-    """The KL is log π_ref − log π wherever it is used, in the reward and in the metrics."""
-
-    def swapped(self: Experience) -> Tensor:
-        assert self.ref_logprobs is not None, "the runs of this bug have a reference"
-        return torch.where(self.action_mask, self.ref_logprobs - self.old_logprobs, 0.0)
-
-    both = ExitStack()
-    both.enter_context(kl_sign_flipped())
-    both.enter_context(patch.object(Experience, "kl", property(swapped)))
-    return both
-
-
-def sampled_at(factor: float) -> Callable[[], Bug]:
-    """Tokens are drawn at a different temperature than their logprobs are computed at.
-
-    Args:
-        factor: Multiplies the temperature of the draw; below 1 it has the effect of a top-p filter.
-    """
-    draw = Sampler._draw
-
-    def elsewhere(self: Sampler, hidden: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        tokens, _ = draw(replace(self, temperature=factor * self.temperature), hidden, draws)
-
-        def measure(logits: Tensor, tokens: Tensor) -> tuple[Tensor]:
-            return (token_logprobs(logits, tokens, temperature=self.temperature),)
-
-        (logprobs,) = self.model.over_logits(measure, hidden, tokens)
-        return tokens, logprobs
-
-    return lambda: patch.object(Sampler, "_draw", elsewhere)
 
 
 def advantages_flipped() -> Bug:
@@ -175,26 +140,16 @@ def dropout_on() -> Bug:
     return patch.object(ActorCritic, "forward", training)
 
 
-def stale_sampler(every: int, *, recorded: bool) -> Callable[[], Bug]:
-    """The sampler gets new weights only every few updates.
+def stale_sampler() -> Bug:
+    """The sampler gets new weights only every fourth update, and the rollouts do not record it."""
+    generate, kept = Sampler.generate, dict[str, Any]()
 
-    Args:
-        every: Updates between two copies.
-        recorded: Whether the rollouts record the version of the weights they were sampled with.
-    """
+    def stale(self: Sampler, prompts: Any, *, policy_version: int = 0, **options: Any) -> Rollout:
+        if policy_version % 4 == 0:
+            kept.update(model=copy.deepcopy(self.model))
+        return generate(replace(self, model=kept["model"]), prompts, policy_version=policy_version, **options)
 
-    def bug() -> Bug:
-        generate, kept = Sampler.generate, dict[str, Any]()
-
-        def stale(self: Sampler, prompts: Any, *, policy_version: int = 0, **options: Any) -> Rollout:
-            if policy_version % every == 0:
-                kept.update(model=copy.deepcopy(self.model), version=policy_version)
-            version = kept["version"] if recorded else policy_version
-            return generate(replace(self, model=kept["model"]), prompts, policy_version=version, **options)
-
-        return patch.object(Sampler, "generate", stale)
-
-    return bug
+    return patch.object(Sampler, "generate", stale)
 
 
 def gradient_spikes() -> Bug:

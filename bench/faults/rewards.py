@@ -12,7 +12,6 @@ __all__ = [
     "dividing",
     "faint",
     "long",
-    "nearly_constant",
     "noise",
     "picky",
     "raising",
@@ -39,11 +38,6 @@ def faint(prompts: list[str], completions: list[str]) -> list[float]:
 def constant(completions: list[str]) -> list[float]:
     """The same score for every response."""
     return [1.0] * len(completions)
-
-
-def nearly_constant(completions: list[str]) -> list[float]:
-    """The same score for every response, up to differences as small as rounding errors."""
-    return [1.0 + 1e-6 * (len(text) % 7) for text in completions]
 
 
 def noise(completions: list[str], seed: int) -> list[float]:

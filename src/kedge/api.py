@@ -30,7 +30,7 @@ from kedge.errors import ConfigError
 from kedge.inspect.diagnosis import diagnose_run
 from kedge.inspect.doctor import Finding
 from kedge.inspect.report import write_report as make_report
-from kedge.models import merging
+from kedge.models import saving
 from kedge.models.pushing import push_model
 from kedge.rewards import RewardSpec, RewardTerm
 from kedge.runs.claim import claim_free_folder, claims
@@ -566,7 +566,7 @@ def merge(adapter: StrPath, out: StrPath, *, trust_remote_code: bool = False) ->
         ModelError: The source is neither, does not belong to its base, or is damaged.
         OutputError: The folder is not free, or cannot be written.
     """
-    return merging.merge(os.fspath(adapter), out, trust_remote_code=trust_remote_code)
+    return saving.merge(os.fspath(adapter), out, trust_remote_code=trust_remote_code)
 
 
 def write_report(*runs: StrPath, out: StrPath | None = None) -> Path:

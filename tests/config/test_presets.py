@@ -6,8 +6,8 @@ from kedge.config import PRESETS, Preset, load_config
 from kedge.config.explain.describe import all_fields, find_field
 from kedge.config.loading.load import resolve
 from kedge.config.presets import FAMILY
-from kedge.config.presets.control import CONTROL
 from kedge.errors import ConfigError
+from kedge_control.stage.presets import CONTROL
 
 # learning rate, schedule | responses per update, epochs | β | γ, λ | ε, τ | c_v, c_e
 FIELDS = (

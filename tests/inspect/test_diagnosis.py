@@ -106,7 +106,7 @@ def test_the_end_of_a_run_prints_serious_findings_and_warnings(
     assert [line.split(":")[:2] for line in lines[:-1]] == [
         ["serious", " steps_too_large"],
         ["warning", " duplicated_prompts"],
-        ["doctor", " 1 serious, 1 warning, 1 note in 35 checks so far; 1 could not be made"],
+        ["doctor", " 1 serious, 1 warning, 1 note in 30 checks so far; 1 could not be made"],
     ]
     assert lines[-1] == f"Run `kedge doctor {folder}` for explanations and remedies"
 
@@ -114,7 +114,7 @@ def test_the_end_of_a_run_prints_serious_findings_and_warnings(
 def test_the_end_of_a_healthy_run_prints_what_was_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     say_findings(write(tmp_path / "run", synthetic_run()))
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("doctor: nothing wrong in 35 checks so far; 1 could not be made: no judge")
+    assert line.startswith("doctor: nothing wrong in 30 checks so far; 1 could not be made: no judge")
 
 
 def rows(run: RunRecord) -> list[tuple[int, dict[str, float]]]:

@@ -29,9 +29,9 @@ from kedge.models import (
     load_tokenizer,
     model_width,
 )
+from kedge.models.frozen import hold_bases
 from kedge.models.loading import Bases
 from kedge.models.packing.packed import TokenRows
-from kedge.models.quantized import hold_bases
 from kedge.runs.fingerprint import input_hashes
 from tests.models.registry.builder import save_policy_folder, save_reward_folder
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_causal_lm, tiny_tokenizer

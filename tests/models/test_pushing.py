@@ -15,7 +15,7 @@ from huggingface_hub import constants
 
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError, PushError
-from kedge.models.pushing import check_push, describe_push, push_folder, push_model
+from kedge.models.pushing import check_push, push_folder, push_model
 from kedge.runs.run import check_publishing
 from kedge.stages.sft import run_sft
 from tests.tiny import save_tiny_policy
@@ -154,25 +154,6 @@ def test_a_model_arrives_whole_and_its_card_names_it(hub, folder):
         "lfs",  # the weights
         "models/crew/ship/commit/main",
     ]
-
-
-def test_hidden_files_and_links_out_of_the_folder_are_named_and_left_out(hub, folder, tmp_path, capsys):
-    (tmp_path / "secret.txt").write_text("password")
-    (folder / "notes.txt").symlink_to(tmp_path / "secret.txt")
-    (folder / "here.json").symlink_to(folder / "config.json")
-    (folder / ".cache").mkdir()
-    (folder / ".cache/token").write_text("hf_secret")
-    (folder / ".env").write_text("hf_secret")
-    left_out = [".cache/token (hidden)", ".env (hidden)", "notes.txt (a link out of the folder)"]
-    lines = describe_push(folder).splitlines()
-    assert [line for line in lines if line.startswith("left out")] == [f"left out: {name}" for name in left_out]
-    assert "model.safetensors  100 bytes" in lines
-    assert hub.requests == []
-    push_folder(folder, "crew/ship")
-    assert set(hub.repos["crew/ship"]) == {
-        *("README.md", "config.json", "here.json", "kedge.json", "model.safetensors", ".gitattributes")
-    }
-    assert f"not pushed: {', '.join(left_out)}\n" in capsys.readouterr().err
 
 
 def test_a_newer_model_replaces_one_of_kedges_and_its_weights(hub, folder):

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError
 from kedge.models import LanguageModel, ScalarModel, TokenRows, autocast, hold_frozen, score_rows
-from kedge.models.quantized import QUANTIZED, QuantizedDtype, QuantizedLinear, load_bitsandbytes, num_weights
+from kedge.models.frozen import QUANTIZED, QuantizedDtype, QuantizedLinear, load_bitsandbytes, num_weights
 from tests.models.families import ARCHITECTURES, language_model
 from tests.tiny import tiny_reward_model, tiny_tokenizer
 

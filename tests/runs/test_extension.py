@@ -14,8 +14,8 @@ from kedge.runs.resuming import describe_extension, finished_run
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.sft import run_sft
+from tests.control.test_runs import play, untimed
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
-from tests.stages.test_control import play, untimed
 from tests.tiny import save_tiny_policy
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye, {number}."} for number in range(6)]
@@ -76,7 +76,10 @@ def test_a_longer_control_run(settings: dict[str, Any], tmp_path: Path, capsys: 
         assert "The run continues after update 2, bit for bit" in said
         assert untimed(longer) == untimed(play(tmp_path / "whole", updates=4, **settings))
     else:
-        assert "Stretched to the new length: the linear decay of the learning rate, what control.compile=auto " in said
+        assert (
+            "Stretched to the new length: the linear decay of the learning rate, the decision of control.compile=auto"
+            in said
+        )
 
 
 def test_without_its_last_state_a_run_cannot_be_extended(policy, tmp_path):

@@ -15,8 +15,7 @@ from transformers import AutoTokenizer
 from kedge.config import config_from_settings, load_config
 from kedge.data import Rendered, encode_prompt
 from kedge.models import ModelCard
-from kedge.models.card import CardSample, hub_id, public_name
-from kedge.models.origin import Origin, read_origin
+from kedge.models.card import CardSample, Origin, hub_id, public_name, read_origin
 from kedge.runs.stage_card import recipe_of
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward

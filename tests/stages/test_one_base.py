@@ -171,7 +171,7 @@ def test_a_reward_model_that_is_trained_equals_peft_by_hand(
         head.weight.data.copy_(head_numbers(head.weight))
         return head
 
-    monkeypatch.setattr("kedge.models.scalar.initialize_head", start_head)
+    monkeypatch.setattr("kedge.models.loading.initialize_head", start_head)
     adapt(base, tmp_path / "start")
     result = kedge.reward(model=tmp_path / "start", out=tmp_path / "run", adapter=LORA, **REWARD)
     found, expected = weights_of(result.model), reward_by_hand(base, tmp_path / "start")

@@ -21,9 +21,6 @@ from kedge.algorithm.experience import Experience, PolicyOutputs
 from kedge.cli import main
 from kedge.config import Config, config_from_settings, with_values
 from kedge.errors import OutOfMemoryError
-from kedge.gym import experience
-from kedge.gym.experience import ControlExperience
-from kedge.gym.learner import ControlLearner
 from kedge.logs.metrics import MetricsLog
 from kedge.rollout import Sampler
 from kedge.runs.out_of_memory import memory_in_one_line
@@ -33,8 +30,10 @@ from kedge.stages.sft import run_sft
 from kedge.training.learner import LanguageLearner
 from kedge.training.runtime import stream
 from kedge.training.supervised.losses import CompletionLoss
+from kedge_control import experience
+from kedge_control.experience import ControlExperience, ControlLearner
+from tests.control.test_runs import play, untimed, weights_of
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
-from tests.stages.test_control import play, untimed, weights_of
 from tests.stages.test_resume import ROWS, assert_same, len_of, model_bytes
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
@@ -171,11 +170,11 @@ def test_fine_tuning_ends_in_one_line_and_goes_on_to_the_bit(
     ("target", "said"),
     [
         (
-            "kedge.gym.in_process:InProcessEnvironments.step",
+            "kedge_control.environments:Environments.step",
             "sampling: .*Try control.num_steps=32 or control.num_envs=1",
         ),
         (
-            "kedge.gym.learner:ControlLearner.evaluate",
+            "kedge_control.experience:ControlLearner.evaluate",
             "the update: .*Try runtime.micro_batch_tokens=auto, control.num_s",
         ),
     ],
@@ -196,7 +195,7 @@ def test_control_ends_in_one_line_and_goes_on_to_the_bit(
 
 def test_control_with_auto_repeats_the_step_in_smaller_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both the minibatches of 32 steps and the rollout's pass of 128 are split."""
-    evaluate, pass_over = ControlLearner.evaluate, experience._pass
+    evaluate, pass_over = ControlLearner.evaluate, experience._with_pass
 
     def limited(learner: ControlLearner, batch: ControlExperience) -> PolicyOutputs:
         outputs = evaluate(learner, batch)
@@ -204,14 +203,14 @@ def test_control_with_auto_repeats_the_step_in_smaller_passes(tmp_path: Path, mo
             ask_for_too_much()
         return outputs
 
-    def limited_pass(policy: Any, played: Any, most: int | None) -> Any:
+    def limited_pass(played: Any, policy: Any, most: int | None) -> Any:
         if most is None or most > 64:
             ask_for_too_much()
-        return pass_over(policy, played, most)
+        return pass_over(played, policy, most)
 
     with monkeypatch.context() as patched:
         patched.setattr(ControlLearner, "evaluate", limited)
-        patched.setattr(experience, "_pass", limited_pass)
+        patched.setattr(experience, "_with_pass", limited_pass)
         found = play(tmp_path / "auto", micro_batch_tokens="auto")
     assert found.metrics[-1]["memory/micro_batch_tokens"] == 16
     split = play(tmp_path / "split", micro_batch_tokens=16)

@@ -25,9 +25,9 @@ from kedge.models import (
     load_tokenizer,
 )
 from kedge.models.adapters import is_frozen
+from kedge.models.frozen import QuantizedLinear, hold_bases
 from kedge.models.loading import Bases
 from kedge.models.packing.packed import TokenRows
-from kedge.models.quantized import QuantizedLinear, hold_bases
 from kedge.rollout.background import frozen_copy
 from tests.models.test_adapters import adapt
 from tests.stages.test_adapters import LORA, PPO, vowels, weights_of

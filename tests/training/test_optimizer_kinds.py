@@ -13,7 +13,7 @@ from torch import nn
 from kedge.data import Demonstration
 from kedge.errors import ConfigError
 from kedge.models import load_language_model, load_scalar_model, load_tokenizer
-from kedge.models.matrices import inner_matrices
+from kedge.models.pretrained import inner_matrices
 from kedge.stages.sft import train_sft
 from kedge.training.optimizer import build_optimizer, clip_gradients, set_learning_rate
 from kedge.training.optimizer_kinds import Optimizer, OptimizerKind, check_optimizer, state_bytes, state_shape

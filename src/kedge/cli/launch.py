@@ -12,13 +12,15 @@ from kedge.cli.command import Command
 from kedge.errors import ConfigError
 from kedge.stages.stage import find_stage, stages
 
-__all__ = ["RANKED", "Launch", "launch"]
+__all__ = ["app"]
+
+app = typer.Typer()
 
 RANKED = [stage.name for stage in stages().values() if stage.is_ranked]
 EXAMPLE = "kedge launch --nodes 2 --devices 8 -- ppo --model MODEL … --out runs/ppo"
 
 
-class Launch(Command):
+class _Launch(Command):
     """The words after -- are a command of its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -28,6 +30,7 @@ class Launch(Command):
         return super().parse_args(ctx, args)
 
 
+@app.command(cls=_Launch)
 def launch(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help=f"One of {', '.join(RANKED)}, with its options.")

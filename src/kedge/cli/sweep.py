@@ -8,12 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from kedge.cli.command import Command
 from kedge.cli.options import ConfigFile, Out, Overrides, PresetName, parameter, parameters_of, settings_of
 from kedge.config import Config, check_stage, load_config
 from kedge.errors import ConfigError
 from kedge.stages.stage import stages
 
-__all__ = ["sweep"]
+__all__ = ["app"]
+
+app = typer.Typer()
 
 SWEPT = {stage.name: stage for stage in stages().values() if stage.is_swept}
 *_FIRST, _LAST = SWEPT
@@ -27,7 +30,7 @@ FLAGS = [
 ]
 
 
-def sweep(
+def _sweep(
     *,
     stage: str,
     overrides: list[str] | None,
@@ -46,7 +49,8 @@ def sweep(
         raise ConfigError(f"kedge sweep runs {', '.join(SWEPT)}, not {stage}")
     if goal not in (None, "max", "min"):
         raise ConfigError(f"--goal must be max or min; it is {goal}")
-    from kedge.stages.sweep import plan_trials, run_sweep, split_override
+    from kedge.stages.sweep import plan_trials, run_sweep
+    from kedge.stages.sweep.grid import split_override
 
     split = {override: split_override(override) for override in overrides or ()}
     swept = {field: values for field, values in split.values() if len(values) > 1 or ".." in values[0]}
@@ -65,7 +69,7 @@ def sweep(
     raise typer.Exit(1 if result.failed else 0)
 
 
-sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
+_sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
     [
         parameter("stage", Annotated[str, typer.Argument(metavar="STAGE", help=f"{LISTED}.")], Parameter.empty),
         parameter("overrides", Overrides),
@@ -98,6 +102,7 @@ sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
         ),
     ]
 )
+app.command("sweep", cls=Command)(_sweep)
 
 
 def _seeds(text: str) -> list[int]:

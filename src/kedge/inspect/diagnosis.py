@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.inspect.doctor import Advice, Examination, Finding, diagnose, examine, no_advice, one_line, severity_rank
-from kedge.inspect.doctor.first_update import FIRST_UPDATE_TOO_LARGE, NUM_FIRST
+from kedge.inspect.doctor.steps import NUM_FIRST, first_update_too_large
 from kedge.inspect.record import RunRecord, read_run, readable
 from kedge.inspect.resolved import value_warmup_of
 from kedge.logs.metrics import METRICS_FILE, read_metrics
@@ -22,7 +22,7 @@ STAGES = ("sft", "reward", "critic", "ppo")
 EVERY = 4
 """Updates between two diagnoses of a run in progress; a tenth of the updates so far once that is more."""
 
-FIRST_UPDATE = FIRST_UPDATE_TOO_LARGE.name
+FIRST_UPDATE = first_update_too_large.name
 """A warning that is worth a line at once, while little is lost by starting again."""
 
 FIRST, LATEST = 50, 450

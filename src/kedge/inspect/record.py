@@ -104,11 +104,6 @@ class RunRecord:
         return self.facts.get("stage", "")
 
     @property
-    def has_updates(self) -> bool:
-        """Whether the stage trains in updates; `evaluate` and `generate` do not."""
-        return self.stage not in RESULTS
-
-    @property
     def ended_early(self) -> str:
         """Why the run ended before its last update: patience, a bound on the KL, a callback; empty if it did not."""
         return str(self.summary.get("ended") or "")

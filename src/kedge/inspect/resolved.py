@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from kedge.inspect.record import RunRecord
 
-__all__ = ["KL_COSTS", "charges_kl", "critic_of", "value_warmup_of", "whitens_advantages"]
+__all__ = ["KL_COSTS", "charges_kl", "critic_of", "value_warmup_of"]
 
 CRITIC_FREE = ("to_go", "total", "rloo", "grpo", "dr_grpo", "reinforce++", "reinforce++_baseline", "remax", "opo")
 """Advantages that need no values."""
-
-UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo")
-"""Advantages that `ppo.whiten_advantages=auto` does not whiten."""
 
 KL_COSTS = ("reward/total", "reward/kl")
 """Metrics that say nothing where the rewards contain no KL: the score itself, of the responses trained on, and 0."""
@@ -30,14 +27,6 @@ def charges_kl(run: RunRecord) -> bool:
     """Whether the KL is subtracted from the rewards; true if the run's configuration does not say."""
     is_free = run.setting("ppo.kl_coef") == 0 and "ppo.kl_coef" not in (run.setting("schedules") or ())
     return run.setting("ppo.kl_in") != "loss" and not is_free
-
-
-def whitens_advantages(run: RunRecord) -> bool:
-    """Whether the advantages are whitened; true if the run's configuration does not say."""
-    whitens = run.setting("ppo.whiten_advantages")
-    if whitens == "auto":
-        return run.setting("ppo.advantage") not in UNWHITENED
-    return whitens is not False
 
 
 def value_warmup_of(run: RunRecord) -> int:

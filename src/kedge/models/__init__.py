@@ -3,17 +3,16 @@
 from kedge.models.adapters import AdapterSettings
 from kedge.models.card import ModelCard
 from kedge.models.frozen import FrozenDtype, HostWeights, hold_frozen
-from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head
+from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head, load_value_head, saved_bins
 from kedge.models.language import ActorCritic, LanguageModel, PolicyWeights, response_logprobs
 from kedge.models.loading import load_language_model, load_scalar_model
 from kedge.models.packing.packed import Decoder, TokenRows
 from kedge.models.packing.trunk import Precision, autocast, resolve_precision
 from kedge.models.pretrained import model_width
-from kedge.models.run_models import find_model
-from kedge.models.saving import load_value_head, save_architecture, save_policy, save_scalar_model, saved_bins
+from kedge.models.saving import save_architecture, save_policy, save_scalar_model
 from kedge.models.scalar import ScalarModel, score_rows
-from kedge.models.stop_tokens import StopTokens, named_stop_tokens, own_stop_tokens
-from kedge.models.tokenizers import load_tokenizer
+from kedge.models.sources import find_model
+from kedge.models.tokenizers import StopTokens, load_tokenizer, named_stop_tokens, own_stop_tokens
 
 __all__ = [
     "ActorCritic",

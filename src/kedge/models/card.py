@@ -1,53 +1,116 @@
-"""The model card: what a stranger needs to judge and use a model, with the metadata that model hubs read."""
+"""What a model's folder says about its origin: the model card, with the metadata that hubs read, and `kedge.json`."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any, cast, get_args
 
 import yaml
+from jinja2 import Environment, StrictUndefined, Template
+from transformers.utils.hub import cached_file
 
 from kedge.data.chat import PromptForm
-from kedge.models.origin import Origin, read_origin
+from kedge.errors import ModelError
+from kedge.models.pretrained import quiet_transformers
+from kedge.models.sources import find_model
 from kedge.system.texts import markdown, names_function, printable
 from kedge.system.version import DISTRIBUTION, __version__
 
-__all__ = ["CardSample", "ModelCard", "hub_id", "public_name"]
+__all__ = ["ORIGIN_FILE", "CardSample", "ModelCard", "Origin", "hub_id", "public_name", "read_origin"]
 
+ORIGIN_FILE = "kedge.json"
+"""In a model's folder. It marks models that kedge made, also on the hub."""
+
+MAX_BYTES = 2**20
 MAX_SHOWN = 400
 """Characters of a sample's prompt, and of its response."""
 
 PLACE = "path/to/this/folder"
 """Stands for the model in the code; replaced by its id on the hub when it is pushed."""
 
-_STAGES = {
-    "sft": "fine-tuned on demonstrations",
-    "reward": "as a reward model",
-    "critic": "as a critic for PPO",
-    "ppo": "trained with PPO",
-}
 _TAGS = {"sft": ["sft"], "reward": ["reward-model", "rlhf"], "critic": ["critic", "rlhf"], "ppo": ["ppo", "rlhf"]}
-
-_LIMITS = {
-    "sft": "It imitates its demonstrations, with their mistakes. Held-out figures are on rows of the same sources.",
-    "reward": "Its score is only meaningful in comparison with other responses to the same prompt, and for texts like "
-    "those that it was trained on. A policy that is optimized against it finds texts that it overrates.",
-    "critic": "It predicts the returns of one policy under one reward, at one temperature; for other responses its "
-    "values mean little.",
-    "ppo": "It was optimized for its reward, which is not the same as what people want: beyond some distance from the "
-    "starting model, a higher score can mean a worse response.",
-}
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
-_PROMPTS: dict[PromptForm, str] = {
-    "conversation": "The prompt is a conversation, rendered with the chat template.",
-    "text": "The prompt is plain text, which the model continues; no chat template is applied.",
-    "tldr": "The prompt is a forum post in the TL;DR format, and the model writes the summary.",
-}
+
+@dataclass(frozen=True)
+class Origin:
+    """How a model was made.
+
+    Attributes:
+        stage: The stage that trained it.
+        base_model: The model that it was trained from: a hub id, or the name of a folder.
+        hub_base: The hub id at the start of the chain of stages; None if it started from a local folder.
+        prompt_form: The form of the prompts that it was trained on; None if unknown.
+        kedge: The version of kedge.
+    """
+
+    stage: str
+    base_model: str
+    hub_base: str | None = None
+    prompt_form: PromptForm | None = None
+    kedge: str = __version__
+
+    def write(self, folder: Path) -> None:
+        """Write `kedge.json`."""
+        text = json.dumps(asdict(self), ensure_ascii=False, indent=2)
+        (folder / ORIGIN_FILE).write_bytes(f"{text}\n".encode("utf-8", "backslashreplace"))
+
+
+def read_origin(source: str | os.PathLike[str], *, hub: bool = True) -> Origin | None:
+    """The origin of a model; None if kedge did not make it, or the file is damaged.
+
+    Args:
+        source: Its folder, run or hub id.
+        hub: Ask the hub if it is no folder.
+    """
+    try:
+        name = find_model(os.fspath(source))
+        path = Path(name) / ORIGIN_FILE if os.path.isdir(name) else _from_hub(name) if hub else None
+        if path is None or path.stat().st_size > MAX_BYTES:
+            return None
+        return _parsed(json.loads(path.read_bytes()))
+    except (ModelError, OSError, ValueError, RecursionError):
+        return None
+
+
+def _parsed(values: object) -> Origin | None:
+    """An origin from the content of a file, which may come from anyone."""
+    if not isinstance(values, Mapping):
+        return None
+    entries = cast("Mapping[Any, Any]", values)
+    texts = {name: printable(entry)[:200] for name, entry in entries.items() if isinstance(entry, str)}
+    if "stage" not in texts or "base_model" not in texts:
+        return None
+    form = texts.get("prompt_form")
+    return Origin(
+        texts["stage"],
+        texts["base_model"],
+        texts.get("hub_base"),
+        cast("PromptForm", form) if form in get_args(PromptForm) else None,
+        texts.get("kedge", ""),
+    )
+
+
+def _from_hub(name: str) -> Path | None:
+    try:
+        with quiet_transformers():
+            found = cached_file(
+                name,
+                ORIGIN_FILE,
+                _raise_exceptions_for_gated_repo=False,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+            )
+    except (OSError, ValueError):  # not a hub id, or no such repository
+        return None
+    return None if found is None else Path(found)
 
 
 @dataclass(frozen=True)
@@ -103,22 +166,16 @@ class ModelCard:
             score_shift: For a reward model, the entry of its configuration that is subtracted from the score.
         """
         origin = self.origin
-        usage = {"reward": lambda: _reward_usage(score_shift), "critic": _critic_usage}.get(
-            self.stage, self._policy_usage
-        )()
-        parts = [
-            f"# {_title(origin)}, {_STAGES[self.stage]}",
-            self._made_from(origin),
-            _section("Results", _table(self.facts)),
-            _section("Use", *usage),
-            _section("Training data", _table(self.data)),
-            _section("Reward", *(f"- {_code(line)}" for line in self.reward)),
-            _section("Samples", *(_sample(sample) for sample in self.samples)),
-            _section("Limitations", _LIMITS[self.stage], *(f"- {markdown(line)}" for line in self.warnings)),
-            _section("Reproduce", *self._recipe()),
-        ]
-        body = "\n\n".join(part for part in parts if part)
-        return f"---\n{yaml.safe_dump(self._header(origin), sort_keys=False)}---\n\n{body}\n"
+        text = _template().render(
+            card=self,
+            origin=origin,
+            title=_title(origin),
+            header=yaml.safe_dump(self._header(origin), sort_keys=False),
+            distribution=DISTRIBUTION,
+            place=PLACE,
+            score_shift=score_shift,
+        )
+        return f"{text.strip()}\n"
 
     def _header(self, origin: Origin) -> dict[str, object]:
         pipelines = {"reward": "text-classification", "sft": "text-generation", "ppo": "text-generation"}
@@ -132,50 +189,6 @@ class ModelCard:
             **base,
             **datasets,
         }
-
-    def _made_from(self, origin: Origin) -> str:
-        chain = origin.hub_base if origin.hub_base and origin.hub_base != origin.base_model else None
-        since = f", which started from {_code(chain)}" if chain else ""
-        return f"Trained with {DISTRIBUTION} {__version__} from {_code(origin.base_model)}{since}."
-
-    def _policy_usage(self) -> list[str]:
-        special = "" if self.adds_special_tokens else ", add_special_tokens=False"
-        listing = _POLICY_USAGE.format(place=PLACE, prompt=_EXAMPLES[self.prompt_form or "text"], special=special)
-        return [_PROMPTS.get(self.prompt_form or "text", ""), _fenced(listing, "python")]
-
-    def _recipe(self) -> list[str]:
-        if not self.settings:
-            return []
-        return [f"`kedge {self.stage} --config config.yaml` with this file:", _fenced(self.settings, "yaml")]
-
-
-_EXAMPLES: dict[PromptForm, str] = {
-    "conversation": 'messages = [{"role": "user", "content": "How deep is the sea?"}]\n'
-    "prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)",
-    "text": 'prompt = "Once upon a time"',
-    "tldr": 'prompt = "SUBREDDIT: r/sailing\\n\\nTITLE: My rope broke\\n\\nPOST: It broke at sea.\\n\\nTL;DR:"',
-}
-
-_POLICY_USAGE = """from transformers import AutoModelForCausalLM, AutoTokenizer
-
-name = "{place}"
-tokenizer = AutoTokenizer.from_pretrained(name)
-model = AutoModelForCausalLM.from_pretrained(name)
-
-{prompt}
-inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False{special})
-output = model.generate(**inputs, max_new_tokens=64)
-print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
-
-_REWARD_USAGE = """from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-name = "{place}"
-tokenizer = AutoTokenizer.from_pretrained(name)
-model = AutoModelForSequenceClassification.from_pretrained(name)
-
-text = "Once upon a time" + " there was a ship." + tokenizer.eos_token
-inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
-score = model(**inputs).logits[0, 0].item() - model.config.{key}"""
 
 
 def public_name(source: str | os.PathLike[str]) -> str:
@@ -206,17 +219,7 @@ def _title(origin: Origin) -> str:
     """What the model is a version of: the model at the start of the chain, or else the folder it was trained from."""
     parts = [part for part in (origin.hub_base or origin.base_model).replace("\\", "/").split("/") if part]
     named = [part for part in parts if part not in ("model", ".", "..")]
-    return markdown(named[-1] if named else "model")
-
-
-def _section(title: str, *paragraphs: str) -> str:
-    text = "\n\n".join(part for part in paragraphs if part)
-    return f"## {title}\n\n{text}" if text else ""
-
-
-def _table(rows: Mapping[str, object]) -> str:
-    lines = "\n".join(f"| {markdown(name)} | {markdown(_rounded(value))} |" for name, value in rows.items())
-    return f"| | |\n|---|---|\n{lines}" if lines else ""
+    return named[-1] if named else "model"
 
 
 def _rounded(value: object) -> str:
@@ -224,11 +227,6 @@ def _rounded(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _sample(sample: CardSample) -> str:
-    score = "" if sample.score is None else f"\n\nScore: {_rounded(sample.score)}"
-    return f"Prompt:\n\n{_fenced(_cut(sample.prompt))}\n\nResponse:\n\n{_fenced(_cut(sample.response))}{score}"
 
 
 def _cut(text: str) -> str:
@@ -248,16 +246,9 @@ def _fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
-def _reward_usage(key: str) -> list[str]:
-    return [
-        "The score of a prompt and its response; the text ends with the EOS token.",
-        _fenced(_REWARD_USAGE.format(place=PLACE, key=key), "python"),
-    ]
-
-
-def _critic_usage() -> list[str]:
-    return [
-        "PPO starts from it, with the policy and the reward that it was trained for. It has a value at every token of "
-        "a response: the return to expect from there.",
-        _fenced(f"kedge ppo --model POLICY --prompts PROMPTS --reward REWARD --critic {PLACE}"),
-    ]
+@cache
+def _template() -> Template:
+    """The card's template, which is data of the package; its values are never templates."""
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.filters |= {"code": _code, "cut": _cut, "fenced": _fenced, "markdown": markdown, "rounded": _rounded}
+    return environment.from_string(Path(__file__).with_name("card.md.jinja").read_text(encoding="utf-8"))

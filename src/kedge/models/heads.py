@@ -1,32 +1,43 @@
-"""The heads of critics and reward models: a scalar, or a histogram of the return."""
+"""The heads of critics and reward models: a scalar, or a histogram of the return; and their files."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from kedge.algorithm.critic import Bins
 from kedge.errors import ModelError
+from kedge.models.sources import find_model
 
 __all__ = [
+    "VALUE_HEAD_FILE",
     "HeadInit",
     "HistogramHead",
     "ValueHead",
     "Values",
     "find_head",
     "initialize_head",
+    "load_value_head",
     "read_values",
+    "saved_bins",
     "scale_head",
+    "value_head_file",
 ]
 
 HeadInit = Literal["zero", "normal"]
+
+VALUE_HEAD_FILE = "value_head/model.safetensors"
+"""In a subfolder: vLLM reads every `*.safetensors` beside `config.json` as weights of the policy."""
+FORMER_VALUE_HEAD_FILE = "value_head.safetensors"
 
 COPY_SPREAD = 1 / 12
 """Standard deviation of a histogram made from a scalar, relative to the support. A wider one would be cut off at the
@@ -197,3 +208,78 @@ def _location_of_start(bins: Bins) -> float:
         else:
             high = middle
     return (low + high) / 2
+
+
+def value_head_file(folder: str | Path) -> Path | None:
+    """The value head saved with a policy, also by earlier versions or LLaMA-Factory; None without a head."""
+    model = Path(find_model(folder))
+    return next((file for name in (VALUE_HEAD_FILE, FORMER_VALUE_HEAD_FILE) if (file := model / name).is_file()), None)
+
+
+def load_value_head(head: ValueHead, folder: str | Path) -> bool:
+    """Load the value head saved with a policy; returns False if there is none.
+
+    A histogram starts with the values of a saved scalar head. The reverse, and other bins, are refused.
+
+    Raises:
+        ModelError: It has another width, other bins, or non-finite weights.
+    """
+    path = value_head_file(folder)
+    if path is None:
+        return False
+    saved, bins = _read_value_head(path)
+    if bins is not None and (not isinstance(head, HistogramHead) or bins != _bins_of(head.state_dict())):
+        raise ModelError(
+            f"{path}: the value head has {bins.num_bins} bins from {bins.low:g} to {bins.high:g}; use it with "
+            f"ppo.value_loss=hl_gauss ppo.value_num_bins={bins.num_bins} ppo.value_min={bins.low:g} "
+            f"ppo.value_max={bins.high:g}, or delete the file"
+        )
+    try:
+        _fill(head, saved, scalar=bins is None)
+    except RuntimeError as error:
+        raise _misfit(path) from error
+    if not all(weight.isfinite().all() for weight in head.parameters()):
+        raise ModelError(f"{path}: the value head contains NaN or infinity")
+    return True
+
+
+def saved_bins(folder: str | Path) -> Bins | None:
+    """The bins of the value head saved with a policy; None for a scalar head, or no head.
+
+    Raises:
+        ModelError: The file is not a value head.
+    """
+    path = value_head_file(folder)
+    return None if path is None else _read_value_head(path)[1]
+
+
+def _read_value_head(path: Path) -> tuple[dict[str, Tensor], Bins | None]:
+    try:
+        # LLaMA-Factory's names are v_head.summary.weight and v_head.summary.bias.
+        saved = {name.removeprefix("v_head.summary."): tensor for name, tensor in load_file(path).items()}
+        return saved, _bins_of(saved)
+    except (RuntimeError, OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise _misfit(path) from error
+
+
+def _misfit(path: Path) -> ModelError:
+    return ModelError(f"{path}: not a value head of the model in this folder; move it away to start with a new one")
+
+
+def _bins_of(state: Mapping[str, Tensor]) -> Bins | None:
+    """The bins of a histogram's state; None for that of a scalar head."""
+    if "support" not in state:
+        return None
+    low, high = state["support"].float().tolist()
+    return Bins(low, high, len(state["bias"]))
+
+
+def _fill(head: ValueHead, saved: dict[str, Tensor], *, scalar: bool) -> None:
+    if scalar and saved.keys() == {"weight"}:
+        saved = {**saved, "bias": torch.zeros(1)}
+    if scalar and isinstance(head, HistogramHead):
+        source = nn.Linear(head.in_features, 1, device=head.weight.device)
+        source.load_state_dict(saved)
+        head.start_from(source)
+    else:
+        head.load_state_dict(saved)

@@ -29,23 +29,21 @@ from transformers import (
 from kedge.algorithm.critic import Bins
 from kedge.errors import ModelError
 from kedge.models.adapters import Adapter, AdapterSettings
-from kedge.models.frozen import FrozenDtype, factors_of
+from kedge.models.frozen import BaseDtype, FrozenDtype, factors_of, hold_bases, quantize
 from kedge.models.language import LanguageModel
 from kedge.models.live_bytes import GROUPED_PRODUCT
 from kedge.models.packing.packed import TokenRows, UnsupportedAttention
 from kedge.models.packing.trunk import Precision
 from kedge.models.pretrained import (
-    base_source,
     disable_dropout,
-    find_adapter,
     fuse_activations,
     load_config,
     loading_reason,
     num_embeddings,
     quiet_transformers,
 )
-from kedge.models.quantized import BaseDtype, hold_bases, quantize
 from kedge.models.scalar import ScalarModel
+from kedge.models.sources import base_source, find_adapter
 
 __all__ = ["Blueprint", "freeze_hollow", "held_bytes", "hold_hollow_base", "hollow_models", "read_blueprint"]
 

@@ -27,20 +27,17 @@ from kedge.models.first_rank import Loaded, built_without_weights, give_model, i
 from kedge.models.heads import find_head, initialize_head
 from kedge.models.language import LanguageModel
 from kedge.models.pretrained import (
-    check_source,
     disable_dropout,
-    find_adapter,
     fit_embedding,
     fuse_activations,
     load_config,
     load_pretrained,
-    local_folder,
     quiet_transformers,
     shares_base,
     take_settings,
 )
-from kedge.models.run_models import find_model
 from kedge.models.scalar import ScalarModel, checked_number
+from kedge.models.sources import check_source, find_adapter, find_model, local_folder
 from kedge.system.ranks import ALONE, Ranks
 
 __all__ = ["Bases", "load_language_model", "load_scalar_model"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -13,34 +12,30 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.activations import FastGELUActivation, NewGELUActivation
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
 from kedge.errors import ModelError
-from kedge.models.adapters import ADAPTER_CONFIG, AdapterFolder, is_adapter, merge_adapter, read_adapter
+from kedge.models.adapters import AdapterFolder, merge_adapter
 from kedge.models.first_rank import Loaded, load_on_first
-from kedge.models.run_models import find_model
-from kedge.system.hub import adapter_snapshot, has_whole_weights, hub_fault, two_models
+from kedge.models.sources import base_source, check_source, find_adapter, local_folder
 from kedge.system.ranks import ALONE, Ranks
-from kedge.system.texts import pointer_fault
 
 __all__ = [
     "HAS_NEW_ROW",
     "NORMALIZATION_KEY",
-    "base_source",
     "context_length",
     "disable_dropout",
-    "find_adapter",
     "fit_embedding",
     "fuse_activations",
+    "inner_matrices",
     "load_config",
     "load_pretrained",
     "loading_reason",
-    "local_folder",
     "model_width",
     "num_embeddings",
     "rope_switch",
@@ -54,12 +49,8 @@ NORMALIZATION_KEY = "kedge_score_shift"
 HAS_NEW_ROW = "has_new_row"
 """Attribute of an embedding that grew by the pad token: the files that it came from do not have this row."""
 
-MAX_LABELS = 10_000
 MAX_LAYERS = 10_000
 """transformers builds every layer in config.json before it can notice that the weights are missing."""
-
-READ_FILES = r"\.(json|jinja|txt)$|^tokenizer\.model$|^(adapter_)?model(-\d+-of-\d+)?\.safetensors$"
-"""Files of a model's folder that kedge or transformers reads."""
 
 MIN_TOKENS = 4
 """Least tokens of a row in the trial passes over a loaded model."""
@@ -79,54 +70,6 @@ def quiet_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def check_source(source: str | Path) -> str:
-    """A model folder's path or a hub id, as a string; see `find_model`. Of an adapter on a hub, the downloaded folder.
-
-    Raises:
-        ModelError: The source looks like a path but does not exist, is a folder without a config.json, with too many
-            labels or with git-lfs pointers, a run without such a model, or a name that the hub cannot have or that
-            cannot be looked up.
-    """
-    source = find_model(source)
-    path, folder = Path(source), os.path.expanduser(source)
-    looks_like_path = path.is_absolute() or str(source).startswith((".", "~")) or len(path.parts) > 2
-    if looks_like_path and not os.path.isdir(folder):
-        raise ModelError(
-            f"model {str(source)!r}: no such folder; expected a folder with config.json or a hub id (org/name)"
-        )
-    if os.path.isfile(os.path.join(folder, ADAPTER_CONFIG)) and has_whole_weights(folder):
-        raise two_models(str(source))
-    if os.path.isdir(folder) and not is_adapter(folder) and not os.path.isfile(os.path.join(folder, "config.json")):
-        raise ModelError(
-            f"model folder {str(source)!r} has no config.json; expected a folder saved by save_pretrained()"
-        )
-    if os.path.isdir(folder):
-        _check_pointers(Path(folder))
-        _check_labels(folder)
-        return folder
-    if (fault := hub_fault(str(source), "model")) is not None:
-        raise ModelError(f"model {str(source)!r}: no such folder; {fault}")
-    return adapter_snapshot(str(source)) or str(source)
-
-
-def _check_pointers(folder: Path) -> None:
-    """Refuse files that are read and are git-lfs pointers; other files of a clone may stay pointers."""
-    unused = "tokenizer.model" if (folder / "tokenizer.json").is_file() else ""
-    for file in sorted(folder.glob("*")):
-        if re.search(READ_FILES, file.name) and file.name != unused and (fault := pointer_fault(file)) is not None:
-            raise ModelError(fault)
-
-
-def _check_labels(folder: str) -> None:
-    """Refuse a number of labels for which transformers would fill the memory with their names."""
-    try:
-        count = json.loads(Path(folder, "config.json").read_bytes()).get("num_labels")
-    except (OSError, ValueError, AttributeError, RecursionError):  # reported by whoever loads it
-        return
-    if isinstance(count, (int, float)) and count > MAX_LABELS:
-        raise ModelError(f"model {folder!r}: config.json has {count:,} labels; at most {MAX_LABELS:,} are supported")
-
-
 def loading_reason(error: BaseException) -> str:
     """An error of transformers as one line."""
     message = " ".join(str(error).split())
@@ -143,26 +86,6 @@ def model_width(source: str | Path, *, trust_remote_code: bool = False) -> int:
     """
     config = load_config(base_source(source), trust_remote_code=trust_remote_code)
     return int(config.get_text_config().hidden_size)
-
-
-def find_adapter(source: str | Path) -> AdapterFolder | None:
-    """The adapter that a model's name stands for; None if it stands for a whole model.
-
-    Raises:
-        ModelError: See `check_source` and `read_adapter`.
-    """
-    name = check_source(source)
-    return read_adapter(name) if is_adapter(name) else None
-
-
-def base_source(source: str | Path) -> str:
-    """A model's own folder or hub id; of an adapter, that of its base.
-
-    Raises:
-        ModelError: See `check_source` and `read_adapter`.
-    """
-    adapter = find_adapter(source)
-    return check_source(source if adapter is None else adapter.base)
 
 
 def load_pretrained(
@@ -314,14 +237,6 @@ def _check_weight_files(source: str) -> None:
         )
 
 
-def local_folder(source: str) -> Path | None:
-    """The folder of a model, or that of the downloaded files of a hub id; None if not downloaded."""
-    config = (
-        str(Path(source) / "config.json") if os.path.isdir(source) else try_to_load_from_cache(source, "config.json")
-    )
-    return Path(config).parent if isinstance(config, str) else None
-
-
 def _saved_dtype(source: str) -> str:
     """The number format of most weights in a model's first file, by torch's name; float32 for formats below 16 bits."""
     folder, sizes = local_folder(source), Counter[str]()
@@ -469,3 +384,24 @@ def fuse_activations(model: nn.Module) -> None:
         for name, child in module.named_children():
             if isinstance(child, (NewGELUActivation, FastGELUActivation)):
                 setattr(module, name, nn.GELU(approximate="tanh"))
+
+
+def inner_matrices(module: nn.Module) -> list[nn.Parameter]:
+    """The weights of the linear layers inside the transformers models of a module, those of adapters included.
+
+    Embeddings, also where the output layer shares them, output layers and heads are not among them: their rows belong
+    to tokens, or are a single one. Neither are the stacked matrices of experts.
+
+    Args:
+        module: A model, a policy with its critic, or any other module.
+
+    Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
+    """
+    models = [each for each in module.modules() if isinstance(each, PreTrainedModel)]
+    outside = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
+    outside |= {id(each) for model in models if (layer := model.get_output_embeddings()) for each in layer.parameters()}
+    layers = [
+        layer for model in models for layer in model.base_model.modules() if isinstance(layer, nn.Linear | Conv1D)
+    ]
+    found = {id(layer.weight): layer.get_parameter("weight") for layer in layers}
+    return [weight for name, weight in found.items() if name not in outside]

@@ -6,7 +6,6 @@ A model replaces one that kedge pushed, as a new commit; a repository with any o
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +17,11 @@ from huggingface_hub.utils import validate_repo_id
 
 from kedge.errors import ConfigError, ModelError, PushError
 from kedge.models.adapters import is_adapter, read_adapter
-from kedge.models.card import PLACE
-from kedge.models.origin import ORIGIN_FILE
-from kedge.models.pretrained import check_source
+from kedge.models.card import ORIGIN_FILE, PLACE
+from kedge.models.sources import check_source
 from kedge.system.texts import printable
 
-__all__ = ["check_push", "describe_push", "push_folder", "push_model"]
+__all__ = ["check_push", "push_folder", "push_model"]
 
 CARD = "README.md"
 WEIGHTS = (".safetensors", ".safetensors.index.json")
@@ -87,28 +85,16 @@ def push_model(model: str | os.PathLike[str], repo: str, *, private: bool = Fals
         ConfigError: See `check_push`; nothing is pushed.
         PushError: The hub refused, or the connection failed.
     """
-    return push_folder(_folder_of(model), repo, private=private, existing=existing)
-
-
-def describe_push(model: str | os.PathLike[str]) -> str:
-    """The files that a push would send, with their sizes, and those that it would leave out; errors as `push_model`."""
-    files, left_out = _files_to_push(_folder_of(model))
-    lines = [f"{name}  {path.stat().st_size:,} bytes" for name, path in files.items()]
-    return "\n".join([*lines, *(f"left out: {name}" for name in left_out)])
-
-
-def _folder_of(model: str | os.PathLike[str]) -> Path:
     folder = Path(check_source(os.fspath(model)))
     if not folder.is_dir():
         raise ModelError(f"model {os.fspath(model)!r}: no such folder; only a folder can be pushed")
-    return folder
+    return push_folder(folder, repo, private=private, existing=existing)
 
 
 def push_folder(folder: Path, repo: str, *, private: bool = False, existing: bool = False, again: str = "") -> str:
     """Push a model folder as one commit; returns the address of the model.
 
-    Hidden files and links that lead out of the folder are not pushed, and named. Weights of an earlier model that the
-    folder does not have are deleted, since loaders could pick them up.
+    Weights of an earlier model that the folder does not have are deleted, since loaders could pick them up.
 
     Args:
         folder: The model's folder.
@@ -127,9 +113,8 @@ def push_folder(folder: Path, repo: str, *, private: bool = False, existing: boo
         check_push(repo, existing=existing)
         api = HfApi()
         api.create_repo(repo, private=True if private else None, exist_ok=True)
-        added, left_out = _files_to_push(folder)
-        if left_out:
-            print(f"not pushed: {', '.join(left_out)}", file=sys.stderr)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        added = {path.relative_to(folder).as_posix(): path for path in files}
         stale = [name for name in _files(api, repo) if name.endswith(WEIGHTS) and name not in added]
         commit = api.create_commit(
             repo,
@@ -140,21 +125,6 @@ def push_folder(folder: Path, repo: str, *, private: bool = False, existing: boo
             commit_message="Model trained with kedge",
         )
     return str(commit.repo_url)
-
-
-def _files_to_push(folder: Path) -> tuple[dict[str, Path], list[str]]:
-    """The files of a model by name, and the names of hidden files and of links out of the folder, with the reason."""
-    files: dict[str, Path] = {}
-    left_out: list[str] = []
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-            left_out.append(f"{name} (a link out of the folder)")
-        elif path.is_file() and any(part.startswith(".") for part in name.parts):
-            left_out.append(f"{name} (hidden)")
-        elif path.is_file():
-            files[name.as_posix()] = path
-    return files, left_out
 
 
 def _check_name(repo: str) -> None:

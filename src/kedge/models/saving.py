@@ -1,52 +1,60 @@
-"""Saves models as Hugging Face folders with tokenizer, chat template and model card."""
+"""Saves models as Hugging Face folders with tokenizer, chat template and model card; merges adapters and shards."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from kedge.algorithm.critic import Bins
-from kedge.errors import ModelError
-from kedge.models.adapters import Adapter
+from kedge.errors import DataError, ModelError
+from kedge.models.adapters import Adapter, is_adapter, read_adapter
 from kedge.models.adapters.folder import write_shift
 from kedge.models.card import ModelCard
-from kedge.models.heads import HistogramHead, ValueHead
+from kedge.models.heads import VALUE_HEAD_FILE, value_head_file
 from kedge.models.language import LanguageModel
-from kedge.models.pretrained import HAS_NEW_ROW, NORMALIZATION_KEY, quiet_transformers
-from kedge.models.run_models import find_model
+from kedge.models.pretrained import (
+    HAS_NEW_ROW,
+    NORMALIZATION_KEY,
+    fit_embedding,
+    load_config,
+    load_pretrained,
+    quiet_transformers,
+)
 from kedge.models.scalar import ScalarModel
-from kedge.models.stop_tokens import kept_stop_ids
-from kedge.models.tokenizers import save_tokenizer
-from kedge.system.durable import replaced_folder
+from kedge.models.sources import SHARDED_WEIGHTS, find_model
+from kedge.models.tokenizers import kept_stop_ids, load_tokenizer, save_tokenizer
+from kedge.system.durable import copy_tree, replaced_folder
 from kedge.system.memory import in_phase
-from kedge.system.output import writing
+from kedge.system.output import check_output, writing
+from kedge.system.ranks.sharding import StoredTensors
 
 __all__ = [
-    "VALUE_HEAD_FILE",
-    "load_value_head",
+    "merge",
     "save_architecture",
     "save_model",
     "save_policy",
     "save_scalar_model",
-    "saved_bins",
-    "value_head_file",
     "write_whole",
 ]
 
 
-VALUE_HEAD_FILE = "value_head/model.safetensors"
-"""In a subfolder: vLLM reads every `*.safetensors` beside `config.json` as weights of the policy."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Files that name the pad token."""
-FORMER_VALUE_HEAD_FILE = "value_head.safetensors"
 
 
 def save_policy(
@@ -158,81 +166,6 @@ def _former_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
         scaling = {"type": rope["rope_type"], **{name: scaling[name] for name in ("short_factor", "long_factor")}}
     scaled = {} if rope["rope_type"] == "default" else {"rope_scaling": scaling}
     return {**{own.get(name, name): rope[name] for name in names}, **scaled}
-
-
-def value_head_file(folder: str | Path) -> Path | None:
-    """The value head saved with a policy, also by earlier versions or LLaMA-Factory; None without a head."""
-    model = Path(find_model(folder))
-    return next((file for name in (VALUE_HEAD_FILE, FORMER_VALUE_HEAD_FILE) if (file := model / name).is_file()), None)
-
-
-def load_value_head(head: ValueHead, folder: str | Path) -> bool:
-    """Load the value head saved with a policy; returns False if there is none.
-
-    A histogram starts with the values of a saved scalar head. The reverse, and other bins, are refused.
-
-    Raises:
-        ModelError: It has another width, other bins, or non-finite weights.
-    """
-    path = value_head_file(folder)
-    if path is None:
-        return False
-    saved, bins = _read_value_head(path)
-    if bins is not None and (not isinstance(head, HistogramHead) or bins != _bins_of(head.state_dict())):
-        raise ModelError(
-            f"{path}: the value head has {bins.num_bins} bins from {bins.low:g} to {bins.high:g}; use it with "
-            f"ppo.value_loss=hl_gauss ppo.value_num_bins={bins.num_bins} ppo.value_min={bins.low:g} "
-            f"ppo.value_max={bins.high:g}, or delete the file"
-        )
-    try:
-        _fill(head, saved, scalar=bins is None)
-    except RuntimeError as error:
-        raise _misfit(path) from error
-    if not all(weight.isfinite().all() for weight in head.parameters()):
-        raise ModelError(f"{path}: the value head contains NaN or infinity")
-    return True
-
-
-def saved_bins(folder: str | Path) -> Bins | None:
-    """The bins of the value head saved with a policy; None for a scalar head, or no head.
-
-    Raises:
-        ModelError: The file is not a value head.
-    """
-    path = value_head_file(folder)
-    return None if path is None else _read_value_head(path)[1]
-
-
-def _read_value_head(path: Path) -> tuple[dict[str, Tensor], Bins | None]:
-    try:
-        # LLaMA-Factory's names are v_head.summary.weight and v_head.summary.bias.
-        saved = {name.removeprefix("v_head.summary."): tensor for name, tensor in load_file(path).items()}
-        return saved, _bins_of(saved)
-    except (RuntimeError, OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise _misfit(path) from error
-
-
-def _misfit(path: Path) -> ModelError:
-    return ModelError(f"{path}: not a value head of the model in this folder; move it away to start with a new one")
-
-
-def _bins_of(state: Mapping[str, Tensor]) -> Bins | None:
-    """The bins of a histogram's state; None for that of a scalar head."""
-    if "support" not in state:
-        return None
-    low, high = state["support"].float().tolist()
-    return Bins(low, high, len(state["bias"]))
-
-
-def _fill(head: ValueHead, saved: dict[str, Tensor], *, scalar: bool) -> None:
-    if scalar and saved.keys() == {"weight"}:
-        saved = {**saved, "bias": torch.zeros(1)}
-    if scalar and isinstance(head, HistogramHead):
-        source = nn.Linear(head.in_features, 1, device=head.weight.device)
-        source.load_state_dict(saved)
-        head.start_from(source)
-    else:
-        head.load_state_dict(saved)
 
 
 def save_scalar_model(
@@ -361,3 +294,95 @@ def save_architecture(policy: LanguageModel, folder: Path) -> Path:
     with quiet_transformers():
         save_model(policy.causal, folder, {}, final=False)
     return folder
+
+
+def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Path:
+    """Save an adapter and its base, or a checkpoint in shards, as one model; returns its folder.
+
+    Args:
+        source: The adapter: a folder that PEFT or kedge saved, or a run. Or a checkpoint whose weights are in shards.
+        out: The new folder.
+        trust_remote_code: Run Python code from the base's folder.
+
+    Raises:
+        ModelError: The source is neither, does not belong to its base, or is damaged.
+        OutputError: The folder is not free, or cannot be written.
+    """
+    folder, target = Path(find_model(source, in_shards=True)), check_output(out)
+    if os.path.isfile(folder / SHARDED_WEIGHTS):
+        return _merge_shards(folder, target, trust_remote_code=trust_remote_code)
+    if not is_adapter(folder):
+        raise ModelError(
+            f"{str(source)!r} is not an adapter: it has no adapter_config.json, or a whole model beside it"
+        )
+    scalar = read_adapter(folder).is_scalar
+    auto_class = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM
+    labels: dict[str, Any] = {"num_labels": 1} if scalar else {}
+    model = load_pretrained(auto_class, folder, trust_remote_code=trust_remote_code, **labels).model
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    fit_embedding(model, tokenizer)
+
+    def write(part: Path) -> None:
+        with quiet_transformers():
+            save_model(model, part)
+            save_tokenizer(tokenizer, part)
+        if (head := value_head_file(folder)) is not None:
+            (part / VALUE_HEAD_FILE).parent.mkdir()
+            shutil.copyfile(head, part / VALUE_HEAD_FILE)
+
+    return write_whole(target, write)
+
+
+def _merge_shards(folder: Path, target: Path, *, trust_remote_code: bool = False) -> Path:
+    """Save the model of a checkpoint in shards as a whole one; returns its folder.
+
+    Args:
+        folder: The model's folder in the checkpoint.
+        target: The new folder, which is free.
+        trust_remote_code: Run Python code from the model's folder.
+
+    Raises:
+        ModelError: A file is missing or damaged.
+        OutputError: The folder cannot be written.
+    """
+    config = load_config(str(folder), trust_remote_code=trust_remote_code)
+    is_scalar = any("SequenceClassification" in name for name in config.architectures or ())
+    auto_class = AutoModelForSequenceClassification if is_scalar else AutoModelForCausalLM
+    with quiet_transformers():
+        model = auto_class.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    try:
+        _fill_from_shards(model, folder)
+    except ModelError:
+        raise
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError, RuntimeError, DataError) as error:
+        raise ModelError(f"model {str(folder)!r}: its shards cannot be read: {error}") from error
+
+    def write(part: Path) -> None:
+        model.save_pretrained(part)
+        # Everything else as it was saved, such as the stop tokens in the generation's defaults.
+        copy_tree(folder, part, leave_out=SHARDED_WEIGHTS)
+
+    return write_whole(target, write)
+
+
+@torch.no_grad()
+def _fill_from_shards(model: PreTrainedModel, folder: Path) -> None:
+    """Give a model the weights in the shards, one after the other.
+
+    Raises:
+        ModelError: One is missing, or has another shape.
+    """
+    places = json.loads((folder / SHARDED_WEIGHTS).read_bytes())
+    groups = {
+        group: StoredTensors((path, None) for path in sorted((folder.parent / group).glob("shard-*.safetensors")))
+        for group in {group for group, _ in places.values()}
+    }
+    own = model.state_dict(keep_vars=True)
+    for name, weight in own.items():
+        if name not in places:
+            raise ModelError(f"model {str(folder)!r}: the shards have no {name}")
+        group, stored = places[name]
+        shape = groups[group].shape(stored)
+        if shape != tuple(weight.shape):
+            raise ModelError(f"model {str(folder)!r}: {name} is {list(shape)}, expected {list(weight.shape)}")
+        weight.copy_(groups[group][stored])

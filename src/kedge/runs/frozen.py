@@ -14,8 +14,8 @@ from kedge.errors import RewardError
 from kedge.logs.progress import say
 from kedge.models import ActorCritic, AdapterSettings, HostWeights, LanguageModel, ScalarModel, hold_frozen
 from kedge.models.adapters import is_frozen
+from kedge.models.frozen import hold_bases
 from kedge.models.loading import Bases
-from kedge.models.quantized import hold_bases
 from kedge.models.sharded import can_be_sharded, shard_model
 from kedge.rewards import Responses, WeightedReward
 from kedge.runs.run import Run, offloads_frozen

@@ -22,9 +22,9 @@ from kedge.logs.loggers import check_loggers
 from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import Precision, model_width, resolve_precision
-from kedge.models.pretrained import base_source, find_adapter
+from kedge.models.frozen import load_bitsandbytes
 from kedge.models.pushing import check_base, check_push
-from kedge.models.quantized import load_bitsandbytes
+from kedge.models.sources import base_source, find_adapter
 from kedge.rewards import RewardTerm
 from kedge.runs.claim import claim, claim_free_folder
 from kedge.runs.data_log import DataLog

@@ -21,7 +21,6 @@ from kedge.models import ModelCard
 from kedge.models.card import CardSample, hub_id, public_name
 from kedge.rewards import names_function
 from kedge.runs.run import Run
-from kedge.stages.stage import find_stage
 
 __all__ = ["recipe_of", "stage_card"]
 
@@ -50,16 +49,17 @@ def stage_card(
         prompts: Prompts that it was trained on.
         ended: Include the findings on the run and its last samples; not in checkpoints, which are saved often.
     """
-    stage = find_stage(run.stage)
+    stage = run.stage.partition("-")[0]
+    base = config.reward_model.base if stage == "reward" else None
     form = prompt_form(prompts, tokenizer, template=config.data.template)
     sources = [source for usage in run.data.roles.values() for source in usage.sources]
     return ModelCard(
-        stage.name,
-        str(stage.starting_model(config)),
+        stage,
+        str(base or config.model),
         facts,
         data=run.data.facts(),
         datasets=[name for source in sources if (name := hub_id(source))],
-        reward=_rewards(config) if stage.samples else (),
+        reward=_rewards(config) if stage in ("critic", "ppo") else (),
         warnings=_warnings(run.folder) if ended else (),
         samples=_samples(run.folder) if ended else (),
         settings=recipe_of(config),

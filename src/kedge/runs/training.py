@@ -10,10 +10,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config, best_metric
-from kedge.errors import KedgeError, OutOfMemoryError
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EVALUATIONS_FILE
 from kedge.logs.incidents import truncate_incidents
@@ -22,7 +20,7 @@ from kedge.logs.loggers import LoggedRun, LoggerGroup, LoggerState
 from kedge.logs.metrics import METRICS_FILE, MetricsLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.runs.ending import end_stage, leave_stage_report, resumable
+from kedge.runs.ending import leave_stage_report, resumable
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Run, offloads_optimizer
 from kedge.system.output import CHECKPOINTS
@@ -36,13 +34,14 @@ from kedge.training.supervised.loop import Outcome
 __all__ = [
     "Callback",
     "Update",
+    "Watcher",
     "end_training",
     "logged_steps",
     "open_loggers",
-    "running",
     "stage_loop",
-    "supervised_loop",
-    "watched",
+    "started_stage",
+    "supervised_training",
+    "training_loop",
 ]
 
 
@@ -80,36 +79,36 @@ Callback: TypeAlias = Callable[[Update], object]
 """Called with each update; what it returns is ignored, and what it raises ends the run."""
 
 
-def watched(
-    callback: Callback | None,
-    run: Run,
-    loop: CheckpointedLoop,
-    num_updates: int,
-    *,
-    model: nn.Module,
-    tokenizer: Any = None,
-) -> Callable[[int, Mapping[str, float]], None]:
-    """A function of an update's number and metrics that shows the update to the user's callback.
+@dataclass(frozen=True)
+class Watcher:
+    """A callback with what it gets to see.
 
-    The update is complete by then: what the callback raises does not undo it.
-
-    Args:
+    Attributes:
         callback: The user's function; None for none.
-        run: The run.
-        loop: Its loop.
-        num_updates: Updates of the whole run.
         model: The trained model.
         tokenizer: Its tokenizer; None if it has none.
     """
 
-    def after_update(number: int, metrics: Mapping[str, float]) -> None:
-        if callback is not None:
+    callback: Callback | None
+    model: nn.Module
+    tokenizer: Any = None
+
+    def see(
+        self,
+        loop: CheckpointedLoop,
+        number: int,
+        metrics: Mapping[str, float],
+        *,
+        stage: str,
+        num_updates: int,
+        folder: Path,
+    ) -> None:
+        """Call the callback with an update, which is complete: what the callback raises does not undo it."""
+        if self.callback is not None:
             loop.complete(number)
             known = MappingProxyType(dict(metrics))
-            update = Update(run.stage, number, num_updates, known, run.shared_folder, model, tokenizer, loop)
-            loop.on_first_rank(lambda: callback(update))
-
-    return after_update
+            update = Update(stage, number, num_updates, known, folder, self.model, self.tokenizer, loop)
+            loop.on_first_rank(lambda: self.callback and self.callback(update))
 
 
 def open_loggers(config: Config, run: Run, *, warn: Callable[[str], None]) -> LoggerGroup:
@@ -206,51 +205,23 @@ def _best(config: Config, stage: str) -> BestUpdate | None:
 
 
 @contextmanager
-def running(config: Config, run: Run, *, save: Callable[..., object] | None = None) -> Iterator[dict[str, object]]:
-    """Start a run, and end it: mark it as finished, say what was found and what comes next, push the model.
-
-    If the block fails, the line that resumes the run is printed, or the folder is removed if it has no results.
+def started_stage(config: Config, run: Run) -> Iterator[None]:
+    """Start the run; if the block fails, say how to resume it, or leave no folder without results.
 
     Args:
         config: The stage's configuration.
         run: The stage's run, opened, not started.
-        save: Saves the model and the report also after a failure, called with `interrupted=`, and `model=`, False where
-            memory ran out, perhaps between two steps; None if the block does it.
-
-    Yields:
-        What `finished.json` says of the run, for the block to fill.
 
     Raises:
         OutputError: The run's folder cannot be created.
     """
-    run.start()
-    summary: dict[str, object] = {}
-    has_results = fits = True
-    with resumable(config, run.folder, run.stage):
-        try:
-            yield summary
-        except BaseException as error:
-            fits = not isinstance(error, OutOfMemoryError)
-            if save is None or isinstance(error, KedgeError):
-                has_results = not run.abandon()
-            raise
-        finally:
-            if save is not None and has_results:
-                save(interrupted=not summary, model=fits)
-    end_stage(config, run, summary)
+    with resumable(config, run.folder, run.stage), run.started():
+        yield
 
 
 @contextmanager
-def supervised_loop(
-    config: Config,
-    run: Run,
-    num_steps: int,
-    *,
-    model: CheckpointModel,
-    tokenizer: PreTrainedTokenizerBase,
-    callback: Callback | None,
-    shown: tuple[str, ...],
-    trained: nn.Module | None = None,
+def training_loop(
+    config: Config, run: Run, num_steps: int, *, model: CheckpointModel, watcher: Watcher, shown: tuple[str, ...]
 ) -> Iterator[dict[str, Any]]:
     """The arguments of a started run for `train_supervised`.
 
@@ -259,20 +230,17 @@ def supervised_loop(
         run: The stage's run, started.
         num_steps: Optimizer steps of the stage.
         model: The trained model, for the checkpoints.
-        tokenizer: Its tokenizer.
-        callback: The user's function, called after each step.
+        watcher: The user's callback.
         shown: Names of the metrics in the progress display.
-        trained: The model that the callback gets; None for the one in the checkpoints.
     """
     with (
         stage_loop(config, run, model=model) as loop,
         logged_steps(config, run, loop, num_steps, shown=shown) as log_step,
     ):
-        after_step = watched(callback, run, loop, num_steps, model=trained or model.module, tokenizer=tokenizer)
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             log_step(step, metrics)
-            after_step(step, metrics)
+            watcher.see(loop, step, metrics, stage=run.stage, num_updates=num_steps, folder=run.shared_folder)
 
         yield {
             "precision": run.precision,
@@ -283,6 +251,18 @@ def supervised_loop(
             "loop": loop,
             "ranks": run.ranks,
         }
+
+
+@contextmanager
+def supervised_training(
+    config: Config, run: Run, num_steps: int, *, model: CheckpointModel, watcher: Watcher, shown: tuple[str, ...]
+) -> Iterator[dict[str, Any]]:
+    """Start the run and yield its arguments for `train_supervised`; see `started_stage` and `training_loop`."""
+    with (
+        started_stage(config, run),
+        training_loop(config, run, num_steps, model=model, watcher=watcher, shown=shown) as training,
+    ):
+        yield training
 
 
 def end_training(config: Config, run: Run, outcome: Outcome) -> None:

@@ -24,7 +24,7 @@ from kedge.logs.progress import Progress, say
 from kedge.logs.table import Cell, print_table
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import Rewards
-from kedge.runs.out_of_memory import stage_function
+from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.stages.ppo.finished_critic import find_critic
@@ -56,7 +56,7 @@ class CriticCheckResult:
     summary: dict[str, Any]
 
 
-@stage_function("evaluate")
+@ends_in_one_line("evaluate")
 def run_check_critic(
     config: Config, *, prompts: Sequence[Any] | None = None, reward: Rewards | None = None
 ) -> CriticCheckResult:

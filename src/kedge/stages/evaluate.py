@@ -22,7 +22,7 @@ from kedge.models import load_tokenizer
 from kedge.rewards import RewardSpec
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import load_prompts
-from kedge.runs.out_of_memory import stage_function
+from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.stages.evaluation.evaluator import Evaluator
@@ -60,7 +60,7 @@ def evaluate_or_check(config: Config, **given: Any) -> Any:
     return run_check_critic(config, **given)
 
 
-@stage_function("evaluate")
+@ends_in_one_line("evaluate")
 def run_evaluate(
     config: Config, *, prompts: Sequence[Any] | None = None, judge: RewardSpec | None = None
 ) -> EvaluateResult:

@@ -22,7 +22,7 @@ from kedge.logs.table import print_table
 from kedge.rewards import Responses, Scores, WeightedReward
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import Rewards, configured_rewards, load_prompts, load_rewards
-from kedge.runs.out_of_memory import stage_function
+from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.stages.evaluation.policy import SampledBatch, join_responses, load_policy, sampling_of
@@ -59,7 +59,7 @@ class GenerateResult:
         return read_json_lines(self.folder / RESPONSES_FILE)
 
 
-@stage_function("generate")
+@ends_in_one_line("generate")
 def run_generate(
     config: Config, *, prompts: Sequence[Any] | None = None, reward: Rewards | None = None
 ) -> GenerateResult:

@@ -22,14 +22,15 @@ from kedge.logs.progress import say
 from kedge.models import ScalarModel, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.models.sharded import shard_model
 from kedge.plan.machine import MachinePlan
+from kedge.runs.ending import end_stage
 from kedge.runs.frozen import adapter_of, bases_of, hold_bases_of, say_loaded_whole
 from kedge.runs.inputs import load_comparisons, load_demonstrations
-from kedge.runs.out_of_memory import stage_function
-from kedge.runs.resuming import read_ending
+from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.resuming import finished_run, read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
-from kedge.runs.training import Callback, end_training, running, supervised_loop
+from kedge.runs.training import Callback, Watcher, end_training, supervised_training
 from kedge.stages.planning.compared import compared
 from kedge.system.output import write_summary
 from kedge.system.ranks.sharding import gathered_state
@@ -53,18 +54,13 @@ class RewardResult:
     folder: Path
     summary: dict[str, Any]
 
-    @classmethod
-    def read(cls, folder: Path) -> RewardResult:
-        """The result of a finished run."""
-        return cls(folder, *read_ending(folder, "summary"))
-
     @property
     def model(self) -> Path:
         """Folder of the model: an `AutoModelForSequenceClassification` with one label."""
         return self.folder / "model"
 
 
-@stage_function("reward", RewardResult.read)
+@ends_in_one_line("reward")
 def run_reward(
     config: Config,
     *,
@@ -90,6 +86,8 @@ def run_reward(
         KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
         KeyboardInterrupt, Terminated: The run was interrupted; the model is saved.
     """
+    if resume and (folder := finished_run(config)):
+        return RewardResult(folder, *read_ending(folder, "summary"))
     in_memory = {"data.comparisons": comparisons, "data.demonstrations": demonstrations}
     run = open_run(config, "reward", in_memory=in_memory, resume=resume)
     settings, inputs = config.reward_model, load_reward_inputs(config, run, comparisons, demonstrations)
@@ -103,12 +101,10 @@ def run_reward(
         return save_scalar_model(model, tokenizer, folder, card=card, weights=weights, final=False)
 
     in_checkpoints = CheckpointModel(model.classifier, save_unnormalized)
-    given: Any = {"model": in_checkpoints, "tokenizer": tokenizer, "callback": callback}
-    shown = ("loss", "accuracy", "eval/accuracy")
-    with (
-        running(config, run) as ending,
-        supervised_loop(config, run, inputs.num_steps, **given, shown=shown) as training,
-    ):
+    watcher, shown = Watcher(callback, model.classifier, tokenizer), ("loss", "accuracy", "eval/accuracy")
+    with supervised_training(
+        config, run, inputs.num_steps, model=in_checkpoints, watcher=watcher, shown=shown
+    ) as training:
         training["order"] = inputs.mixture and inputs.mixture.order
         report = train_reward_model(
             model,
@@ -126,7 +122,7 @@ def run_reward(
             card = stage_card(config, run, _facts(report), tokenizer=tokenizer, prompts=prompts, ended=True)
             save_scalar_model(model, tokenizer, run.folder / "model", card=card, weights=weights)
         end_training(config, run, report.outcome)
-        ending |= {**training["loop"].summary(), "summary": summary, **compared(planned, run.device)}
+    end_stage(config, run, {**training["loop"].summary(), "summary": summary, **compared(planned, run.device)})
     return RewardResult(run.shared_folder, summary)
 
 

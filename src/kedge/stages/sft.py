@@ -26,17 +26,18 @@ from kedge.models import (
     own_stop_tokens,
     save_policy,
 )
-from kedge.models.matrices import inner_matrices
+from kedge.models.pretrained import inner_matrices
 from kedge.models.sharded import shard_model
 from kedge.plan.machine import MachinePlan
+from kedge.runs.ending import end_stage
 from kedge.runs.frozen import adapter_of, bases_of, hold_bases_of, say_loaded_whole
 from kedge.runs.inputs import load_demonstrations
-from kedge.runs.out_of_memory import stage_function
-from kedge.runs.resuming import read_ending
+from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.resuming import finished_run, read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
-from kedge.runs.training import Callback, end_training, running, supervised_loop
+from kedge.runs.training import Callback, Watcher, end_training, supervised_training
 from kedge.stages.planning.compared import compared
 from kedge.system.ranks.sharding import gathered_state
 from kedge.training.checkpoint.model_folder import CheckpointModel
@@ -73,7 +74,7 @@ class SftResult:
         return self.folder / "model"
 
 
-@stage_function("sft", SftResult.read)
+@ends_in_one_line("sft")
 def run_sft(
     config: Config,
     *,
@@ -97,6 +98,8 @@ def run_sft(
         KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
         KeyboardInterrupt, Terminated: The run was interrupted; the model is saved.
     """
+    if resume and (folder := finished_run(config)):
+        return SftResult.read(folder)
     run = open_run(config, "sft", in_memory={"data.demonstrations": demonstrations}, resume=resume)
     inputs = load_sft_inputs(config, run, demonstrations)
     model, tokenizer, split, num_steps = inputs.model, inputs.tokenizer, inputs.split, inputs.num_steps
@@ -113,11 +116,8 @@ def run_sft(
     in_checkpoints = CheckpointModel(
         model.causal, lambda folder, step, weights: save(folder, {"optimizer steps": step}, weights)
     )
-    given: Any = {"model": in_checkpoints, "tokenizer": tokenizer, "callback": callback}
-    with (
-        running(config, run) as summary,
-        supervised_loop(config, run, num_steps, **given, shown=("loss", "eval/loss")) as training,
-    ):
+    watcher, shown = Watcher(callback, model.causal, tokenizer), ("loss", "eval/loss")
+    with supervised_training(config, run, num_steps, model=in_checkpoints, watcher=watcher, shown=shown) as training:
         training["order"] = inputs.mixture and inputs.mixture.order
         outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump())
         facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}
@@ -126,8 +126,8 @@ def run_sft(
             run.sync()
             save(run.folder / "model", facts, weights, ended=True)
         end_training(config, run, outcome)
-        results = {"num_steps": outcome.num_steps, "evaluation": outcome.evaluation}
-        summary |= {**training["loop"].summary(), **results, **compared(planned, run.device)}
+    results = {"num_steps": outcome.num_steps, "evaluation": outcome.evaluation}
+    end_stage(config, run, {**training["loop"].summary(), **results, **compared(planned, run.device)})
     return SftResult(run.shared_folder, outcome.num_steps, outcome.evaluation)
 
 

@@ -37,7 +37,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import ConfigError
@@ -49,6 +49,9 @@ __all__ = ["Flag", "Stage", "find_stage", "imported", "registered_stages", "stag
 
 GROUP = "kedge.stages"
 """The entry points of other packages' stages."""
+
+SHIPPED = EntryPoint("control", "kedge_control.stage.description:CONTROL", GROUP)
+"""The stage of the other package in kedge's own wheel; it is read like any entry point, and needs no installation."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Stage:
         check: Raises `ConfigError` for a configuration that the stage cannot run.
         remedies: Settings that need less memory, with their values, by the phase in which it ran out; None for those
             that follow from the other attributes.
-        next_calls: The calls that usually follow: `(config, model, start, judge) -> list[Call]`.
+        next_calls: The calls that usually follow: `(config, folder, start, judge) -> list[Call]`.
         plan: Says what a run will hold before it starts, and refuses one that cannot fit: `(config, name, *, anyway)`,
             and its result is `planned=` of `run`. Empty for a stage without a plan and a dry run.
         schedule: Describes what the run will do: `(config) -> text`, for `kedge config schedule`.
@@ -199,10 +202,7 @@ def registered_stages() -> tuple[Stage, ...]:
 
 
 def _loaded() -> Iterator[Stage]:
-    from kedge.stages.control_description import CONTROL
-
-    yield CONTROL
-    for entry in entry_points(group=GROUP):
+    for entry in (SHIPPED, *entry_points(group=GROUP)):
         try:
             stage = entry.load()
             if not isinstance(stage, Stage):

@@ -14,7 +14,7 @@ from torch.optim import AdamW
 
 from kedge.errors import ConfigError
 from kedge.models.adapters import is_frozen
-from kedge.models.quantized import load_bitsandbytes
+from kedge.models.frozen import load_bitsandbytes
 from kedge.system.ranks import ALONE, Ranks
 from kedge.system.ranks.sharding import clip_shards
 from kedge.training.host_state import HostState

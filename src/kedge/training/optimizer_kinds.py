@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import ConfigError
-from kedge.models.quantized import load_bitsandbytes
+from kedge.models.frozen import load_bitsandbytes
 
 __all__ = [
     "CODES",

@@ -141,14 +141,6 @@ def biased(contradicted: float) -> dict[str, float]:
 
 
 CASES = [
-    metrics("stale_rollouts", "warning", {"policy/staleness": 1.0}, {"policy/staleness": [0.0] * 9 + [1.0] * 7}),
-    metrics(
-        "stale_rollouts",
-        "serious",
-        {"policy/staleness": 2.0, "policy/sampler_ratio_max": 3.0},
-        {"policy/sampler_ratio_max": 3.0},
-    ),
-    metrics("stale_rollouts", "warning", {"policy/staleness": 2.0}, {"policy/staleness": 1.0}, settings=AHEAD),
     metrics("rollout_too_old", "warning", {"policy/sampler_share": 0.49}, {"policy/sampler_share": 0.51},
             settings=AHEAD),
     metrics("rollout_too_old", "warning", {"policy/sampler_share": 0.9, "policy/sampler_truncated": 0.06},
@@ -225,27 +217,6 @@ CASES = [
     ),
     Case("rows_dropped", "note", dropped(20), dropped(19)),
     Case("rows_dropped", "warning", dropped(80), dropped(0)),
-    metrics(
-        "sampling_not_mirrored",
-        "serious",
-        {"objective/logprobs": -86.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
-        {"objective/logprobs": -88.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
-    ),
-    metrics(
-        "sampling_not_mirrored",
-        "serious",
-        {"objective/logprobs": -116.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
-        {"objective/logprobs": -114.0, "policy/entropy": [2.0] * 16, "response/length": [50.0] * 16},
-    ),
-    metrics("kl_sign_flipped", "serious", {"reward/kl": towards(0.0, -0.05)}, {"reward/kl": towards(0.0, -0.009)}),
-    metrics("kl_negative", "serious", {"objective/kl": [-0.12] * 16}, {"objective/kl": [-0.09] * 16}),
-    metrics(
-        "whitening_constant_batch",
-        "serious",
-        {"reward/score_std": 2e-3, "reward/score_mean": 2.2},
-        {"reward/score_std": 3e-3, "reward/score_mean": 2.2},
-    ),
-    metrics("whitening_constant_batch", "serious", {"advantage/std": 2e-3}, {"advantage/std": 3e-3}),
     metrics(
         "reward_flat",
         "serious",

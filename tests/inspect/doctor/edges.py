@@ -34,12 +34,6 @@ HISTOGRAM = {
     "ppo.value_num_bins": 100,
     **IN_SCORES,
 }
-WHITENED = {"ppo.whiten_rewards": True}
-IN_HUNDREDS = {
-    "reward/score_mean": [0.0, 300.0] * 8,
-    "reward/score_std": [500.0] * 16,
-    "value/returns_mean": [0.5] * 16,
-}
 FLAT = {"reward/score_mean": [1.0] * 16, **SCORES}
 FROZEN = {**FLAT, "policy/clip_fraction": [0.0] * 16, "policy/approx_kl": [0.0] * 16, "objective/kl": [0.0] * 16}
 
@@ -69,17 +63,6 @@ def of_16(count: int, odd: float, usual: float) -> list[float]:
 def metrics(rule: str, *pairs: tuple[str, Mapping[str, Series]], **settings: Any) -> Iterator[Edge]:
     for severity, changed in pairs:
         yield Edge(rule, severity, synthetic_run(metrics=changed, settings=settings))
-
-
-def surprisal(**changed: list[float]) -> dict[str, Series]:
-    names = {
-        "logprobs": "objective/logprobs",
-        "nats": "policy/entropy",
-        "length": "response/length",
-        "moved": "policy/approx_kl",
-    }
-    usual = {"nats": [2.0] * 16, "length": [50.0] * 16, "moved": [0.01] * 16}
-    return {names[name]: column for name, column in {**usual, **changed}.items()}
 
 
 def responses(nats: list[float]) -> dict[str, Series]:
@@ -118,29 +101,6 @@ def critic(updates: int) -> RunRecord:
 
 
 EDGES: list[Edge] = [
-    *metrics(
-        "sampling_not_mirrored",
-        # 0.8 in the median, give or take a standard error of 0.066, or of 0.068
-        (SERIOUS, surprisal(logprobs=[-65.7, -94.3] * 8)),
-        (SILENT, surprisal(logprobs=[-65.3, -94.7] * 8)),
-        (SERIOUS, surprisal(logprobs=[-50.0] * 16, moved=[0.048] * 16)),
-        (SILENT, surprisal(logprobs=[-50.0] * 16, moved=[0.052] * 16)),
-        (SERIOUS, surprisal(logprobs=[-0.3] * 16, nats=[0.0144] * 16)),
-        (SILENT, surprisal(logprobs=[-0.3] * 16, nats=[0.0136] * 16)),
-    ),
-    # Responses without a score are not measured: those that remain may be likelier, or nearer to the reference.
-    *(
-        edge
-        for rule, wrong in (
-            ("sampling_not_mirrored", surprisal(logprobs=[-50.0] * 16)),
-            ("kl_negative", {"objective/kl": [-1.0] * 16}),
-        )
-        for edge in metrics(
-            rule,
-            (SERIOUS, {**wrong, "reward/unscored": [12.0] * 16}),
-            (SILENT, {**wrong, "reward/unscored": [13.0] * 16}),
-        )
-    ),
     Edge("not_finite", SERIOUS, incidents(3)),
     Edge("not_finite", WARNING, incidents(2)),
     *metrics(
@@ -187,24 +147,7 @@ EDGES: list[Edge] = [
         **{"ppo.value_warmup_updates": 2},
     ),
     Edge("first_update_too_large", WARNING, synthetic_run(1, {"policy/clip_fraction": [0.3]})),
-    *metrics(
-        "kl_sign_flipped",
-        (SERIOUS, {**SCORES, "reward/kl": [-0.0102] * 16}),
-        (SILENT, {**SCORES, "reward/kl": [-0.0098] * 16}),
-    ),
-    *metrics("kl_sign_flipped", (SERIOUS, {**SCORES, "reward/kl": [-0.0102] * 16}), **WHITENED),
-    *metrics(
-        "whitening_constant_batch",
-        (SERIOUS, {"advantage/std": [2.1e-3] * 16, "value/returns_mean": [2.2] * 16}),
-        (SILENT, {"advantage/std": [2.3e-3] * 16, "value/returns_mean": [2.2] * 16}),
-    ),
     # Whitened rewards have a standard deviation of 1, whatever the unit of the score.
-    *metrics(
-        "whitening_constant_batch",
-        (SILENT, {**IN_HUNDREDS, "advantage/std": [1.1e-3] * 16}),
-        (SERIOUS, {**IN_HUNDREDS, "advantage/std": [0.9e-3] * 16}),
-        **WHITENED,
-    ),
     # Until the policy is trained, it can neither move nor score better.
     *metrics("steps_too_small", (SILENT, FROZEN), **{"ppo.value_warmup_updates": 9}),
     *metrics("steps_too_small", (SERIOUS, FROZEN), **{"ppo.value_warmup_updates": 8}),
@@ -473,14 +416,10 @@ EDGES: list[Edge] = [
         (SERIOUS, {"value/explained_variance": [-5.0] * 16, "reward/score_std": step(1.0, 0.102)}),
         (SILENT, {"value/explained_variance": [-5.0] * 16, "reward/score_std": step(1.0, 0.098)}),
     ),
-    *(
-        edge
-        for rule in ("whitening_constant_batch", "reward_flat")
-        for edge in metrics(
-            rule,
-            (SERIOUS, {"reward/score_std": 0.0, "reward/score_mean": -1.0, "response/eos_rate": step(0.11, 0.0)}),
-            (SILENT, {"reward/score_std": 0.0, "reward/score_mean": -1.0, "response/eos_rate": step(0.09, 0.0)}),
-        )
+    *metrics(
+        "reward_flat",
+        (SERIOUS, {"reward/score_std": 0.0, "reward/score_mean": -1.0, "response/eos_rate": step(0.11, 0.0)}),
+        (SILENT, {"reward/score_std": 0.0, "reward/score_mean": -1.0, "response/eos_rate": step(0.09, 0.0)}),
     ),
     Edge("dead_critic", NOTE, critic(7)),
     Edge("dead_critic", NOTE, critic(3)),
@@ -595,7 +534,6 @@ EDGES += [
 
 MIN_UPDATES: dict[str, tuple[int, dict[str, float]]] = {
     "steps_too_large": (4, {"policy/clip_fraction": 0.5}),
-    "kl_negative": (4, {"objective/kl": -1.0}),
     "no_exploration": (4, {"policy/entropy": 0.01}),
     "duplicated_prompts": (4, {"prompt/distinct": 0.5}),
     "truncated_at_cap": (4, {"response/eos_rate": 0.8}),

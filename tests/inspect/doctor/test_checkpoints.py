@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge.inspect.doctor.checkpoints import earlier_policy
-from kedge.inspect.doctor.hacking import PROXY_UP_JUDGE_DOWN
-from kedge.inspect.doctor.trends import Series
+from kedge.inspect.doctor.hacking import earlier_policy, proxy_up_judge_down
+from kedge.inspect.doctor.series import Series
 from tests.inspect.doctor.synthetic import synthetic_run
 
 JUDGE = Series(range(1, 41), [*(update / 20 for update in range(1, 21)), *(1 - update / 20 for update in range(1, 21))])
@@ -48,7 +47,7 @@ def test_a_falling_win_rate_on_held_out_prompts_is_found(tmp_path):
     rate = [0.5, *(0.5 + 0.04 * step for step in range(1, 8)), *(0.78 - 0.05 * step for step in range(1, 9))]
     run = replace(synthetic_run(metrics={"reward/score_mean": lambda done: 1 + done, "eval/win_rate": rate}),
                   folder=tmp_path)  # fmt: skip
-    symptom = PROXY_UP_JUDGE_DOWN.check(run)
+    symptom = proxy_up_judge_down.check(run)
     assert symptom is not None
     assert "eval/win_rate, measured on held-out prompts, falls from 0.740" in symptom.seen
     assert "ppo.eval_every=1 with checkpoint.keep_best=eval/win_rate" in symptom.advice

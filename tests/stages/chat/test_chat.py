@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kedge.config import load_config
 from kedge.errors import ConfigError, DataError
-from kedge.models.origin import Origin
+from kedge.models.card import Origin
 from kedge.stages.chat import Chat, chat_on_terminal, load_chat
 from kedge.stages.chat.conversation import Conversation
 from kedge.stages.chat.stream import TextStream
@@ -200,7 +200,7 @@ def test_one_or_two_models(folders):
 
 def test_a_name_in_its_own_folder_stays_a_path(tmp_path: Path):
     (tmp_path / "kedge.json").write_text('{"stage": "ppo", "base_model": "x", "prompt_form": ["conversation"]}')
-    from kedge.models.origin import read_origin
+    from kedge.models.card import read_origin
 
     assert read_origin(tmp_path) == Origin("ppo", "x", None, None, "")
     for damaged in ("[]", "{", '{"stage": 1}', "[" * 10_000):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from kedge.system import memory
 from kedge.system.memory import (
     MemoryLimit,
     free_memory,
     held_memory,
-    limits,
     memory_limit,
     memory_limits,
     private_memory,
@@ -48,9 +48,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / "cgroup").write_text(groups)
 
     (tmp_path / "meminfo").write_text("MemTotal: 8000000 kB\nMemFree: 1 kB\nMemAvailable: 5000000 kB\nHugePages: 0\n")
-    monkeypatch.setattr(limits, "MEMORY_INFO", tmp_path / "meminfo")
-    monkeypatch.setattr(limits, "OWN_GROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(limits, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(memory, "MEMORY_INFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "OWN_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
     return write
 
 

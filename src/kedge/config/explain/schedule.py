@@ -2,7 +2,7 @@
 
 from kedge.config.schema.root import Config
 
-__all__ = ["control_schedule_in_words", "schedule_in_words"]
+__all__ = ["schedule_in_words"]
 
 SMALL_SHARE = 0.2
 """Share of a score, reaching the first token without the critic's help, below which λ is worth a word."""
@@ -17,29 +17,6 @@ def schedule_in_words(config: Config, num_prompts_available: int | None = None, 
         num_held_out: Held-out prompts, if known.
     """
     return "\n".join([*_update(config), *_run(config, num_prompts_available, num_held_out)])
-
-
-def control_schedule_in_words(config: Config) -> str:
-    """Describe what a control run amounts to: steps in the environment, optimizer steps."""
-    loop, updates = config.control, config.control.num_updates
-    envs, steps = config.control.num_envs, config.control.steps_per_update
-    optimizer_steps, played = loop.num_epochs * loop.num_minibatches, updates * steps
-    is_trpo = loop.algorithm == "trpo"
-    lines = [
-        "Each update",
-        f"  plays {_count(loop.num_steps, 'step')} in {_count(envs, 'environment')}: {_count(steps, 'step')},",
-        *(["  takes one natural-gradient step of the policy,"] if is_trpo else []),
-        f"  {'trains the critic in' if is_trpo else 'makes'} {_count(loop.num_epochs, 'pass')} over them, each in "
-        f"{_count(loop.num_minibatches, 'minibatch')} of {_count(steps // loop.num_minibatches, 'step')},",
-        "  and takes one optimizer step per minibatch:",
-        f"  {_count(optimizer_steps, 'optimizer step')} per update"
-        f"{', fewer if control.early_stop_kl is exceeded' if loop.early_stop_kl else ''}.",
-        f"The run makes {_count(updates, 'update')}: {_count(played, 'step')} in the environment, "
-        f"{_count(updates * optimizer_steps, 'optimizer step')}.",
-    ]
-    if rest := loop.total_steps - played:
-        lines.append(f"The last {_count(rest, 'step')} of control.total_steps={loop.total_steps} are no whole update.")
-    return "\n".join(lines)
 
 
 def _update(config: Config) -> list[str]:

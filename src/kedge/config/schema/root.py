@@ -26,9 +26,6 @@ from kedge.config.schema.section import Section, as_list
 from kedge.config.schema.sft import SftConfig
 from kedge.stages.stage import imported, registered_stages
 
-if TYPE_CHECKING:
-    from kedge.config.schema.control.section import ControlConfig
-
 __all__ = ["Config"]
 
 
@@ -126,9 +123,6 @@ class Config(Section):
     runtime: RuntimeConfig = field(
         RuntimeConfig(), meaning="Device, numerics, seed, and what a run writes.", source="kedge"
     )
-
-    if TYPE_CHECKING:
-        control: ControlConfig = ControlConfig()
 
     @property
     def responses_per_update(self) -> int:

@@ -1,9 +1,7 @@
 """The doctor: rules that read a run's metrics, name what is wrong and suggest what to change."""
 
-from kedge.inspect.doctor.examination import Examination, merge
-from kedge.inspect.doctor.finding import Advice, Direction, Finding, Severity, no_advice, severity_rank
-from kedge.inspect.doctor.registry import RULES, diagnose, examine
-from kedge.inspect.doctor.terminal import one_line, print_examinations
+from kedge.inspect.doctor.examine import RULES, Examination, diagnose, examine, merge, one_line, print_examinations
+from kedge.inspect.doctor.rule import Advice, Direction, Finding, Rule, Severity, no_advice, severity_rank
 
 __all__ = [
     "RULES",
@@ -11,6 +9,7 @@ __all__ = [
     "Direction",
     "Examination",
     "Finding",
+    "Rule",
     "Severity",
     "diagnose",
     "examine",

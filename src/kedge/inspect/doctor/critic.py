@@ -1,21 +1,16 @@
-"""The critic, and the advantages computed from it."""
+"""Critic: its predictions, and the advantages computed from them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
-from kedge.inspect.doctor.needs import Needs
-from kedge.inspect.doctor.remedies import scale, set_to
-from kedge.inspect.doctor.responses import nearly_all_truncated
-from kedge.inspect.doctor.rewards import NEARLY_CONSTANT, scores_are_constant
-from kedge.inspect.doctor.support import support_symptom
-from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read, rose
+from kedge.inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
+from kedge.inspect.doctor.series import MIN_TREND, WINDOW, fmt, read, rose
 from kedge.inspect.record import RunRecord
-from kedge.inspect.resolved import critic_of, whitens_advantages
-
-__all__ = ["DEAD_CRITIC", "VALUE_CLIP_BINDING", "VALUE_SCALE_MISMATCH", "WHITENING_CONSTANT_BATCH"]
+from kedge.inspect.resolved import critic_of
 
 BIASED = 1.0
 """Distance of the mean value from the mean return, in standard deviations of the returns, of a critic that has not even
@@ -112,7 +107,32 @@ def _critic(run: RunRecord) -> _Critic | None:
     )
 
 
-def _dead(run: RunRecord) -> Symptom | None:
+@rule(
+    "The critic predicts hardly better than a constant, or worse. The advantages are then little more than the raw "
+    "score, with all its noise, on every token.",
+    needs=NEEDED,
+    also=CRITIC_METRICS,
+    updates=MIN_TREND,
+    fits=has_critic,
+)
+def dead_critic(run: RunRecord) -> Symptom | None:
+    """Seen: `value/explained_variance` is 0.05 or below, or `value/mean` is far from `value/returns_mean`.
+
+    Try: A value head on the policy's trunk learns as slowly as the policy does: `ppo.critic=separate` gives the critic
+    weights and a learning rate of its own; else triple `ppo.value_coef` and `ppo.value_head_rate`. A separate critic at
+    the policy's learning rate is too slow: ten times that with `ppo.critic_learning_rate`
+    (`bench/defaults/RESULTS.md`). `ppo.value_warmup_updates=5` trains either before the policy. Below −0.1, unless it
+    is rising, the values are not constant but noise: then a third of the critic's learning rate. As long as the
+    explained variance is 0.05 or below, `ppo.gae_lambda=1`, the default: with 0.95 a score hardly reaches the early
+    tokens of a long response except through the values ([measured](critic.md#does-it-pay)). Where only the mean value
+    is off, λ is left alone.
+
+    Threshold: A late explained variance of at most 0.05, or a mean value one standard deviation of the returns off.
+    Serious if the mean is off, the explained variance is below −1 (worse than unrelated values) or the values are
+    nearly constant; otherwise a warning from 50 updates on and a note before, since a value head needs that long to
+    explain anything. A finished run of 3 to 7 updates gets a note if its explained variance ends below 0. Skipped once
+    the scores' standard deviation has fallen to a tenth, because nothing is left to explain.
+    """
     critic = _critic(run)
     if critic is None:
         return _below_zero(run)
@@ -197,7 +217,22 @@ def _warm_up(run: RunRecord) -> Iterator[Remedy]:
         yield set_to(run, "ppo.value_warmup_updates", 5, why="to train the critic alone first")
 
 
-def _clip_binding(run: RunRecord) -> Symptom | None:
+@rule(
+    "The value clip is narrower than the critic's errors and cuts off their gradient, so the values lag behind the "
+    "returns.",
+    needs=("value/clip_fraction", *NEEDED),
+    also=(*CRITIC_METRICS,),
+    updates=MIN_TREND,
+    fits=lambda run: has_critic(run) and (not run.config or run.setting("ppo.value_clip_range") is not None),
+)
+def value_clip_binding(run: RunRecord) -> Symptom | None:
+    """Seen: `value/clip_fraction` stays high.
+
+    Try: Raise `ppo.value_clip_range` fivefold.
+
+    Threshold: Half of the values late in the run, which is most of the critic's gradient. A warning; serious if the
+    mean value is a standard deviation away from the mean return.
+    """
     critic, clipped = _critic(run), read(run, "value/clip_fraction", at_least=MIN_TREND)
     if critic is None or clipped is None or clipped.late < BINDING:
         return None
@@ -210,7 +245,29 @@ def _clip_binding(run: RunRecord) -> Symptom | None:
     )
 
 
-def _scale_mismatch(run: RunRecord) -> Symptom | None:
+@rule(
+    "The critic and the returns are on different scales: either the critic's errors swamp the advantages, or its "
+    "gradient swamps the policy's.",
+    needs=NEEDED,
+    also=(*CRITIC_METRICS, "value/loss", "value/outside_support"),
+    updates=MIN_TREND,
+    fits=has_critic,
+)
+def value_scale_mismatch(run: RunRecord) -> Symptom | None:
+    """Seen: `value/std` is far larger than `value/returns_std`; or `value/returns_std` is far from 1 with
+    `ppo.value_unit=score`, or `value/mean` from `value/returns_mean`; or, with `ppo.value_loss=hl_gauss`,
+    `value/outside_support` stays above 0, or the bins are wide compared with `value/returns_std`.
+
+    Try: `ppo.value_unit=returns_std`; `ppo.critic_init=policy` starts with equal values; `ppo.value_min` and
+    `ppo.value_max` five standard deviations from the mean return.
+
+    Threshold: Values with three times the standard deviation of the returns, at which the explained variance is −3 at
+    best; in score units, returns with a standard deviation above 5 or below 0.05, at which the value loss is 25 times
+    as large as the policy loss or 400 times as small, or a mean value more than a standard deviation from the mean
+    return. Serious; a warning if the returns are too small. With a histogram, in place of the unit: 5 % of the returns
+    outside the support, a warning, serious from half of them on; or bins twice as wide as the standard deviation of the
+    returns, a note.
+    """
     critic = _critic(run)
     if critic is None:
         return None
@@ -246,76 +303,181 @@ def _scale_mismatch(run: RunRecord) -> Symptom | None:
     )
 
 
-def _constant_batch(run: RunRecord) -> Symptom | None:
-    scores, scores_std = read(run, "reward/score_mean"), read(run, "reward/score_std")
-    advantages, returns = read(run, "advantage/std"), read(run, "value/returns_mean")
-    if not whitens_advantages(run) or scores is None or scores_std is None:
-        return None
-    if nearly_all_truncated(run):
-        return None
-    same_scores = scores_are_constant(scores, scores_std)
-    same_advantages = (
-        advantages is not None
-        and returns is not None
-        and advantages.late <= NEARLY_CONSTANT * max(abs(returns.late), _reward_spread(run, scores_std))
+OUTSIDE = 0.05
+"""Share of returns outside the support at which it is too narrow; they are predicted as its end."""
+
+MOSTLY_OUTSIDE = 0.5
+"""Share of returns outside the support at which the critic mostly predicts a constant."""
+
+COARSE = 2.0
+"""Width of a bin, in standard deviations of the returns: a target's Gaussian is then 1.5 times as wide as the returns
+are spread, so that targets hardly differ."""
+
+REACH = 5.0
+"""Distance of the suggested ends from the mean return, in standard deviations of the returns."""
+
+
+def support_symptom(run: RunRecord, returns_std: float) -> Symptom | None:
+    """A support that is too narrow or too wide for the returns; None if it fits, or the critic has none.
+
+    Args:
+        run: The run.
+        returns_std: Late standard deviation of its returns.
+    """
+    outside, mean = (
+        read(run, "value/outside_support", at_least=MIN_TREND),
+        read(run, "value/returns_mean", at_least=MIN_TREND),
     )
-    if not (same_scores or same_advantages):
+    ends = [run.setting(field) for field in ("ppo.value_min", "ppo.value_max", "ppo.value_num_bins")]
+    if outside is None or mean is None or not all(isinstance(each, (int, float)) for each in ends):
         return None
-    seen = [f"scores are {fmt(scores.late)} ± {fmt(scores_std.late)} ({scores_std.late_span})"] if same_scores else []
-    seen += [f"advantages have a standard deviation of {fmt(advantages.late)} before whitening"] if advantages else []
+    low, high, num_bins = ends
+    wanted = [_outwards(mean.late + sign * REACH * returns_std, sign) for sign in (-1, 1)]
+    if outside.late >= OUTSIDE:
+        return Symptom(
+            "serious" if outside.late >= MOSTLY_OUTSIDE else "warning",
+            f"{outside.late:.0%} of the returns are outside the critic's support, {fmt(low)} to {fmt(high)} "
+            f"({outside.late_span})",
+            tuple(_widen(run, min(low, wanted[0]), max(high, wanted[1]))),
+        )
+    width = (high - low) / num_bins
+    if width < COARSE * returns_std:
+        return None
     return Symptom(
-        "serious",
-        ", and ".join(seen),
-        (set_to(run, "ppo.whiten_advantages", "false"),),
-        "find out why the reward does not tell the responses apart",
+        "note",
+        f"a bin of the critic's support is {fmt(width)} wide, and the returns' standard deviation is "
+        f"{fmt(returns_std)} ({mean.late_span})",
+        (set_to(run, "ppo.value_min", wanted[0], "too_low"), set_to(run, "ppo.value_max", wanted[1], "too_high")),
     )
 
 
-def _reward_spread(run: RunRecord, scores_std: Series) -> float:
-    """Typical spread of the rewards, in the units of values and advantages: whitened rewards have a variance of 1."""
-    return 1.0 if run.setting("ppo.whiten_rewards") else scores_std.early
+def _widen(run: RunRecord, low: float, high: float) -> Iterator[Remedy]:
+    if low < run.setting("ppo.value_min"):
+        yield set_to(run, "ppo.value_min", low, "too_high")
+    if high > run.setting("ppo.value_max"):
+        yield set_to(run, "ppo.value_max", high, "too_low")
 
 
-WHITENING_CONSTANT_BATCH = Rule(
-    "whitening_constant_batch",
-    "All responses of an update score nearly the same, and whitening scales the tiny differences up to unit variance: "
-    "the policy trains on rounding errors.",
-    ("advantage/std", "reward/score_mean", "reward/score_std", "value/returns_mean", "response/eos_rate"),
-    _constant_batch,
-    Needs(
-        ("reward/score_mean", "reward/score_std"),
-        MIN_LEVEL,
-        fits=whitens_advantages,
-    ),
+def _outwards(value: float, sign: int) -> float:
+    """Rounded to two digits, away from the mean."""
+    if value == 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
+    return round((math.floor if sign < 0 else math.ceil)(value / unit) * unit, 12)
+
+
+CHANCE = 0.5
+"""Share of pairs that values without any information order right."""
+
+TELLING = 0.6
+"""Share of ordered pairs of a perfect critic, below which the continuations are too noisy to tell one from chance."""
+
+METRICS = (
+    "critic/pairs_within",
+    "critic/pairs_within_ceiling",
+    "critic/pairs_across",
+    "critic/explained_variance",
+    "critic/explained_variance_prompt_mean",
 )
 
-VALUE_SCALE_MISMATCH = Rule(
-    "value_scale_mismatch",
-    "The critic and the returns are on different scales: either the critic's errors swamp the advantages, or its "
-    "gradient swamps the policy's.",
-    (*CRITIC_METRICS, "value/loss", "value/outside_support"),
-    _scale_mismatch,
-    Needs(NEEDED, MIN_TREND, fits=has_critic),
-)
 
-VALUE_CLIP_BINDING = Rule(
-    "value_clip_binding",
-    "The value clip is narrower than the critic's errors and cuts off their gradient, so the values lag behind the "
-    "returns.",
-    ("value/clip_fraction", *CRITIC_METRICS),
-    _clip_binding,
-    Needs(
-        ("value/clip_fraction", *NEEDED),
-        MIN_TREND,
-        fits=lambda run: has_critic(run) and (not run.config or run.setting("ppo.value_clip_range") is not None),
-    ),
-)
+def _last_check(run: RunRecord) -> Mapping[str, Any] | None:
+    """The last check of a critic that has been trained for some updates, or of a finished one."""
+    checks = [row for row in run.critic_checks if run.stage == "evaluate" or row["update"] >= MIN_TREND]
+    return checks[-1] if checks else None
 
-DEAD_CRITIC = Rule(
-    "dead_critic",
-    "The critic predicts hardly better than a constant, or worse. The advantages are then little more than the raw "
-    "score, with all its noise, on every token.",
-    CRITIC_METRICS,
-    _dead,
-    Needs(NEEDED, MIN_TREND, fits=has_critic),
+
+def _is_checked(run: RunRecord) -> bool:
+    return bool(run.critic_checks)
+
+
+def _too_early(run: RunRecord) -> str:
+    return "" if _last_check(run) else f"the critic was not checked after update {MIN_TREND} or later"
+
+
+@rule(
+    "The mean return of a few other responses to the prompt, which is the baseline of RLOO and GRPO, is closer to what "
+    "the policy earns from a prefix than the critic's value is. With groups of that size, a run without a critic would "
+    "have less noisy advantages.",
+    also=METRICS,
+    updates=0,
+    stages=("ppo", "evaluate"),
+    fits=_is_checked,
+    lacks=_too_early,
 )
+def critic_worse_than_prompt_mean(run: RunRecord) -> Symptom | None:
+    """Seen: With `ppo.critic_check`, or in `kedge evaluate` with `--critic`, `critic/explained_variance` is below
+    `critic/explained_variance_prompt_mean`.
+
+    Try: Triple `ppo.value_coef`; `ppo.value_warmup_updates=5`; or compare with groups of that size (`--preset rloo`).
+
+    Threshold: The 95 % interval of the difference, over resampled prompts, is below 0 in the last check after update 8
+    or later. A note; a warning if the interval of `critic/explained_variance` reaches down to 0, serious if that of
+    `critic/pairs_across` reaches down to chance.
+    """
+    check = _last_check(run)
+    gain = check and check.get("gain")
+    if check is None or gain is None or gain["high"] is None or gain["high"] >= 0:
+        return None
+    explained, prompt, across = (
+        check[name] for name in ("explained_variance", "prompt_explained_variance", "pairs_across")
+    )
+    seen = (
+        f"of the mean returns of continuations the critic explains {_share(explained)}, the mean return of "
+        f"{check['num_continuations']:.3g} other responses to the prompt {_share(prompt)}"
+        f"{_place(check)}"
+    )
+    if across is not None:
+        seen += f"; its values order {_share(across)} of the pairs of different prompts right, where chance is 50%"
+    is_chance = across is not None and across["low"] <= CHANCE
+    severity = "serious" if is_chance else "warning" if explained["low"] <= 0 else "note"
+    return Symptom(severity, seen, _remedies(run), "or compare with groups of that size (--preset rloo)")
+
+
+def _remedies(run: RunRecord) -> tuple[Remedy, ...]:
+    if run.stage == "evaluate":
+        return ()
+    train = scale(run, "ppo.value_coef", 3.0)
+    if run.setting("ppo.value_warmup_updates"):
+        return (train,)
+    return (train, set_to(run, "ppo.value_warmup_updates", 5, why="to train the critic alone first"))
+
+
+@rule(
+    "The critic cannot tell a good beginning of a response from a bad one, only one prompt from another. It gives no "
+    "credit to single tokens.",
+    also=METRICS,
+    updates=0,
+    stages=("ppo", "evaluate"),
+    fits=_is_checked,
+    lacks=_too_early,
+)
+def critic_blind_within_prompts(run: RunRecord) -> Symptom | None:
+    """Seen: With `ppo.critic_check`, or in `kedge evaluate` with `--critic`, `critic/pairs_within` is near ½.
+
+    Try: Train the critic for longer, or compare with an advantage from groups of responses, such as RLOO's (`--preset
+    rloo`).
+
+    Threshold: The 95 % interval includes ½ in the last check after update 8 or later, and a perfect critic would reach
+    0.6 or more despite the noise of the continuations. A note.
+    """
+    check = _last_check(run)
+    within = check and check.get("pairs_within")
+    if check is None or within is None or within["low"] > CHANCE or (check.get("ceiling_within") or 0.0) < TELLING:
+        return None
+    return Symptom(
+        "note",
+        f"its values order {_share(within)} of the pairs of prefixes of one prompt right, where chance is 50% and a "
+        f"perfect critic would reach about {check['ceiling_within']:.0%}{_place(check)}",
+        (),
+        "train the critic for longer, or compare with an advantage from groups of responses (--preset rloo)",
+    )
+
+
+def _place(check: Mapping[str, Any]) -> str:
+    """When the critic was checked; one that `kedge critic` trained has no update."""
+    return f" (after update {check['update']})" if check["update"] else ""
+
+
+def _share(interval: Mapping[str, float]) -> str:
+    return f"{interval['value']:.0%} ({interval['low']:.0%} to {interval['high']:.0%})"

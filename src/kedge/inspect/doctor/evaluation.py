@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
-from kedge.inspect.doctor.needs import Needs
-from kedge.inspect.doctor.remedies import adjust, scale
+from kedge.inspect.doctor.rule import Remedy, Symptom, adjust, rule, scale
 from kedge.inspect.record import RunRecord
-
-__all__ = [
-    "JUDGE_CONTRADICTS_ITSELF",
-    "JUDGE_PREFERS_LENGTH",
-    "MOSTLY_TIES",
-    "RESPONSES_ALIKE",
-    "RESPONSES_CUT_OFF",
-    "UNJUDGED_RESPONSES",
-    "WIN_RATE_UNDECIDED",
-]
 
 MOSTLY = 0.5
 """Share of ties from which the win rate is mostly made of them."""
@@ -59,7 +47,25 @@ def _no_result(run: RunRecord) -> str:
     return "" if run.summary else "the run has no result yet" if run.state == "running" else "the run has no result"
 
 
-def _undecided(run: RunRecord) -> Symptom | None:
+def _has_responses(run: RunRecord) -> bool:
+    """False for the check of a critic, which judges no responses."""
+    return run.setting("evaluate.critic") is None
+
+
+@rule(
+    "The interval includes 50%: on these prompts the two cannot be told apart. It is no proof that they are equal.",
+    updates=0,
+    stages=("evaluate",),
+    fits=_has_responses,
+    lacks=_no_result,
+)
+def win_rate_undecided(run: RunRecord) -> Symptom | None:
+    """Seen: The win rate with its interval.
+
+    Try: Judge more prompts (the finding estimates how many), or report that no difference was found.
+
+    Threshold: The interval of `evaluate.confidence` includes 50%: a note.
+    """
     rate, judged = _interval(run, "win_rate"), _number(run, "num_judged")
     if rate is None or judged is None or not rate["low"] <= 0.5 <= rate["high"]:
         return None
@@ -78,7 +84,20 @@ def _more_prompts(run: RunRecord) -> tuple[Remedy, ...]:
     return () if run.setting("evaluate.num_prompts") is None else (scale(run, "evaluate.num_prompts", 4.0),)
 
 
-def _ties(run: RunRecord) -> Symptom | None:
+@rule(
+    "Ties count half, so the win rate is close to 50% whichever policy is better.",
+    updates=0,
+    stages=("evaluate",),
+    fits=_has_responses,
+    lacks=_no_result,
+)
+def mostly_ties(run: RunRecord) -> Symptom | None:
+    """Seen: How many pairs are ties, and how many of them have equal texts.
+
+    Try: A judge with a finer scale; if the texts are equal, policies that differ or a higher temperature.
+
+    Threshold: Half of the decided pairs: a warning.
+    """
     tied, judged = _number(run, "tied"), _number(run, "num_judged")
     if tied is None or not judged or tied / judged < MOSTLY:
         return None
@@ -92,7 +111,23 @@ def _ties(run: RunRecord) -> Symptom | None:
     )
 
 
-def _contradicts(run: RunRecord) -> Symptom | None:
+@rule(
+    "The judge looks at the position of a response rather than at its text. The pairs on which it contradicts itself "
+    "say nothing about the policies.",
+    updates=0,
+    stages=("evaluate",),
+    fits=lambda run: run.setting("evaluate.judge_mode") == "pairwise",
+    lacks=_no_result,
+)
+def judge_contradicts_itself(run: RunRecord) -> Symptom | None:
+    """Seen: The share of pairs with another winner in the other order (a tie in one of them is no winner), and how
+    often the response shown first wins.
+
+    Try: A stronger judge, or other instructions for it. The report shows these pairs.
+
+    Threshold: 25% of the pairs is a warning, 50%, the share of a coin, is serious. Only for
+    `evaluate.judge_mode=pairwise`.
+    """
     bias = run.summary.get("position_bias")
     if not isinstance(bias, Mapping) or bias["contradicted"] < CONTRADICTED:
         return None
@@ -107,7 +142,21 @@ def _contradicts(run: RunRecord) -> Symptom | None:
     )
 
 
-def _prefers_length(run: RunRecord) -> Symptom | None:
+@rule(
+    "The win rate may measure length: a policy can win it by writing more.",
+    updates=0,
+    stages=("evaluate",),
+    fits=_has_responses,
+    lacks=_no_result,
+)
+def judge_prefers_length(run: RunRecord) -> Symptom | None:
+    """Seen: How often the longer of two responses wins, and the mean lengths of both sides.
+
+    Try: Compare responses of similar length, or use a second judge that ignores length.
+
+    Threshold: The longer response wins 70% of the pairs whose lengths differ, with an interval above 50%, and there are
+    at least 20 of them: a note.
+    """
     longer = _interval(run, "longer_wins")
     pairs = _number(run, "num_unequal_lengths")  # unknown in evaluations of earlier versions
     if longer is None or longer["value"] < LONGER_WINS or longer["low"] <= 0.5:
@@ -126,7 +175,20 @@ def _prefers_length(run: RunRecord) -> Symptom | None:
     )
 
 
-def _unjudged(run: RunRecord) -> Symptom | None:
+@rule(
+    "The figures leave out part of the responses, and those may differ from the rest.",
+    updates=0,
+    stages=STAGES,
+    fits=_has_responses,
+    lacks=_no_result,
+)
+def unjudged_responses(run: RunRecord) -> Symptom | None:
+    """Seen: How many pairs the judge did not decide, or how many responses the reward did not score.
+
+    Try: Let the judge decide them, or say what the figures leave out.
+
+    Threshold: A tenth is a warning, half is serious.
+    """
     names = ("num_prompts", "num_judged") if "num_judged" in run.summary else ("num_responses", "num_scored")
     total, judged = (_number(run, name) for name in names)
     if not total or judged is None or (share := (total - judged) / total) < UNJUDGED:
@@ -140,7 +202,20 @@ def _unjudged(run: RunRecord) -> Symptom | None:
     )
 
 
-def _cut_off(run: RunRecord) -> Symptom | None:
+@rule(
+    "Most responses end in the middle. Their scores are those of fragments.",
+    updates=0,
+    stages=STAGES,
+    fits=_has_responses,
+    lacks=_no_result,
+)
+def responses_cut_off(run: RunRecord) -> Symptom | None:
+    """Seen: The share of the policy's responses that reach the token limit.
+
+    Try: Raise `generate.max_new_tokens`; check that the model ends its responses with a token of `rollout.stop_token`.
+
+    Threshold: Fewer than half of the responses end with a stop token: a warning.
+    """
     rate = _number(run, "eos_rate")
     if rate is None or "length" not in run.summary or rate >= FEW_STOPPED:
         return None
@@ -152,7 +227,20 @@ def _cut_off(run: RunRecord) -> Symptom | None:
     )
 
 
-def _alike(run: RunRecord) -> Symptom | None:
+@rule(
+    "Different prompts get the same response: the policy has collapsed, or the prompts are the same.",
+    updates=0,
+    stages=("generate",),
+    fits=_has_responses,
+    lacks=_no_result,
+)
+def responses_alike(run: RunRecord) -> Symptom | None:
+    """Seen: How many different responses the prompts have.
+
+    Try: Check the prompts; raise `generate.temperature` if it is responses to one prompt that are to differ.
+
+    Threshold: Fewer different responses than half of the prompts, from 8 prompts on: a warning.
+    """
     distinct, prompts = _number(run, "num_distinct"), _number(run, "num_prompts")
     if distinct is None or not prompts or prompts < ENOUGH_PROMPTS or distinct >= FEW_DISTINCT * prompts:
         return None
@@ -162,75 +250,3 @@ def _alike(run: RunRecord) -> Symptom | None:
         (adjust(run, "generate.temperature", "too_low"),),
         "check that prompts differ; if they do, the policy answers without reading them",
     )
-
-
-def _has_responses(run: RunRecord) -> bool:
-    """False for the check of a critic, which judges no responses."""
-    return run.setting("evaluate.critic") is None
-
-
-def _needs(*stages: str) -> Needs:
-    return Needs(updates=0, stages=stages, fits=_has_responses, lacks=_no_result)
-
-
-JUDGE_CONTRADICTS_ITSELF = Rule(
-    "judge_contradicts_itself",
-    "The judge looks at the position of a response rather than at its text. The pairs on which it contradicts itself "
-    "say nothing about the policies.",
-    (),
-    _contradicts,
-    Needs(
-        updates=0,
-        stages=("evaluate",),
-        fits=lambda run: run.setting("evaluate.judge_mode") == "pairwise",
-        lacks=_no_result,
-    ),
-)
-
-UNJUDGED_RESPONSES = Rule(
-    "unjudged_responses",
-    "The figures leave out part of the responses, and those may differ from the rest.",
-    (),
-    _unjudged,
-    _needs(*STAGES),
-)
-
-RESPONSES_CUT_OFF = Rule(
-    "responses_cut_off",
-    "Most responses end in the middle. Their scores are those of fragments.",
-    (),
-    _cut_off,
-    _needs(*STAGES),
-)
-
-RESPONSES_ALIKE = Rule(
-    "responses_alike",
-    "Different prompts get the same response: the policy has collapsed, or the prompts are the same.",
-    (),
-    _alike,
-    _needs("generate"),
-)
-
-MOSTLY_TIES = Rule(
-    "mostly_ties",
-    "Ties count half, so the win rate is close to 50% whichever policy is better.",
-    (),
-    _ties,
-    _needs("evaluate"),
-)
-
-JUDGE_PREFERS_LENGTH = Rule(
-    "judge_prefers_length",
-    "The win rate may measure length: a policy can win it by writing more.",
-    (),
-    _prefers_length,
-    _needs("evaluate"),
-)
-
-WIN_RATE_UNDECIDED = Rule(
-    "win_rate_undecided",
-    "The interval includes 50%: on these prompts the two cannot be told apart. It is no proof that they are equal.",
-    (),
-    _undecided,
-    _needs("evaluate"),
-)

@@ -1,16 +1,15 @@
-"""Reward hacking: the score rises for the wrong reason."""
+"""Reward hacking: the score rises for the wrong reason.
+
+A reward term of weight 0 is a *judge*: it is measured as `score/NAME` and not trained on.
+"""
 
 from __future__ import annotations
 
-from kedge.inspect.doctor.checkpoints import earlier_policy
-from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
-from kedge.inspect.doctor.needs import Needs
-from kedge.inspect.doctor.remedies import adjust, scale
 from kedge.inspect.doctor.responses import eos_is_scored
-from kedge.inspect.doctor.trends import MIN_TREND, SIGNIFICANT, Series, fell, fmt, read, rose, span
+from kedge.inspect.doctor.rule import Remedy, Symptom, adjust, rule, scale
+from kedge.inspect.doctor.series import MIN_TREND, SIGNIFICANT, Series, fell, fmt, need, needed, read, rose, span
 from kedge.inspect.record import RunRecord
-
-__all__ = ["HACKING_BY_LENGTH", "HACKING_BY_NOT_STOPPING", "HACKING_BY_REPETITION", "PROXY_UP_JUDGE_DOWN"]
+from kedge.system.output import best_checkpoint, kept_checkpoints
 
 LONGER, MUCH_LONGER = 1.4, 1.75
 """Growth of the responses. The demo's grow by a quarter to a third, since summaries that omit something are short."""
@@ -49,11 +48,23 @@ def _stronger_kl(run: RunRecord) -> Remedy:
     return scale(run, "ppo.kl_coef", 3.0)
 
 
-def _by_length(run: RunRecord) -> Symptom | None:
-    score, length = _rising_score(run), read(run, "response/length", at_least=MIN_TREND)
-    correlation = read(run, "reward/length_correlation")
-    if score is None or length is None or correlation is None:
-        return None
+@rule(
+    "The score tracks the length of a response, and the policy exploits that instead of improving.",
+    needs=("reward/score_mean", "response/length", "reward/length_correlation"),
+    updates=MIN_TREND,
+)
+def hacking_by_length(run: RunRecord) -> Symptom | None:
+    """Seen: While the score rises, `response/length` changes, and `reward/length_correlation` is high.
+
+    Try: Add a length penalty to the reward, or train the reward model on pairs of equal length; triple `ppo.kl_coef`.
+
+    Threshold: A correlation of 0.5, where length explains a quarter of the score (reward models of human preferences
+    have 0.3 to 0.5), with 40 % longer responses: a warning; 75 % is serious. The demo's responses grow by a quarter to
+    a third. Likewise a correlation of −0.5 and half the length: serious.
+    """
+    score = needed(_rising_score(run))
+    length = need(run, "response/length", at_least=MIN_TREND)
+    correlation = need(run, "reward/length_correlation")
     growth = length.late / max(length.first, 1.0)
     strongest = max((correlation.early, correlation.late), key=abs)  # late lengths may all be the same
     longer = growth >= LONGER and rose(length) and strongest >= CORRELATED
@@ -70,9 +81,22 @@ def _by_length(run: RunRecord) -> Symptom | None:
     )
 
 
-def _by_repetition(run: RunRecord) -> Symptom | None:
-    score, repetition = _rising_score(run), read(run, "response/repetition", at_least=MIN_TREND)
-    if score is None or repetition is None or not rose(repetition):
+@rule(
+    "Repetition raises the score, and the policy exploits that instead of improving.",
+    needs=("reward/score_mean", "response/repetition"),
+    updates=MIN_TREND,
+)
+def hacking_by_repetition(run: RunRecord) -> Symptom | None:
+    """Seen: While the score rises, `response/repetition` rises.
+
+    Try: Add a repetition penalty such as `kedge.rewards.penalties:repetitive`; triple `ppo.kl_coef`.
+
+    Threshold: 0.1 more repeated 4-grams than in the first update is a warning, 0.2 serious. Natural short text has
+    almost none.
+    """
+    score = needed(_rising_score(run))
+    repetition = need(run, "response/repetition", at_least=MIN_TREND)
+    if not rose(repetition):
         return None
     increase = repetition.late - repetition.first
     if increase < REPETITIVE:
@@ -86,9 +110,24 @@ def _by_repetition(run: RunRecord) -> Symptom | None:
     )
 
 
-def _by_not_stopping(run: RunRecord) -> Symptom | None:
-    score, stops = _rising_score(run), read(run, "response/eos_rate", at_least=MIN_TREND)
-    if score is None or stops is None or not fell(stops) or stops.first - stops.late < FEWER_STOPS:
+@rule(
+    "Truncated responses score higher than finished ones, and the policy exploits that by not stopping.",
+    needs=("reward/score_mean", "response/eos_rate"),
+    also=("reward/length_correlation",),
+    updates=MIN_TREND,
+)
+def hacking_by_not_stopping(run: RunRecord) -> Symptom | None:
+    """Seen: While the score rises, `response/eos_rate` falls.
+
+    Try: Lower `rollout.missing_eos_score` until a response without a stop token scores below every one with it; triple
+    `ppo.kl_coef`.
+
+    Threshold: A fall of 0.25. Serious; a warning if missing stop tokens have no score of their own and the score
+    correlates with length, which is then the cause.
+    """
+    score = needed(_rising_score(run))
+    stops = need(run, "response/eos_rate", at_least=MIN_TREND)
+    if not fell(stops) or stops.first - stops.late < FEWER_STOPS:
         return None
     correlation = read(run, "reward/length_correlation")
     explained_by_length = correlation is not None and correlation.early >= CORRELATED and not eos_is_scored(run)
@@ -105,7 +144,23 @@ def _no_judge(run: RunRecord) -> str:
     return "" if run.judges else "no judge (a reward of weight 0) measures what the score misses"
 
 
-def _judge_down(run: RunRecord) -> Symptom | None:
+@rule(
+    "The reward is over-optimized: the score still rises, but quality as measured by an independent judge declines.",
+    needs=("reward/score_mean",),
+    also=("score/NAME", "eval/win_rate", "eval/score"),
+    updates=MIN_TREND,
+    lacks=_no_judge,
+)
+def proxy_up_judge_down(run: RunRecord) -> Symptom | None:
+    """Seen: `reward/score_mean` rises while the `score/NAME` of a judge, or `eval/win_rate` or `eval/score` on held-out
+    prompts, falls.
+
+    Try: Use the policy of the kept checkpoint where the judge was highest, which is named (`--model runs/ppo@8`), or
+    set the named fields so that the next run keeps one; triple `ppo.kl_coef`.
+
+    Threshold: The judge loses a quarter of its best gain, and more than three standard errors: a warning. Smaller
+    losses are normal, as its curve is flat near the top. Serious if it also ends significantly below its early figures.
+    """
     score = _rising_score(run)
     for name in (*run.judges, *HELD_OUT):
         judge = read(run, name, at_least=MIN_TREND)
@@ -126,34 +181,33 @@ def _judge_down(run: RunRecord) -> Symptom | None:
     return None
 
 
-PROXY_UP_JUDGE_DOWN = Rule(
-    "proxy_up_judge_down",
-    "The reward is over-optimized: the score still rises, but quality as measured by an independent judge declines.",
-    ("reward/score_mean", "score/NAME", "eval/win_rate", "eval/score"),
-    _judge_down,
-    Needs(("reward/score_mean",), MIN_TREND, lacks=_no_judge),
-)
+NUM_EVALUATIONS = 10
+"""Evaluations over a run that are enough to find one near its best update."""
 
-HACKING_BY_LENGTH = Rule(
-    "hacking_by_length",
-    "The score tracks the length of a response, and the policy exploits that instead of improving.",
-    ("reward/score_mean", "response/length", "reward/length_correlation"),
-    _by_length,
-    Needs(("reward/score_mean", "response/length", "reward/length_correlation"), MIN_TREND),
-)
 
-HACKING_BY_REPETITION = Rule(
-    "hacking_by_repetition",
-    "Repetition raises the score, and the policy exploits that instead of improving.",
-    ("reward/score_mean", "response/repetition"),
-    _by_repetition,
-    Needs(("reward/score_mean", "response/repetition"), MIN_TREND),
-)
+def earlier_policy(run: RunRecord, name: str, quality: Series) -> str:
+    """How to get the policy of an earlier update.
 
-HACKING_BY_NOT_STOPPING = Rule(
-    "hacking_by_not_stopping",
-    "Truncated responses score higher than finished ones, and the policy exploits that by not stopping.",
-    ("reward/score_mean", "response/eos_rate", "reward/length_correlation"),
-    _by_not_stopping,
-    Needs(("reward/score_mean", "response/eos_rate"), MIN_TREND),
-)
+    Names the kept checkpoint at which the quality was highest, if that is closer to the peak than to the end.
+
+    Args:
+        run: The run.
+        name: The metric whose peak has been passed; higher is better. `eval/…` is measured after the update, others
+            on the responses that the update was made with.
+        quality: Its values.
+    """
+    held_out = name.startswith("eval/")
+    # An update's responses are sampled before its steps, by the policy that the update before it left.
+    shift = 0 if held_out else 1
+    values = {update - shift: value for update, value in zip(quality.updates, quality.values, strict=True)}
+    values[quality.updates[-1]] = quality.values[-1]
+    kept = [update for update in kept_checkpoints(run.folder) if update in values]
+    nearest = max(kept, key=lambda update: values[update], default=None)
+    if nearest is None or values[nearest] < (max(quality.values) + quality.values[-1]) / 2:
+        every = max(1, max(quality.updates) // NUM_EVALUATIONS)
+        return (
+            f"no checkpoint near update {quality.argmax} was kept: ppo.eval_every={every} with "
+            f"checkpoint.keep_best={name if held_out else f'eval/{name}'} keeps the best one of the next run"
+        )
+    which = "best" if nearest == best_checkpoint(run.folder) else str(nearest)
+    return f"use the policy after update {nearest}: --model {run.folder}@{which}"

@@ -1,28 +1,14 @@
-"""Prompts, and how responses end."""
+"""Data, prompts and responses: rows that were dropped, and how responses end."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
-from kedge.inspect.doctor.needs import Needs
-from kedge.inspect.doctor.remedies import adjust, scale, set_to
-from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, Series, fmt, read, rose
+from kedge.inspect.doctor.rule import TRAINED, Remedy, Symptom, adjust, rule, scale, set_to
+from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, fmt, need, read, rose
 from kedge.inspect.record import RunRecord
-
-__all__ = [
-    "DUPLICATED_PROMPTS",
-    "STOPS_AT_ONCE",
-    "TOO_FEW_EOS",
-    "TRUNCATED_AT_CAP",
-    "eos_is_scored",
-    "nearly_all_truncated",
-    "num_responses",
-    "num_sampled",
-    "selected_by_score",
-    "unscored_share",
-]
 
 TRUNCATED = 0.1
 """Share of truncated responses worth reporting: N+ has 2 to 5 %."""
@@ -35,10 +21,6 @@ TINY, SHRUNK = 4.0, 0.25
 
 REPEATED, MOSTLY_REPEATED = 0.8, 0.4
 """Share of distinct prompts in an update. A file with fewer prompts than an update needs repeats them."""
-
-
-SELECTED = 0.1
-"""Share of unscored responses above which the others are no fair sample of the policy."""
 
 
 def eos_is_scored(run: RunRecord) -> bool:
@@ -57,18 +39,6 @@ def nearly_all_truncated(run: RunRecord) -> bool:
     return eos_is_scored(run) and stops is not None and max(stops.first, stops.late) < NONE_STOP
 
 
-def unscored_share(run: RunRecord) -> float:
-    """Share of the responses that were left out of the updates because they have no score."""
-    unscored = read(run, "reward/unscored", at_least=1)
-    return sum(unscored.values) / num_sampled(run, unscored.updates) if unscored else 0.0
-
-
-def selected_by_score(run: RunRecord) -> str:
-    """States that the measured responses are a selection, no fair sample of the policy; empty if they are not."""
-    share = unscored_share(run)
-    return f"{share:.0%} of the responses have no score and were not measured" if share > SELECTED else ""
-
-
 def num_responses(run: RunRecord) -> int:
     """Responses per update, which determine the error of a mean score."""
     return (run.setting("rollout.num_prompts") or 1) * (run.setting("rollout.num_responses") or 1)
@@ -81,10 +51,23 @@ def num_sampled(run: RunRecord, updates: Sequence[int]) -> float:
     return sum(known.get(update, num_responses(run)) for update in updates)
 
 
-def _truncated(run: RunRecord) -> Symptom | None:
-    stops, longest = read(run, "response/eos_rate"), read(run, "response/length_max")
-    if stops is None or longest is None:
-        return None
+@rule(
+    "Responses hit the length limit and are cut off, so the reward scores a fragment.",
+    needs=("response/eos_rate", "response/length_max"),
+    updates=MIN_LEVEL,
+)
+def truncated_at_cap(run: RunRecord) -> Symptom | None:
+    """Seen: `response/eos_rate` is below 1: the rest of the responses hit `rollout.max_new_tokens`.
+
+    Try: Double `rollout.max_new_tokens`.
+
+    Threshold: A tenth of the responses; N+ has 2 to 5 %. A warning; serious if more than half are truncated from the
+    first update on and a missing stop token has a score of its own; a note if it has none and hardly any response
+    stopped at first. A note as well if more than half were truncated in the first update and a missing stop token has a
+    score of its own, but a tenth or fewer are at the end: the policy has learned to fit the limit.
+    """
+    stops = need(run, "response/eos_rate")
+    longest = need(run, "response/length_max")
     scored, longer = eos_is_scored(run), (scale(run, "rollout.max_new_tokens", 2.0),)
     if stops.late > 1 - TRUNCATED:
         return _fitted_to_cap(stops, longest, longer) if scored else None
@@ -109,9 +92,24 @@ def _fitted_to_cap(stops: Series, longest: Series, longer: tuple[Remedy, ...]) -
     )
 
 
-def _few_stop(run: RunRecord) -> Symptom | None:
-    stops = read(run, "response/eos_rate")
-    if stops is None or stops.late > FEW_STOP:
+@rule(
+    "The policy rarely ends its responses: it never learned the stop token, has unlearned it, or runs out of tokens "
+    "first.",
+    needs=("response/eos_rate",),
+    updates=MIN_LEVEL,
+)
+def too_few_eos(run: RunRecord) -> Symptom | None:
+    """Seen: `response/eos_rate` is low.
+
+    Try: Check that the demonstrations end with the stop token and that it is not masked as padding; set or lower
+    `rollout.missing_eos_score`; double `rollout.max_new_tokens`.
+
+    Threshold: Half of the responses. A warning; serious below a tenth if a missing stop token has a score of its own
+    (`rollout.missing_eos_score`), since nearly all scores are then that one; a note if it has none and the policy did
+    not stop at first either.
+    """
+    stops = need(run, "response/eos_rate")
+    if stops.late > FEW_STOP:
         return None
     scored = eos_is_scored(run)
     remedy = (
@@ -128,9 +126,24 @@ def _few_stop(run: RunRecord) -> Symptom | None:
     )
 
 
-def _stop_at_once(run: RunRecord) -> Symptom | None:
-    length = read(run, "response/length", at_least=MIN_TREND)
-    if length is None or length.late > min(TINY, SHRUNK * length.first):
+@rule(
+    "The policy stops almost immediately. If the score rises, it has learned that a nearly empty response scores "
+    "best; if not, steps that are too large have broken it.",
+    needs=("response/length",),
+    also=("response/eos_rate", "reward/score_mean"),
+    updates=MIN_TREND,
+)
+def stops_at_once(run: RunRecord) -> Symptom | None:
+    """Seen: `response/length` has collapsed.
+
+    Try: Lower `ppo.learning_rate` to a third if the score does not rise. Otherwise change the reward, or raise
+    `rollout.missing_eos_score` if some responses did not stop at first: stopping early is then no longer the safest
+    choice.
+
+    Threshold: At most four tokens, stop token included, and at most a quarter of the first update's length. Serious.
+    """
+    length = need(run, "response/length", at_least=MIN_TREND)
+    if length.late > min(TINY, SHRUNK * length.first):
         return None
     seen = f"responses have shrunk from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span})"
     score, stops = read(run, "reward/score_mean", at_least=MIN_TREND), read(run, "response/eos_rate")
@@ -143,9 +156,22 @@ def _stop_at_once(run: RunRecord) -> Symptom | None:
     return Symptom("serious", f"{seen}; the score rises", (), advice)
 
 
-def _duplicated(run: RunRecord) -> Symptom | None:
-    distinct = read(run, "prompt/distinct")
-    if distinct is None or distinct.late > REPEATED:
+@rule(
+    "The same prompts appear several times within an update. The effective batch is smaller than its size suggests, "
+    "and the policy memorizes these prompts.",
+    needs=("prompt/distinct",),
+    updates=MIN_LEVEL,
+)
+def duplicated_prompts(run: RunRecord) -> Symptom | None:
+    """Seen: `prompt/distinct` is low.
+
+    Try: Add prompts to `data.prompts` and remove duplicates; halve `rollout.num_prompts`.
+
+    Threshold: 0.8 or less is a warning, below 0.4 serious. A file with fewer prompts than `rollout.num_prompts` repeats
+    them.
+    """
+    distinct = need(run, "prompt/distinct")
+    if distinct.late > REPEATED:
         return None
     return Symptom(
         "serious" if distinct.late < MOSTLY_REPEATED else "warning",
@@ -157,37 +183,64 @@ def _duplicated(run: RunRecord) -> Symptom | None:
     )
 
 
-DUPLICATED_PROMPTS = Rule(
-    "duplicated_prompts",
-    "The same prompts appear several times within an update. The effective batch is smaller than its size suggests, "
-    "and the policy memorizes these prompts.",
-    ("prompt/distinct",),
-    _duplicated,
-    Needs(("prompt/distinct",), MIN_LEVEL),
-)
+MANY, FAR_TOO_MANY = 0.05, 0.2
+"""Share of a source's rows. One in twenty is the default of data.max_rejected_fraction, so a run above it was told to
+continue; where a fifth is missing, the rest is another data set: without its long rows, or without one of its files."""
 
-TOO_FEW_EOS = Rule(
-    "too_few_eos",
-    "The policy rarely ends its responses: it never learned the stop token, has unlearned it, or runs out of tokens "
-    "first.",
-    ("response/eos_rate",),
-    _few_stop,
-    Needs(("response/eos_rate",), MIN_LEVEL),
-)
+MOST_REASONS = 3
+"""Reasons that are named."""
 
-TRUNCATED_AT_CAP = Rule(
-    "truncated_at_cap",
-    "Responses hit the length limit and are cut off, so the reward scores a fragment.",
-    ("response/eos_rate", "response/length_max"),
-    _truncated,
-    Needs(("response/eos_rate", "response/length_max"), MIN_LEVEL),
-)
+LIMITS = ("data.max_prompt_tokens", "data.max_length")
 
-STOPS_AT_ONCE = Rule(
-    "stops_at_once",
-    "The policy stops almost immediately. If the score rises, it has learned that a nearly empty response scores "
-    "best; if not, steps that are too large have broken it.",
-    ("response/length", "response/eos_rate", "reward/score_mean"),
-    _stop_at_once,
-    Needs(("response/length",), MIN_TREND),
+
+@rule(
+    "Many rows of the data could not be used, and those that remain may differ from them: long prompts, for example, "
+    "are often the difficult ones.",
+    updates=0,
+    stages=TRAINED,
+    fits=lambda run: bool(run.data),
 )
+def rows_dropped(run: RunRecord) -> Symptom | None:
+    """Seen: `data.json` in the run's folder counts many rows that could not be used.
+
+    Try: Raise the limit that the reason names (`data.max_prompt_tokens`, `data.max_length`), or cut long prompts with
+    `data.truncate=keep_end`; for other reasons see `rejected.jsonl`.
+
+    Threshold: 5 % of the rows of one kind of data is a note, since that is where a run stops by default
+    (`data.max_rejected_fraction`). 20 % is a warning: the rest is another data set. Every stage.
+    """
+    shares = {role: _share(usage) for role, usage in run.data.items() if isinstance(usage, Mapping)}
+    many = [role for role, share in shares.items() if share >= MANY]
+    if not many:
+        return None
+    reasons = dict.fromkeys(reason for role in many for reason in run.data[role]["dropped"])
+    return Symptom(
+        "warning" if max(shares.values()) >= FAR_TOO_MANY else "note",
+        "; ".join(f"{shares[role]:.0%} of the {role} were dropped ({_in_words(run.data[role])})" for role in many),
+        tuple(_keep_more(run, list(reasons))),
+        "see rejected.jsonl for the rows" if any(not _limits_in(reason) for reason in reasons) else "",
+    )
+
+
+def _share(usage: Mapping[str, Any]) -> float:
+    dropped = usage.get("dropped")
+    return sum(dropped.values()) / max(usage.get("rows") or 0, 1) if isinstance(dropped, Mapping) else 0.0
+
+
+def _in_words(usage: Mapping[str, Any]) -> str:
+    reasons = list(usage["dropped"].items())
+    more = f", {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
+    return f"{usage['rows']:,} rows: " + ", ".join(f"{n:,} {reason}" for reason, n in reasons[:MOST_REASONS]) + more
+
+
+def _keep_more(run: RunRecord, reasons: list[str]) -> Iterator[Remedy]:
+    exceeded = [field for field in LIMITS if any(field in _limits_in(reason) for reason in reasons)]
+    for field in exceeded:
+        yield scale(run, field, 2.0)
+    if exceeded and run.setting("data.truncate") == "never":
+        yield set_to(run, "data.truncate", "keep_end", why="to cut long prompts instead (keep_start keeps their start)")
+
+
+def _limits_in(reason: str) -> list[str]:
+    """The fields that a reason such as `prompt longer than data.max_prompt_tokens=512` names."""
+    return re.findall(r"data\.\w+", reason)

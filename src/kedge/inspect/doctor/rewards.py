@@ -1,25 +1,26 @@
-"""The score: whether it improves, and whether the functions that compute it work."""
+"""Score: whether it improves, whether its functions work, and how the responses to a prompt compare."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from kedge.inspect.doctor.finding import Rule, Symptom
-from kedge.inspect.doctor.needs import Needs
-from kedge.inspect.doctor.remedies import scale
 from kedge.inspect.doctor.responses import nearly_all_truncated, num_responses, num_sampled
-from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, SIGNIFICANT, Series, fmt, read, rose, span
+from kedge.inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
+from kedge.inspect.doctor.series import (
+    MIN_LEVEL,
+    MIN_TREND,
+    SIGNIFICANT,
+    Series,
+    combine,
+    fmt,
+    need,
+    needed,
+    read,
+    rose,
+    span,
+)
 from kedge.inspect.record import RunRecord
-
-__all__ = [
-    "NEARLY_CONSTANT",
-    "RESPONSES_UNSCORED",
-    "REWARD_FLAT",
-    "REWARD_FUNCTION_FAILING",
-    "REWARD_SATURATED",
-    "SCORE_FALLING",
-    "scores_are_constant",
-]
 
 MANY_LOST = 0.1
 """Share of responses without a score of their own above which the rest is a biased sample."""
@@ -52,7 +53,20 @@ def scores_are_constant(score: Series, score_std: Series) -> bool:
     return score_std.late <= NEARLY_CONSTANT * abs(score.late) and score_std.first <= NEARLY_CONSTANT * abs(score.first)
 
 
-def _function_failing(run: RunRecord) -> Symptom | None:
+@rule(
+    "A reward function raises, times out or returns invalid scores. Retries cost time; the responses it gives up on "
+    "are left out of the update or get a substitute score.",
+    also=("reward/NAME_failures", "reward/NAME_timeouts", "reward/NAME_given_up"),
+)
+def reward_function_failing(run: RunRecord) -> Symptom | None:
+    """Seen: `reward/NAME_failures`, `reward/NAME_timeouts` or `reward/NAME_given_up` is above 0.
+
+    Try: Read the function's output and exceptions in `reward.log`; double `reward_functions.timeout` if calls time out,
+    else `reward_functions.retries`.
+
+    Threshold: Any failure is a warning; it is serious if a function has given up on more than a tenth of the responses,
+    which makes the rest a biased sample. Returning `None` is no failure: see the next rule.
+    """
     counters = _counters(run)
     totals = {name: sum(counter.values) for name, counter in counters.items()}
     if not any(totals.values()):
@@ -79,10 +93,22 @@ def _counters(run: RunRecord) -> dict[str, Series]:
     return {name: counter for name, counter in found.items() if counter}
 
 
-def _unscored(run: RunRecord) -> Symptom | None:
-    unscored = read(run, "reward/unscored", at_least=1)
-    if unscored is None:
-        return None
+@rule(
+    "A reward function returns None, which means no score, for many responses. They are sampled and then left out of "
+    "the update, which is smaller and noisier for it.",
+    needs=("reward/unscored",),
+    also=("reward/NAME_given_up",),
+)
+def responses_unscored(run: RunRecord) -> Symptom | None:
+    """Seen: `reward/unscored` is above 0 for reasons other than failures (`reward/NAME_given_up`).
+
+    Try: Check that `None` is meant: the policy learns nothing from such a response, so a bad one needs a low score. If
+    it is, raise `rollout.num_prompts`, so that as many responses are scored as intended.
+
+    Threshold: A tenth of the responses is a note: the error of an update's mean grows by 5 %. Half of them is a
+    warning: it grows by 40 %, and half of the sampling is wasted.
+    """
+    unscored = need(run, "reward/unscored", at_least=1)
     failed = _dropped(run)
     none = [
         max(0.0, count - failed.get(update, 0.0))
@@ -118,9 +144,27 @@ def _dropped(run: RunRecord) -> dict[int, float]:
     return dropped
 
 
-def _flat(run: RunRecord) -> Symptom | None:
-    score, score_std = read(run, "reward/score_mean"), read(run, "reward/score_std")
-    if score is None or score_std is None or nearly_all_truncated(run):
+@rule(
+    "The policy does not improve its score: its steps are too small or too noisy, β is too large, or the reward does "
+    "not tell the responses apart.",
+    needs=("reward/score_mean", "reward/score_std"),
+    also=("response/eos_rate",),
+    updates=PATIENCE,
+    of_policy=True,
+)
+def reward_flat(run: RunRecord) -> Symptom | None:
+    """Seen: `reward/score_mean` does not move, or all scores are the same.
+
+    Try: Triple `ppo.learning_rate`; double `rollout.num_prompts`. If all scores are the same, fix the reward.
+
+    Threshold: After 12 updates, a change of less than 0.15 standard deviations of the scores, or than three standard
+    errors of the mean: a warning. Updates in which only the critic is trained do not count. Healthy runs gain one
+    standard deviation or more, the demo after three updates. A standard deviation of a thousandth of the mean is
+    serious, after 4 updates.
+    """
+    score = need(run, "reward/score_mean")
+    score_std = need(run, "reward/score_std")
+    if nearly_all_truncated(run):
         return None
     if scores_are_constant(score, score_std):
         return Symptom(
@@ -129,9 +173,7 @@ def _flat(run: RunRecord) -> Symptom | None:
             f"({score_std.late_span})",
             advice="check the reward: it gives every response the same score",
         )
-    score = read(run, "reward/score_mean", at_least=PATIENCE, of_policy=True)
-    if score is None:
-        return None
+    score = need(run, "reward/score_mean", at_least=PATIENCE, of_policy=True)
     gain = score.late - score.first
     if abs(gain) > max(FLAT, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.early:
         return None
@@ -143,10 +185,22 @@ def _flat(run: RunRecord) -> Symptom | None:
     )
 
 
-def _falling(run: RunRecord) -> Symptom | None:
-    score, score_std = read(run, "reward/score_mean", at_least=2), read(run, "reward/score_std", at_least=2)
-    if score is None or score_std is None:
-        return None
+@rule(
+    "The policy scores worse than at the start, the opposite of what PPO optimizes: the steps are too large, or a sign "
+    "is wrong somewhere between score and gradient.",
+    needs=("reward/score_mean", "reward/score_std"),
+    updates=MIN_LEVEL,
+)
+def score_falling(run: RunRecord) -> Symptom | None:
+    """Seen: `reward/score_mean` is lower than in the first update.
+
+    Try: Lower `ppo.learning_rate` to a third; if that does not help, look for the sign.
+
+    Threshold: A fall of half a standard deviation of the scores, and of three standard errors, which is not noise.
+    Serious.
+    """
+    score = need(run, "reward/score_mean", at_least=2)
+    score_std = need(run, "reward/score_std", at_least=2)
     if len(score) < MIN_LEVEL:
         return _fallen_at_once(run, score, score_std)
     threshold = max(LOST, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.first
@@ -172,9 +226,23 @@ def _fallen_at_once(run: RunRecord, score: Series, score_std: Series) -> Symptom
     )
 
 
-def _saturated(run: RunRecord) -> Symptom | None:
-    score, score_std = read(run, "reward/score_mean", at_least=MIN_TREND), read(run, "reward/score_std")
-    if score is None or score_std is None or not rose(score) or score_std.late > SATURATED * score_std.early:
+@rule(
+    "Nearly every response already gets the best score. Whitening, or division by a group's standard deviation, scales "
+    "the remaining differences up, so further steps follow noise; without either, there is little left to learn.",
+    needs=("reward/score_mean", "reward/score_std"),
+    updates=MIN_TREND,
+)
+def reward_saturated(run: RunRecord) -> Symptom | None:
+    """Seen: `reward/score_mean` has risen and `reward/score_std` has collapsed.
+
+    Try: Use an earlier checkpoint, harder prompts, or a reward that tells good responses apart; halve
+    `ppo.num_updates`.
+
+    Threshold: A standard deviation of a tenth of the early one. A warning.
+    """
+    score = need(run, "reward/score_mean", at_least=MIN_TREND)
+    score_std = need(run, "reward/score_std")
+    if not rose(score) or score_std.late > SATURATED * score_std.early:
         return None
     return Symptom(
         "warning",
@@ -185,47 +253,123 @@ def _saturated(run: RunRecord) -> Symptom | None:
     )
 
 
-REWARD_FUNCTION_FAILING = Rule(
-    "reward_function_failing",
-    "A reward function raises, times out or returns invalid scores. Retries cost time; the responses it gives up on "
-    "are left out of the update or get a substitute score.",
-    ("reward/NAME_failures", "reward/NAME_timeouts", "reward/NAME_given_up"),
-    _function_failing,
-    Needs(),
-)
+IN_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo")
+"""Advantages that compare the responses to a prompt with each other."""
 
-RESPONSES_UNSCORED = Rule(
-    "responses_unscored",
-    "A reward function returns None, which means no score, for many responses. They are sampled and then left out of "
-    "the update, which is smaller and noisier for it.",
-    ("reward/unscored", "reward/NAME_given_up"),
-    _unscored,
-    Needs(("reward/unscored",)),
-)
+MANY_CONSTANT, MOST_CONSTANT = 0.5, 0.9
+"""Share of groups without spread above which most of the sampling, or nearly all, is wasted. Training on sorting digits
+went well up to 0.77, with ever smaller batches."""
 
-REWARD_FLAT = Rule(
-    "reward_flat",
-    "The policy does not improve its score: its steps are too small or too noisy, β is too large, or the reward does "
-    "not tell the responses apart.",
-    ("reward/score_mean", "reward/score_std", "response/eos_rate"),
-    _flat,
-    Needs(("reward/score_mean", "reward/score_std"), PATIENCE, of_policy=True),
-)
+MANY_SMALL = 0.2
+"""Share of groups with a tenth of the usual spread. Equally distributed scores give 0.08 with two responses per prompt,
+and less than 0.01 from three on."""
 
-SCORE_FALLING = Rule(
-    "score_falling",
-    "The policy scores worse than at the start, the opposite of what PPO optimizes: the steps are too large, or a sign "
-    "is wrong somewhere between score and gradient.",
-    ("reward/score_mean", "reward/score_std"),
-    _falling,
-    Needs(("reward/score_mean", "reward/score_std"), MIN_LEVEL),
-)
+LONGER = 1.3
+"""Length of the low-scored responses, relative to the start, that is more than drift."""
 
-REWARD_SATURATED = Rule(
-    "reward_saturated",
-    "Nearly every response already gets the best score. Whitening, or division by a group's standard deviation, scales "
-    "the remaining differences up, so further steps follow noise; without either, there is little left to learn.",
-    ("reward/score_mean", "reward/score_std"),
-    _saturated,
-    Needs(("reward/score_mean", "reward/score_std"), MIN_TREND),
+APART = 1.15
+"""How much longer the low-scored responses have become than the high-scored ones, relative to the start."""
+
+
+def _compares(run: RunRecord) -> bool:
+    """Whether the advantage compares the responses to a prompt."""
+    return run.setting("ppo.advantage") in IN_GROUPS
+
+
+def _divides_by_std(run: RunRecord) -> bool:
+    return run.setting("ppo.advantage") == "grpo"
+
+
+def _averages_responses(run: RunRecord) -> bool:
+    return _compares(run) and run.setting("ppo.aggregation") == "sequence"
+
+
+@rule(
+    "The responses to most prompts score alike. The advantages of these prompts are 0, apart from a KL in the reward: "
+    "they are sampled, scored and evaluated, and teach nothing about the score.",
+    needs=("group/constant",),
+    updates=MIN_TREND,
+    fits=_compares,
 )
+def groups_without_spread(run: RunRecord) -> Symptom | None:
+    """Seen: `group/constant` is high: the responses to most prompts all score the same.
+
+    Try: `resample` for `ppo.constant_groups`, to train on prompts with spread alone; twice as many
+    `rollout.num_responses`; prompts that are neither solved nor out of reach.
+
+    Threshold: Half of the prompts late in the run is a note, nine tenths a warning. Many solved prompts are the sign of
+    a run that went well, and more updates on them bring little.
+    """
+    constant = need(run, "group/constant", at_least=MIN_TREND)
+    if constant.late < MANY_CONSTANT or not _compares(run):
+        return None
+    return Symptom(
+        "warning" if constant.late >= MOST_CONSTANT else "note",
+        f"the responses of {constant.late:.0%} of the prompts all score the same ({constant.late_span}); at the start "
+        f"it was {constant.early:.0%}",
+        tuple(_find_spread(run)),
+        "prompts that are neither solved nor out of reach, or a reward that tells responses apart",
+    )
+
+
+def _find_spread(run: RunRecord) -> Iterator[Remedy]:
+    if run.setting("ppo.constant_groups") in (None, "keep"):
+        yield set_to(run, "ppo.constant_groups", "resample", why="to train on prompts with spread alone")
+    yield scale(run, "rollout.num_responses", 2.0)
+
+
+@rule(
+    "Dividing by a group's standard deviation gives every group the same weight. Where its responses are nearly equal, "
+    "it makes differences that mean little as large as those that mean much.",
+    needs=("group/small_spread",),
+    updates=MIN_TREND,
+    fits=_divides_by_std,
+)
+def group_std_blows_up(run: RunRecord) -> Symptom | None:
+    """Seen: `group/small_spread` is high: many groups have a tenth of the usual spread.
+
+    Try: `dr_grpo` for `ppo.advantage`, which does not divide.
+
+    Threshold: A fifth of the groups with spread, late in the run. Equally distributed scores give 0.08 with two
+    responses per prompt, and less than 0.01 from three on.
+    """
+    small = need(run, "group/small_spread", at_least=MIN_TREND)
+    if small.late < MANY_SMALL or not _divides_by_std(run):
+        return None
+    return Symptom(
+        "warning",
+        f"in {small.late:.0%} of the groups with spread, the scores differ by less than a tenth of what is usual "
+        f"({small.late_span})",
+        (set_to(run, "ppo.advantage", "dr_grpo", why="which does not divide by it"),),
+    )
+
+
+@rule(
+    "A mean over each response's tokens divides the loss of a long response by its length, so a bad response costs "
+    "less per token the longer it is. The policy learns to make bad responses longer.",
+    needs=("group/length_below", "group/length_above"),
+    updates=MIN_TREND,
+    fits=_averages_responses,
+)
+def length_bias(run: RunRecord) -> Symptom | None:
+    """Seen: `group/length_below`, the length of the responses that score below their group's mean, grows, and
+    `group/length_above` grows less.
+
+    Try: `ppo.aggregation=token`.
+
+    Threshold: The low-scored responses are 1.3 times as long as at the start, and their length relative to that of the
+    others has grown by 1.15.
+    """
+    names = ("group/length_below", "group/length_above")
+    below = needed(combine(run, names, lambda low, high: low, at_least=MIN_TREND))
+    apart = needed(combine(run, names, lambda low, high: low / high if high > 0 else None, at_least=MIN_TREND))
+    if below.early <= 0 or apart.early <= 0 or not _averages_responses(run):
+        return None
+    if below.late < LONGER * below.early or apart.late < APART * apart.early:
+        return None
+    return Symptom(
+        "warning",
+        f"the responses that score below their group's mean grow from {fmt(below.early)} to {fmt(below.late)} tokens "
+        f"({below.late_span}), and from {fmt(apart.early)} to {fmt(apart.late)} times the length of the others",
+        (set_to(run, "ppo.aggregation", "token", why="so that every token has the same weight"),),
+    )

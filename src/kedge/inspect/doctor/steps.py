@@ -1,18 +1,157 @@
-"""How far each update moves the policy."""
+"""Numerics and steps: what the guard discarded, and how far an update moves the policy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from statistics import fmean
 
-from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
-from kedge.inspect.doctor.needs import WHY_MISSING, Needs
-from kedge.inspect.doctor.remedies import scale, set_to
-from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read, rose, span
+from kedge.inspect.doctor.critic import HARMFUL
+from kedge.inspect.doctor.rule import TRAINED, WHY_MISSING, Remedy, Symptom, rule, scale, set_to
+from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, need, read, rose, span
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import critic_of
 
-__all__ = ["STEPS_TOO_LARGE", "STEPS_TOO_SMALL", "clips_sequences", "smaller_rate"]
+OFTEN = 0.1
+"""Share of affected updates above which it is no longer an accident."""
+
+NEIGHBORS = 8
+"""Updates on either side that a gradient norm is compared with, since norms drift over a run."""
+
+SPIKE = 8.0
+"""Gradient norm, relative to the lower quartile of its neighbors, that is a spike. (If every third batch is an outlier,
+so is the median.) Of the quartiles before and after it the larger counts: a critic's norm falls steeply while it is
+fitted. In healthy runs norms stay within a factor of 3 after the first updates."""
+
+RARE = 0.01
+"""Share of spikes that is harmless: norm clipping handles them."""
+
+CLIMB = 10.0
+"""Growth of the gradient norm, late over early, that no healthy run shows."""
+
+
+NORMS = {
+    "policy/grad_norm": "the gradient norm",
+    "value/grad_norm": "the critic's gradient norm",
+    "grad_norm": "the gradient norm",
+}
+"""The norms of a run, in words. A critic that shares no gradient with the policy has its own."""
+
+
+@rule(
+    "A score, logprob, loss or gradient was NaN or infinite: a division by zero in a reward function, corrupt weights, "
+    "or steps so large that values overflow.",
+    also=("guard/skipped_steps",),
+)
+def not_finite(run: RunRecord) -> Symptom | None:
+    """Seen: `incidents.jsonl` has a NaN or infinite score, logprob, loss or gradient.
+
+    Try: Inspect the response named in `incidents.jsonl` and the reward that scored it; then lower `ppo.learning_rate`
+    to a third.
+
+    Threshold: Any incident is a warning. It is serious if one stopped the run or more than a tenth of the updates are
+    affected, which is no accident.
+    """
+    found = [incident for incident in run.incidents if incident.get("kind") == "nonfinite"]
+    if not found:
+        return None
+    updates = sorted({incident["update"] for incident in found})
+    stopped = any(incident.get("consequence") == "stop" for incident in found)
+    return Symptom(
+        "serious" if stopped or len(updates) > OFTEN * len(run.metrics) else "warning",
+        f"{found[0]['what']} at {span(updates[:1])}"
+        + (f"; {len(updates) - 1} more updates affected" if len(updates) > 1 else ""),
+        (scale(run, "ppo.learning_rate", 1 / 3),),
+        "inspect the response named in incidents.jsonl and the reward that scored it",
+    )
+
+
+@rule(
+    "The guard discarded optimizer steps because their figures were non-finite or far too large. Once is an accident; "
+    "a run that keeps skipping steps is not training.",
+    needs=("guard/skipped_steps",),
+)
+def steps_skipped(run: RunRecord) -> Symptom | None:
+    """Seen: `guard/skipped_steps` is above 0.
+
+    Try: Read the reasons in `incidents.jsonl`; lower `ppo.learning_rate` to a third.
+
+    Threshold: Any skipped step is a warning; skips in more than a tenth of the updates, and in at least two, are
+    serious.
+    """
+    steps = read(run, "guard/skipped_steps", at_least=1)
+    skipped = steps.where(lambda count: count > 0) if steps else None
+    if not steps or not skipped:
+        return None
+    return Symptom(
+        "serious" if len(skipped) > max(1, OFTEN * len(steps)) else "warning",
+        f"optimizer steps were skipped in {len(skipped)} of {len(steps)} updates ({span(skipped.updates)})",
+        (scale(run, "ppo.learning_rate", 1 / 3),),
+        "see incidents.jsonl for the reasons",
+    )
+
+
+@rule(
+    "Single batches have far larger gradients than the rest, or the gradients grow throughout: outlier scores, or "
+    "weights that are diverging. Norm clipping limits the size of such a step, not its direction.",
+    needs=("policy/grad_norm|grad_norm",),
+    also=tuple(NORMS),
+    updates=MIN_TREND,
+    stages=TRAINED,
+)
+def gradient_spikes(run: RunRecord) -> Symptom | None:
+    """Seen: `policy/grad_norm`, `value/grad_norm` or `grad_norm` has outliers or keeps growing.
+
+    Try: `ppo.spike_sigma=8` skips such steps; lower the learning rate, or `ppo.critic_learning_rate`, to a third.
+
+    Threshold: A norm of 8 times the lower quartile of the eight updates before and of those after it, or a tenfold rise
+    from early to late. Healthy runs stay within a factor of 3 after the first updates. A warning; a note if at most one
+    update in a hundred spikes, which norm clipping handles.
+    """
+    found = {each: spikes for each in NORMS if (spikes := _spikes_of(run, each))}
+    if not found:
+        return None
+    seen, often = zip(*found.values(), strict=True)
+    return Symptom("warning" if any(often) else "note", "; ".join(seen), tuple(_tame(run, found)))
+
+
+def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
+    """What is wrong with a norm, and whether it is more than norm clipping handles; None for nothing."""
+    norm = read(run, name, at_least=MIN_TREND)
+    if norm is None:
+        return None
+    usual = [_usual(norm.values, index) for index in range(len(norm))]
+    spikes = [index for index in range(WINDOW, len(norm)) if norm.values[index] > SPIKE * usual[index] > 0]
+    climbed = norm.late > CLIMB * norm.early > 0
+    if not spikes and not climbed:
+        return None
+    seen: list[str] = []
+    if spikes:
+        worst = max(spikes, key=lambda index: norm.values[index])
+        seen.append(
+            f"{NORMS[name]} is {fmt(norm.values[worst])} at update {norm.updates[worst]}, where "
+            f"{fmt(usual[worst])} is typical; {len(spikes)} of {len(norm)} updates have such a spike"
+        )
+    if climbed:
+        seen.append(f"{NORMS[name]} grows from {fmt(norm.early)} to {fmt(norm.late)} ({norm.late_span})")
+    return "; ".join(seen), climbed or len(spikes) > RARE * len(norm)
+
+
+def _usual(norms: Sequence[float], index: int) -> float:
+    sides = (norms[max(0, index - NEIGHBORS) : index], norms[index + 1 : index + 1 + NEIGHBORS])
+    return max(sorted(side)[len(side) // 4] for side in sides if side)
+
+
+def _tame(run: RunRecord, norms: Collection[str]) -> Iterator[Remedy]:
+    section = {"reward": "reward_model"}.get(run.stage, run.stage or "ppo")
+    if section == "ppo" and run.setting("ppo.spike_sigma") is None:
+        yield set_to(run, "ppo.spike_sigma", 8, why="to skip such steps")
+    has_own_rate = bool(run.setting("ppo.critic_learning_rate"))
+    if "value/grad_norm" in norms and has_own_rate:
+        yield scale(run, "ppo.critic_learning_rate", 1 / 3)
+    if not (has_own_rate and set(norms) == {"value/grad_norm"}):
+        yield scale(run, f"{section}.learning_rate", 1 / 3)
+
 
 FAR_CLIPPED, TOO_FAR_CLIPPED = 0.2, 0.35
 """Share of clipped tokens over an update's steps. N+ has 0 to 0.07, other libraries recommend staying below 0.1 to 0.3,
@@ -87,12 +226,33 @@ def _extreme(run: RunRecord) -> Symptom | None:
     )
 
 
-def _too_large(run: RunRecord) -> Symptom | None:
+@rule(
+    "Each update moves the policy further than its samples can support: beyond the clip range they describe a policy "
+    "that no longer exists. If it continues, KL and entropy run away and the text falls apart.",
+    needs=("policy/clip_fraction", "policy/approx_kl"),
+    updates=MIN_LEVEL,
+)
+def steps_too_large(run: RunRecord) -> Symptom | None:
+    """Seen: `policy/clip_fraction` or `policy/approx_kl` is high over three consecutive updates.
+
+    Try: `ppo.num_epochs=4` if there are more; the `ppo.learning_rate` that would bring the clip fraction, which grows
+    with it, to 0.07 and the KL, which grows with its square, to 0.01, but at most a third and at least a tenth of the
+    present one; `ppo.warmup_fraction=0.1` if the first updates go furthest; `ppo.early_stop_kl=0.02`. After a single
+    update of more than 1 nat per token, whose size says little about the learning rate, at most 0.001, the highest of
+    small models.
+
+    Threshold: More than 20 % clipped tokens or 0.05 nats per token is a warning, 35 % or 0.2 nats serious. N+ has 0 to
+    7 % and 0 to 0.008 nats, as the healthy runs below, and early stopping is usually set at 0.015; small models
+    tolerate 25 % at first. At 0.05 nats the typical ratio is 1.4, twice as far as the clip range of 0.2, and at 0.2
+    nats it is 1.9. With `ppo.ratio=sequence`, which clips half of the responses after a small step, only the KL counts.
+    A single update of more than 1 nat per token is serious, too: later ones are small, because a policy that has
+    collapsed cannot move. As serious as what such steps do to the policy (stops_at_once, entropy_collapse,
+    kl_exploding, too_few_eos, score_falling), unless something else explains that.
+    """
     if extreme := _extreme(run):
         return extreme
-    clipped, moved = read(run, "policy/clip_fraction"), read(run, "policy/approx_kl")
-    if clipped is None or moved is None:
-        return None
+    clipped = need(run, "policy/clip_fraction")
+    moved = need(run, "policy/approx_kl")
     far = 0.0 if clips_sequences(run) else clipped.peak
     if far <= FAR_CLIPPED and moved.peak <= FAR_MOVED:
         return None
@@ -125,12 +285,35 @@ def _by_epoch(run: RunRecord) -> str:
     return f"; on average {first:.0%} are clipped in the first epoch and {last:.0%} in the last"
 
 
-def _too_small(run: RunRecord) -> Symptom | None:
+def _lacks_kl(run: RunRecord) -> str:
+    """Of an update's only step, neither ratio nor clip tells anything."""
+    return "" if _has_further_steps(run) or run.series("objective/kl")[0] else WHY_MISSING["objective/kl"]
+
+
+@rule(
+    "The policy barely moves: the run spends its compute without learning.",
+    needs=("policy/clip_fraction", "policy/approx_kl"),
+    also=("objective/kl", "response/length", "reward/score_mean"),
+    updates=MIN_TREND,
+    of_policy=True,
+    lacks=_lacks_kl,
+)
+def steps_too_small(run: RunRecord) -> Symptom | None:
+    """Seen: `policy/clip_fraction` and `policy/approx_kl` stay near 0, and the score does not rise. Where an update
+    takes a single step both are 0 in any case, and `objective/kl` decides.
+
+    Try: Raise `ppo.learning_rate` tenfold; double `ppo.num_epochs`.
+
+    Threshold: A clip fraction of at most 0.001 and at most 1e-5 nats per token (a typical ratio of 1.004) at the peak,
+    and a KL to the reference of at most 0.1 nats per response. With a single step per update: a KL to the reference of
+    at most 1e-5 nats per token in every update of the run. A reference other than the policy's start, or rounding in
+    bf16, hides that. Serious. Updates in which only the critic is trained do not count.
+    """
     if not _has_further_steps(run):
         return _frozen(run)
-    clipped = read(run, "policy/clip_fraction", at_least=MIN_TREND, of_policy=True)
-    moved = read(run, "policy/approx_kl", at_least=MIN_TREND, of_policy=True)
-    if clipped is None or moved is None or clipped.peak > NOT_CLIPPED or moved.peak > NOT_MOVED:
+    clipped = need(run, "policy/clip_fraction", at_least=MIN_TREND, of_policy=True)
+    moved = need(run, "policy/approx_kl", at_least=MIN_TREND, of_policy=True)
+    if clipped.peak > NOT_CLIPPED or moved.peak > NOT_MOVED:
         return None
     kl, score = read(run, "objective/kl"), read(run, "reward/score_mean")
     if rose(score) or (kl is not None and kl.late > NEAR):
@@ -163,11 +346,6 @@ def _frozen(run: RunRecord) -> Symptom | None:
     )
 
 
-def _lacks_kl(run: RunRecord) -> str:
-    """Of an update's only step, neither ratio nor clip tells anything."""
-    return "" if _has_further_steps(run) or run.series("objective/kl")[0] else WHY_MISSING["objective/kl"]
-
-
 def _has_further_steps(run: RunRecord) -> bool:
     """Whether an update takes more than one step: the first one's ratios are 1, whatever the learning rate."""
     return not (run.setting("ppo.num_epochs") == 1 and run.setting("ppo.num_minibatches") in (None, 1))
@@ -177,19 +355,90 @@ def _distance(kl: Series | None) -> str:
     return "" if kl is None else f"; after {kl.updates[-1]} updates it is {fmt(kl.late)} nats from the reference"
 
 
-STEPS_TOO_LARGE = Rule(
-    "steps_too_large",
-    "Each update moves the policy further than its samples can support: beyond the clip range they describe a policy "
-    "that no longer exists. If it continues, KL and entropy run away and the text falls apart.",
-    ("policy/clip_fraction", "policy/approx_kl"),
-    _too_large,
-    Needs(("policy/clip_fraction", "policy/approx_kl"), MIN_LEVEL),
-)
+NUM_FIRST = 2
+"""Updates that are examined: the first of the policy, and the first in which a trained critic is measured."""
 
-STEPS_TOO_SMALL = Rule(
-    "steps_too_small",
-    "The policy barely moves: the run spends its compute without learning.",
-    ("policy/clip_fraction", "policy/approx_kl", "objective/kl", "response/length", "reward/score_mean"),
-    _too_small,
-    Needs(("policy/clip_fraction", "policy/approx_kl"), MIN_TREND, of_policy=True, lacks=_lacks_kl),
+CLIPPED, MOVED = 0.15, 0.05
+"""Clip fraction, and KL in nats per token, of one update. N+ stays below 0.07 and 0.008."""
+
+RATIO = 50.0
+"""Largest ratio: a token has become 50 times as likely, or its probability was nearly 0, in one update."""
+
+MOST = 0.5
+"""Largest factor on the learning rate."""
+
+
+@rule(
+    "The first steps, at the full learning rate, move the policy or the critic further than one batch can justify. "
+    "Later updates then repair what the first one broke, far from the reference.",
+    needs=("policy/clip_fraction", "policy/approx_kl"),
+    also=("policy/ratio_max", "value/explained_variance"),
+    of_policy=True,
 )
+def first_update_too_large(run: RunRecord) -> Symptom | None:
+    """Seen: `policy/clip_fraction`, `policy/approx_kl` or `policy/ratio_max` of the policy's first update is high, or
+    `value/explained_variance` of the second update is far below 0.
+
+    Try: The learning rate that would bring the clip fraction, which grows with it, to 0.07 and the KL, which grows with
+    its square, to 0.01, but no more than a half and no less than a tenth of the present one. If the critic is the
+    cause, a third of `ppo.value_head_rate`.
+
+    Threshold: 15 % clipped tokens, 0.05 nats per token, a ratio of 50, or an explained variance of −1 in the second
+    update, no better than values unrelated to the returns. N+ has 0 to 7 % and 0 to 0.008 nats, and the tasks in
+    `bench/defaults/RESULTS.md` at the preset's learning rate up to 5 % and 0.005 nats. The clip fraction does not count
+    with `ppo.ratio=sequence`. A running run says so once, after its first or second update, as a warning. From the
+    fourth update on it is a note, or [steps_too_large](#steps_too_large) if the next updates are as large.
+    """
+    if steps_too_large.find(run) is not None:
+        return None  # which says the same of more updates
+    seen, remedies = [*_policy(run)], []
+    if seen:
+        remedies += _smaller_policy_steps(run)
+    if values := _values(run):
+        seen.append(values)
+        remedies.append(_smaller_value_steps(run))
+    if not seen:
+        return None
+    isolated = len(run.series("policy/clip_fraction")[0]) >= MIN_LEVEL
+    return Symptom("note" if isolated else "warning", "; ".join(seen), tuple(remedies))
+
+
+def _policy(run: RunRecord) -> Iterator[str]:
+    clipped, moved = _first(run, "policy/clip_fraction"), _first(run, "policy/approx_kl")
+    ratio = _first(run, "policy/ratio_max")
+    if clipped is None or moved is None:
+        return
+    far = ratio is not None and ratio.first > RATIO
+    if (clipped.first > CLIPPED and not clips_sequences(run)) or moved.first > MOVED or far:
+        yield (
+            f"{span(clipped.updates[:1])} clips {clipped.first:.0%} of the tokens and moves the policy by "
+            f"{fmt(moved.first)} nats per token" + (f", one token by a factor of {fmt(ratio.first)}" if ratio else "")
+        )
+
+
+def _smaller_policy_steps(run: RunRecord) -> Iterator[Remedy]:
+    if (run.setting("ppo.num_epochs") or 0) > MANY_EPOCHS:
+        yield set_to(run, "ppo.num_epochs", MANY_EPOCHS, "too_high")
+    clipped, moved = _first(run, "policy/clip_fraction"), _first(run, "policy/approx_kl")
+    yield smaller_rate(run, clipped=clipped.first if clipped else 0.0, moved=moved.first if moved else 0.0, most=MOST)
+
+
+def _values(run: RunRecord) -> str:
+    """What the first update did to the values; empty if they are still better than unrelated ones."""
+    explained = read(run, "value/explained_variance", at_least=NUM_FIRST)
+    if explained is None or explained.values[1] >= HARMFUL:
+        return ""
+    return (
+        f"explained variance is {fmt(explained.values[1])} in {span(explained.updates[1:2])}, after the critic's first "
+        "steps"
+    )
+
+
+def _smaller_value_steps(run: RunRecord) -> Remedy:
+    shared = critic_of(run) == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1
+    return scale(run, "ppo.value_head_rate" if shared else "ppo.value_coef", 1 / 3)
+
+
+def _first(run: RunRecord, name: str) -> Series | None:
+    """A metric from the first update that trains the policy on."""
+    return read(run, name, at_least=1, of_policy=True)

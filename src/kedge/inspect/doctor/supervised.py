@@ -1,4 +1,4 @@
-"""Fine-tuning and reward models: divergence, overfitting, and what a reward model has learned."""
+"""Fine-tuning, reward models and critics: divergence, overfitting, and what was learned."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from kedge.inspect.doctor.finding import Remedy, Rule, Symptom
-from kedge.inspect.doctor.needs import Needs
-from kedge.inspect.doctor.remedies import scale
-from kedge.inspect.doctor.trends import MIN_LEVEL, MIN_TREND, SIGNIFICANT, fmt, read
+from kedge.inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
+from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, SIGNIFICANT, fmt, need, read
 from kedge.inspect.record import RunRecord
-
-__all__ = ["LOSS_RISING", "OVERFITTING", "REWARD_MODEL_AT_CHANCE", "REWARD_MODEL_BARELY_BETTER_THAN_LENGTH"]
 
 OVERFITTED, BADLY_OVERFITTED = 0.03, 0.15
 """Relative rise of the held-out loss above its minimum. It is measured five times in a run on the same rows, so little
@@ -40,10 +36,20 @@ def _section(run: RunRecord) -> str:
     return next((section for mark, section in marks.items() if mark in run.metrics[-1]), "sft")
 
 
-def _overfitting(run: RunRecord) -> Symptom | None:
-    held_out = read(run, "eval/loss", at_least=3)
-    if held_out is None:
-        return None
+@rule(
+    "The model memorizes its training data: the held-out loss is rising again while training continues.",
+    needs=("eval/loss",),
+    updates=3,
+    stages=SUPERVISED,
+)
+def overfitting(run: RunRecord) -> Symptom | None:
+    """Seen: `eval/loss` rises again.
+
+    Try: Train on more data; halve the epochs; lower the learning rate to a third.
+
+    Threshold: 3 % above its minimum is a warning, 15 % serious. The demo's rises by 0.4 % at most.
+    """
+    held_out = need(run, "eval/loss", at_least=3)
     best, last = min(held_out.values), held_out.values[-1]
     if last <= best * (1 + OVERFITTED):
         return None
@@ -63,9 +69,21 @@ def _train_less(run: RunRecord) -> Iterator[Remedy]:
     yield scale(run, f"{section}.learning_rate", 1 / 3)
 
 
-def _loss_rising(run: RunRecord) -> Symptom | None:
-    loss = read(run, "loss", at_least=2 * MIN_TREND)
-    if loss is None or loss.late - loss.first <= max(RISEN * loss.first, SIGNIFICANT * loss.rise_error):
+@rule(
+    "Training makes the model worse on its own training data: the steps are too large.",
+    needs=("loss",),
+    updates=2 * MIN_TREND,
+    stages=SUPERVISED,
+)
+def loss_rising(run: RunRecord) -> Symptom | None:
+    """Seen: `loss` rises.
+
+    Try: Lower the learning rate to a tenth; double the warm-up.
+
+    Threshold: 20 % above the first batch and three standard errors; batches differ by less. Serious.
+    """
+    loss = need(run, "loss", at_least=2 * MIN_TREND)
+    if loss.late - loss.first <= max(RISEN * loss.first, SIGNIFICANT * loss.rise_error):
         return None
     return Symptom(
         "serious",
@@ -82,7 +100,30 @@ def _accuracy(run: RunRecord) -> Mapping[str, Any] | None:
 CHECK_LABELS = "check that `chosen` is the better response and that the annotators agree with each other"
 
 
-def _at_chance(run: RunRecord) -> Symptom | None:
+def _nothing_to_judge_by(run: RunRecord) -> str:
+    if _accuracy(run) is not None or (read(run, "accuracy") and read(run, "loss")):
+        return ""
+    return f"nothing was held out, and the run has fewer than {MIN_LEVEL} steps"
+
+
+@rule(
+    "The reward model cannot tell good responses from bad ones. PPO would optimize an arbitrary preference.",
+    also=("accuracy", "loss"),
+    stages=("reward",),
+    lacks=_nothing_to_judge_by,
+)
+def reward_model_at_chance(run: RunRecord) -> Symptom | None:
+    """Seen: The held-out accuracy in `summary.json` is close to a coin flip. With nothing held out: the late training
+    `accuracy` is, or the training `loss` is no lower than ln 2, the loss of equal scores for all answers.
+
+    Try: Check that `chosen` is the better response and that the annotators agree with each other; triple
+    `reward_model.learning_rate`; double `reward_model.num_epochs`.
+
+    Threshold: 0.55; published reward models start at 0.63. Serious; a warning if so few pairs are held out that the
+    interval reaches 0.63. With nothing held out it is a warning if the late steps have so few pairs that 0.63 is within
+    two standard errors, or if only the loss is too high; a low training accuracy is a safe sign, as held-out pairs are
+    harder, and a high one none of the opposite.
+    """
     accuracy = _accuracy(run)
     if accuracy is None:
         return _at_chance_in_training(run)
@@ -113,12 +154,6 @@ def _at_chance_in_training(run: RunRecord) -> Symptom | None:
     )
 
 
-def _nothing_to_judge_by(run: RunRecord) -> str:
-    if _accuracy(run) is not None or (read(run, "accuracy") and read(run, "loss")):
-        return ""
-    return f"nothing was held out, and the run has fewer than {MIN_LEVEL} steps"
-
-
 def _learn_more(run: RunRecord) -> tuple[Remedy, ...]:
     return scale(run, "reward_model.learning_rate", 3.0), scale(run, "reward_model.num_epochs", 2.0)
 
@@ -131,7 +166,20 @@ def _not_held_out(run: RunRecord) -> str:
     return "nothing was held out (data.eval_fraction)"
 
 
-def _barely_better(run: RunRecord) -> Symptom | None:
+@rule(
+    "The reward model may have learned little more than that longer is better, and a policy will exploit that.",
+    stages=("reward",),
+    lacks=_not_held_out,
+)
+def reward_model_barely_better_than_length(run: RunRecord) -> Symptom | None:
+    """Seen: The held-out accuracy is close to that of always preferring the longer response.
+
+    Try: Train on pairs of similar length, or add a length penalty to the reward; triple `data.eval_fraction` for a
+    narrower interval.
+
+    Threshold: Less than 3 points above the length baseline is a warning; published reward models have 5 to 10. Serious
+    if it is below the baseline by more than the error of their difference, from both confidence intervals.
+    """
     accuracy, by_length = _accuracy(run), run.summary.get("length_accuracy")
     if accuracy is None or not isinstance(by_length, Mapping) or accuracy["value"] - by_length["value"] >= BARELY:
         return None
@@ -158,34 +206,51 @@ def _written(run: RunRecord, accuracy: Mapping[str, Any]) -> str:
     )
 
 
-LOSS_RISING = Rule(
-    "loss_rising",
-    "Training makes the model worse on its own training data: the steps are too large.",
-    ("loss",),
-    _loss_rising,
-    Needs(("loss",), 2 * MIN_TREND, SUPERVISED),
-)
+LITTLE = 0.05
+"""Explained variance of a critic that saves PPO next to nothing: advantages vary as much as without a critic."""
 
-REWARD_MODEL_AT_CHANCE = Rule(
-    "reward_model_at_chance",
-    "The reward model cannot tell good responses from bad ones. PPO would optimize an arbitrary preference.",
-    ("accuracy", "loss"),
-    _at_chance,
-    Needs(stages=("reward",), lacks=_nothing_to_judge_by),
-)
 
-REWARD_MODEL_BARELY_BETTER_THAN_LENGTH = Rule(
-    "reward_model_barely_better_than_length",
-    "The reward model may have learned little more than that longer is better, and a policy will exploit that.",
-    (),
-    _barely_better,
-    Needs(stages=("reward",), lacks=_not_held_out),
-)
+def _explained(run: RunRecord) -> Mapping[str, Any] | None:
+    explained = run.summary.get("explained_variance")
+    is_known = isinstance(explained, Mapping) and explained["low"] is not None  # null with a single prompt
+    return explained if is_known else None
 
-OVERFITTING = Rule(
-    "overfitting",
-    "The model memorizes its training data: the held-out loss is rising again while training continues.",
-    ("eval/loss",),
-    _overfitting,
-    Needs(("eval/loss",), 3, SUPERVISED),
+
+def _unmeasured(run: RunRecord) -> str:
+    if not run.summary:
+        return "the critic is measured at the end"
+    return "" if run.summary.get("measured_on") == "held-out prompts" else "nothing was held out (data.eval_fraction)"
+
+
+@rule(
+    "PPO would start from values that tell good responses from bad ones hardly better than their mean: too few "
+    "responses to learn from, steps too small, or returns that nothing in a prompt and its prefix foretells.",
+    also=("explained_variance", "eval/explained_variance"),
+    stages=("critic",),
+    lacks=_unmeasured,
 )
+def critic_explains_nothing(run: RunRecord) -> Symptom | None:
+    """Seen: In `summary.json` of `kedge critic`, the explained variance on held-out prompts is close to 0.
+
+    Try: `critic.kind=separate`; double `critic.num_responses`; triple `critic.learning_rate`.
+
+    Threshold: 5 %: with less, the advantages vary as they would without a critic. Serious; a warning if the interval
+    reaches 5 %.
+    """
+    explained = _explained(run)
+    if explained is None or explained["value"] >= LITTLE or run.summary.get("measured_on") != "held-out prompts":
+        return None
+    return Symptom(
+        "serious" if explained["high"] < LITTLE else "warning",
+        f"on held-out prompts the critic explains {explained['value']:.0%} of the variance of the returns "
+        f"({explained['low']:.0%} to {explained['high']:.0%})",
+        tuple(_learn_more_returns(run)),
+    )
+
+
+def _learn_more_returns(run: RunRecord) -> Iterator[Remedy]:
+    if run.setting("critic.kind") == "shared":
+        yield set_to(run, "critic.kind", "separate", why="to train more than a head")
+    yield scale(run, "critic.num_responses", 2.0)
+    if run.setting("critic.kind") != "shared":
+        yield scale(run, "critic.learning_rate", 3.0)

@@ -12,7 +12,7 @@ from kedge.config import Config, with_values
 from kedge.data import Prompt, PromptForm, encode_prompt, room_for_prompt
 from kedge.errors import ConfigError, DataError, KedgeError
 from kedge.models import model_width, resolve_precision
-from kedge.models.origin import Origin, read_origin
+from kedge.models.card import Origin, read_origin
 from kedge.rewards import MESSAGES_COLUMN, Responses, WeightedReward
 from kedge.rewards.model import share_tokens
 from kedge.rewards.score import describe_responses

@@ -22,13 +22,14 @@ from torch import Tensor
 from kedge.config import Config
 from kedge.models import save_policy, save_scalar_model
 from kedge.plan.machine import MachinePlan
+from kedge.runs.ending import end_stage
 from kedge.runs.inputs import Rewards
-from kedge.runs.out_of_memory import stage_function
-from kedge.runs.resuming import read_ending
+from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.resuming import finished_run, read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
-from kedge.runs.training import Callback, end_training, running, supervised_loop
+from kedge.runs.training import Callback, Watcher, end_training, started_stage, training_loop
 from kedge.stages.critic.inputs import CriticInputs, load_critic_inputs
 from kedge.stages.critic.sampling import Sampled, sample_returns
 from kedge.stages.planning.compared import compared
@@ -55,18 +56,13 @@ class CriticResult:
     folder: Path
     summary: dict[str, Any]
 
-    @classmethod
-    def read(cls, folder: Path) -> CriticResult:
-        """The result of a finished run."""
-        return cls(folder, *read_ending(folder, "summary"))
-
     @property
     def model(self) -> Path:
         """Folder of the critic: a sequence classifier with one label, or the policy with a value head beside it."""
         return self.folder / "model"
 
 
-@stage_function("critic", CriticResult.read)
+@ends_in_one_line("critic")
 def run_critic(
     config: Config,
     *,
@@ -94,18 +90,20 @@ def run_critic(
         KedgeError: An input is missing, unreadable or does not fit; one line, before anything is sampled.
         KeyboardInterrupt, Terminated: The run was interrupted; responses and critic are saved.
     """
+    if resume and (folder := finished_run(config)):
+        return CriticResult(folder, *read_ending(folder, "summary"))
     in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
     run = open_run(config, "critic", in_memory=in_memory, resume=resume)
     inputs = load_critic_inputs(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
     save = partial(_save, config, run, inputs)
-    with running(config, run) as ending:
+    with started_stage(config, run):
         sampled = sample_returns(inputs, run)
         loss = inputs.loss(sampled.returns, sampled.train_rows)
         num_steps = _num_steps(config, sampled)
+        watcher = Watcher(callback, inputs.trained, inputs.roles.tokenizer)
         shown = ("loss", "explained_variance", "eval/explained_variance")
         model = CheckpointModel(inputs.saved, lambda folder, step, weights: save(folder, {"steps": step}, weights))
-        given: Any = {"tokenizer": inputs.roles.tokenizer, "callback": callback, "trained": inputs.trained}
-        with supervised_loop(config, run, num_steps, model=model, shown=shown, **given) as training:
+        with training_loop(config, run, num_steps, model=model, watcher=watcher, shown=shown) as training:
             training["on_step"] = _explaining(training["on_step"])
             outcome = train_critic(
                 loss,
@@ -120,7 +118,7 @@ def run_critic(
             if run.ranks.is_first:
                 save(run.folder / "model", _facts(summary), weights, ended=True)
             end_training(config, run, outcome)
-        ending |= {**training["loop"].summary(), "summary": summary, **compared(planned, run.device)}
+    end_stage(config, run, {**training["loop"].summary(), "summary": summary, **compared(planned, run.device)})
     return CriticResult(run.shared_folder, summary)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel, ScalarModel
 from kedge.models.adapters import is_frozen
-from kedge.models.quantized import num_weights
+from kedge.models.frozen import num_weights
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Evaluated
 from kedge.runs.run import Run

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from typing import Any, TypeAlias
 
 from kedge.config import Config
 from kedge.data import PromptStream
+from kedge.errors import KedgeError, OutOfMemoryError
+from kedge.logs.metrics import read_metrics
 from kedge.logs.stopwatch import Stopwatch
 from kedge.plan.machine import MachinePlan
+from kedge.runs.ending import end_stage, resumable
 from kedge.runs.inputs import Rewards
-from kedge.runs.out_of_memory import stage_function
+from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.resuming import finished_run
 from kedge.runs.run import Resume, Run, open_run
-from kedge.runs.training import Callback, running, stage_loop, watched
+from kedge.runs.training import Callback, Watcher, stage_loop
 from kedge.stages.planning.compared import compared
 from kedge.stages.ppo.ahead import SamplingAhead, check_ahead, choose_sampling, with_background
 from kedge.stages.ppo.costs import write_roles
@@ -44,7 +47,7 @@ AfterUpdate: TypeAlias = Callable[[int, Mapping[str, float]], None]
 """Called with each update that was not dropped, and its metrics."""
 
 
-@stage_function("ppo", PpoResult.read)
+@ends_in_one_line("ppo")
 def run_ppo(
     config: Config,
     *,
@@ -76,21 +79,31 @@ def run_ppo(
         KeyboardInterrupt, Terminated: The run was interrupted; policy and checkpoint are saved.
         OutOfMemoryError: Memory ran out; the state after the last whole update is saved.
     """
+    if resume and (out := finished_run(config)):
+        return PpoResult(out, read_metrics(out))
     config = with_saved_critic(config)
     in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
     run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
     check_ahead(config, run)
     roles = load_roles(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
     roles = with_background(config, run, roles)
-    with (
-        running(config, run, save=partial(save_result, config, run, roles)) as summary,
-        closing(roles.engine),
-        stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop,
-    ):
-        write_roles(run, roles)
-        train(config, run, roles, loop, _watching(config, run, roles, loop, callback, on_update))
-        summary |= {**loop.summary(), **compared(planned, run.device)}
-    return PpoResult.read(run.shared_folder)
+    run.start()
+    write_roles(run, roles)
+    outcome: dict[str, object] = {}
+    fits = has_results = True
+    with resumable(config, run.folder, "ppo"), closing(roles.engine):
+        try:
+            with stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop:
+                train(config, run, roles, loop, _watching(config, run, roles, loop, callback, on_update))
+                outcome = loop.summary()
+        except KedgeError as error:
+            fits = not isinstance(error, OutOfMemoryError)
+            has_results = not run.abandon()
+            raise
+        finally:
+            metrics = save_result(config, run, roles, interrupted=not outcome, model=fits) if has_results else []
+    end_stage(config, run, {**outcome, **compared(planned, run.device)})
+    return PpoResult(run.shared_folder, metrics if run.ranks.is_first else read_metrics(run.shared_folder))
 
 
 def train(
@@ -176,11 +189,10 @@ def _watching(
     on_update: Callable[[int, Roles], None],
 ) -> AfterUpdate:
     """Calls both functions with an update."""
-    policy = roles.actor_critic.policy.causal
-    shown = watched(callback, run, loop, config.ppo.num_updates, model=policy, tokenizer=roles.tokenizer)
+    watcher, total = Watcher(callback, roles.actor_critic.policy.causal, roles.tokenizer), config.ppo.num_updates
 
-    def after_update(update: int, metrics: Mapping[str, float]) -> None:
-        shown(update, metrics)
+    def see(update: int, metrics: Mapping[str, float]) -> None:
+        watcher.see(loop, update, metrics, stage="ppo", num_updates=total, folder=run.shared_folder)
         on_update(update, roles)
 
-    return after_update
+    return see

@@ -24,7 +24,7 @@ from kedge.models import (
     own_stop_tokens,
 )
 from kedge.models.loading import Bases
-from kedge.models.matrices import inner_matrices
+from kedge.models.pretrained import inner_matrices
 from kedge.rewards import WeightedReward
 from kedge.rewards.score import MissingEos
 from kedge.rewards.source import ScoringModel

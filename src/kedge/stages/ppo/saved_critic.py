@@ -24,9 +24,9 @@ from kedge.models import (
     load_tokenizer,
     load_value_head,
 )
+from kedge.models.heads import value_head_file
 from kedge.models.loading import Bases
-from kedge.models.pretrained import check_source
-from kedge.models.saving import value_head_file
+from kedge.models.sources import check_source
 from kedge.rewards.model import share_tokens
 from kedge.runs.frozen import adapter_of
 from kedge.runs.run import Run

@@ -9,7 +9,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from kedge.models import Precision
-from kedge.models.matrices import inner_matrices
+from kedge.models.pretrained import inner_matrices
 from kedge.system.ranks import ALONE, PassTokens, Ranks
 from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop
 from kedge.training.checkpoint.run_state import TrainingState

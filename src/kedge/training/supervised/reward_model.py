@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
 from kedge.errors import ConfigError
 from kedge.models import Precision, ScalarModel, score_rows
-from kedge.models.matrices import inner_matrices
+from kedge.models.pretrained import inner_matrices
 from kedge.system.ranks import ALONE
 from kedge.training.supervised.agreement import Agreement, measure_agreement
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised

@@ -1,0 +1,37 @@
+"""The sections of docs/doctor.md: the texts of the rules, and the docstrings of their checks."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from kedge.inspect.doctor import RULES, Rule
+
+__all__ = ["with_rules"]
+
+BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->"
+MEANS_BEFORE = "Try: "
+
+
+def with_rules(text: str) -> str:
+    """The page with the sections of all rules between its markers renewed."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + _sections() + END + rest.split(END)[1]
+
+
+def _sections() -> str:
+    """The rules by module, in the order of the findings."""
+    modules = {rule.check.__module__: inspect.getmodule(rule.check) for rule in RULES}
+    text = ""
+    for name, module in modules.items():
+        title, _, rest = inspect.getdoc(module).partition(": ")  # pyright: ignore[reportOptionalMemberAccess]
+        text += f"\n## {title}\n\n{rest[:1].upper()}{rest[1:]}\n"
+        text += "".join(_section(rule) for rule in RULES if rule.check.__module__ == name)
+    return f"{text}\n"
+
+
+def _section(rule: Rule) -> str:
+    documented = inspect.getdoc(rule.check) or ""
+    body = documented.replace(MEANS_BEFORE, f"Means: {rule.means}\n\n{MEANS_BEFORE}", 1)
+    marked = re.sub(r"^(Seen|Means|Try|Threshold): ", r"*\1:* ", body, flags=re.MULTILINE)
+    return f"\n### {rule.name}\n\n{marked}\n"

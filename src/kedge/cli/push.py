@@ -1,0 +1,30 @@
+"""`kedge push`: a trained model to the Hugging Face hub."""
+
+from typing import Annotated
+
+import typer
+
+from kedge.cli.command import Command
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(cls=Command)
+def push(
+    model: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="A run, a checkpoint (RUN@8), or a model's folder.")
+    ],
+    repo: Annotated[
+        str, typer.Argument(metavar="ORG/NAME", help="Repository on the hub; created if it does not exist.")
+    ],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    existing: Annotated[
+        bool, typer.Option("--existing", help="Allow a commit to a repository with content that kedge did not push.")
+    ] = False,
+) -> None:
+    """Push a trained model to the Hugging Face hub. Exits with 1 if the hub refuses halfway."""
+    from kedge.models.pushing import push_model
+
+    typer.echo(push_model(model, repo, private=private, existing=existing))

@@ -1,1 +1,0 @@
-"""The `control` section and the groups it is composed of."""

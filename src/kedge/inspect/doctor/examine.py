@@ -1,0 +1,299 @@
+"""The doctor: rules that read a run's metrics, name what is wrong and suggest what to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kedge.inspect.doctor import (
+    control,
+    critic,
+    evaluation,
+    hacking,
+    kl,
+    responses,
+    rewards,
+    sampling,
+    steps,
+    supervised,
+)
+from kedge.inspect.doctor.rule import DOCS, Advice, Finding, Gap, Rule, Severity, Symptom, no_advice, severity_rank
+from kedge.inspect.record import RunRecord
+from kedge.system.texts import printable
+
+__all__ = ["RULES", "Examination", "diagnose", "examine", "merge", "one_line", "print_examinations"]
+
+RULES: tuple[Rule, ...] = (
+    sampling.rollout_too_old,
+    sampling.sampler_trainer_mismatch,
+    steps.not_finite,
+    responses.rows_dropped,
+    rewards.reward_function_failing,
+    steps.steps_too_large,
+    kl.entropy_rising,
+    rewards.groups_without_spread,
+    rewards.reward_flat,
+    kl.no_exploration,
+    responses.duplicated_prompts,
+    rewards.responses_unscored,
+    kl.beta_too_small,
+    hacking.proxy_up_judge_down,
+    hacking.hacking_by_not_stopping,
+    rewards.group_std_blows_up,
+    rewards.length_bias,
+    responses.stops_at_once,
+    hacking.hacking_by_length,
+    hacking.hacking_by_repetition,
+    kl.beta_too_large,
+    steps.steps_too_small,
+    steps.first_update_too_large,
+    kl.entropy_collapse,
+    kl.kl_exploding,
+    responses.too_few_eos,
+    responses.truncated_at_cap,
+    critic.value_scale_mismatch,
+    critic.value_clip_binding,
+    critic.dead_critic,
+    critic.critic_worse_than_prompt_mean,
+    critic.critic_blind_within_prompts,
+    rewards.score_falling,
+    rewards.reward_saturated,
+    steps.steps_skipped,
+    steps.gradient_spikes,
+    supervised.loss_rising,
+    supervised.reward_model_at_chance,
+    supervised.reward_model_barely_better_than_length,
+    supervised.critic_explains_nothing,
+    supervised.overfitting,
+    evaluation.judge_contradicts_itself,
+    evaluation.unjudged_responses,
+    evaluation.responses_cut_off,
+    evaluation.responses_alike,
+    evaluation.mostly_ties,
+    evaluation.judge_prefers_length,
+    evaluation.win_rate_undecided,
+    sampling.memory_growing,
+    sampling.reward_dominates_time,
+    sampling.one_side_waits,
+    control.updates_too_large,
+    control.return_collapsed,
+    control.return_flat,
+)
+"""Causes come before their consequences: findings of equal severity are reported in this order."""
+
+BROKEN_BY_STEPS = {
+    rule.name
+    for rule in (
+        responses.stops_at_once,
+        kl.entropy_collapse,
+        kl.kl_exploding,
+        responses.too_few_eos,
+        rewards.score_falling,
+    )
+}
+"""What steps that are too large do to a policy. Where one of them is serious, so are the steps, unless something else
+explains it."""
+
+UNTIL = {"running": " so far", "stopped": " before it stopped"}
+
+STYLES: dict[Severity, str] = {"serious": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The result of all checks of a run.
+
+    Attributes:
+        findings: The problems, most severe first.
+        num_checks: How many rules could judge the run.
+        gaps: The rules that could not, and why; those for other stages or settings are left out.
+        unjudged: The reasons, in one line; empty without gaps.
+        until: ` so far` or ` before it stopped`, for a run that has not finished.
+        ended_early: Why the run ended before its last update; empty if it did not.
+    """
+
+    findings: tuple[Finding, ...]
+    num_checks: int
+    gaps: tuple[Gap, ...] = ()
+    unjudged: str = ""
+    until: str = ""
+    ended_early: str = ""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether something was checked and nothing is wrong."""
+        return self.num_checks > 0 and not self.findings
+
+    @property
+    def verdict(self) -> str:
+        """One line: `nothing wrong in 31 checks; 7 could not be made: 7 need 8 to 12 updates, and the run has 6`."""
+        if not self.num_checks:
+            return f"nothing was checked: {self.unjudged or 'there are no rules for this stage'}"
+        missed = f"; {len(self.gaps)} could not be made: {self.unjudged}" if self.gaps else ""
+        return f"{self._summary} in {self._checks}{self.until}{missed}"
+
+    @property
+    def _checks(self) -> str:
+        return f"{self.num_checks} check{'' if self.num_checks == 1 else 's'}"
+
+    @property
+    def _summary(self) -> str:
+        counts = Counter(finding.severity for finding in self.findings)
+        parts = [f"{count} {severity if count == 1 or severity == 'serious' else severity + 's'}"
+                 for severity, count in counts.items()]  # fmt: skip
+        return ", ".join(parts) or "nothing wrong"
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of `kedge doctor --json`."""
+        return {
+            "findings": [finding.as_json() for finding in self.findings],
+            "checks": self.num_checks,
+            "not_judged": [{"rule": gap.rule, "why": gap.why} for gap in self.gaps],
+            "verdict": self.verdict,
+            "ended_early": self.ended_early,
+        }
+
+
+def diagnose(record: RunRecord, *, advice: Advice = no_advice) -> list[Finding]:
+    """Findings on a run, most severe first, causes before their consequences.
+
+    Args:
+        record: The run so far.
+        advice: Looks up what the configuration documents about a field that is too high or too low.
+    """
+    return list(examine(record, advice=advice).findings)
+
+
+def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
+    """Findings on a run, and the checks that could not be made.
+
+    Args:
+        record: The run so far.
+        advice: See `diagnose`.
+    """
+    # The rules for language models would name fields that a control run does not read.
+    rules = [rule for rule in RULES if record.stage != "control" or "control" in rule.stages]
+    symptoms = [(each, each.find(record)) for each in rules]
+    findings = _as_severe_as_consequences(
+        [_finding(rule, symptom, advice) for rule, symptom in symptoms if symptom is not None]
+    )
+    silent = [rule for rule, symptom in symptoms if symptom is None and rule.concerns(record)]
+    gaps = [gap for rule in silent if (gap := rule.gap(record)) is not None]
+    return Examination(
+        tuple(sorted(findings, key=severity_rank)),
+        len(findings) + len(silent) - len(gaps),
+        tuple(gaps),
+        gaps_in_words(record, gaps),
+        UNTIL.get(record.state, ""),
+        record.ended_early,
+    )
+
+
+def _as_severe_as_consequences(findings: list[Finding]) -> list[Finding]:
+    """Steps that are too large, as severe as what they did to the policy, so that they come before it."""
+    serious = {found.rule for found in findings if found.severity == "serious"}
+    if not serious or not serious <= BROKEN_BY_STEPS:
+        return findings
+    cause = steps.steps_too_large.name
+    return [replace(found, severity="serious") if found.rule == cause else found for found in findings]
+
+
+def _finding(rule: Rule, symptom: Symptom, advice: Advice) -> Finding:
+    first = symptom.remedies[0] if symptom.remedies else None
+    return Finding(
+        rule.name,
+        symptom.severity,
+        symptom.seen,
+        rule.means,
+        first.field if first else "",
+        first.direction if first else "switch",
+        "; ".join(_steps(symptom, advice)),
+        f"{DOCS}#{rule.name}",
+        {remedy.field: remedy.value for remedy in symptom.remedies if remedy.value is not None},
+    )
+
+
+def _steps(symptom: Symptom, advice: Advice) -> Iterator[str]:
+    if symptom.advice:
+        yield symptom.advice
+    for remedy in symptom.remedies:
+        why = advice(remedy.field, remedy.direction)
+        yield f"{remedy.change} (if {remedy.direction.replace('_', ' ')}: {why})" if why else remedy.change
+
+
+def gaps_in_words(run: RunRecord, gaps: Sequence[Gap]) -> str:
+    """One line: `3 need 8 to 12 updates, and the run has 6; nothing was held out (data.eval_fraction)`."""
+    short = [gap.updates for gap in gaps if gap.updates]
+    reasons = dict.fromkeys(gap.reason for gap in gaps if not gap.updates)
+    counts = {reason: sum(gap.reason == reason for gap in gaps) for reason in reasons}
+    return "; ".join(
+        ([_too_short(run, short)] if short else [])
+        + [f"{count} because {reason}" if len(gaps) > 1 else reason for reason, count in counts.items()]
+    )
+
+
+def _too_short(run: RunRecord, needed: Sequence[int]) -> str:
+    low, high = min(needed), max(needed)
+    unit = "updates" if run.stage in ("ppo", "control", "") else "steps"
+    span = f"{high}" if low == high else f"{low} to {high}"
+    verb = "needs" if len(needed) == 1 else "need"
+    return f"{len(needed)} {verb} {span} {unit}, and the run has {len(run.metrics)}"
+
+
+def merge(parts: Iterable[Examination]) -> Examination:
+    """The examinations of several runs as one: findings by severity, sums, and each reason once."""
+    examined = list(parts)
+    if len(examined) == 1:
+        return examined[0]
+    findings = sorted((finding for each in examined for finding in each.findings), key=severity_rank)
+    return Examination(
+        tuple(findings),
+        sum(each.num_checks for each in examined),
+        tuple(gap for each in examined for gap in each.gaps),
+        "; ".join(dict.fromkeys(each.unjudged for each in examined if each.unjudged)),
+        ended_early="; ".join(each.ended_early for each in examined if each.ended_early),
+    )
+
+
+def one_line(finding: Finding) -> str:
+    """Severity, rule and figures, for a run's log."""
+    return printable(f"{finding.severity}: {finding.rule}: {finding.seen}")
+
+
+def print_examinations(examined: Mapping[str, Examination], console: Console) -> None:
+    """Print the verdict on each run, and each finding with its figures, meaning, remedies and documentation link.
+
+    Args:
+        examined: The runs that were examined, by name.
+        console: Where to print.
+    """
+    for name, examination in examined.items():
+        console.print(Text(printable(f"{'✓ ' if examination.is_clean else ''}{name}: {examination.verdict}")))
+        if examination.ended_early:
+            console.print(Text(printable(f"ended early: {examination.ended_early}")))
+    for finding in sorted((each for one in examined.values() for each in one.findings), key=severity_rank):
+        console.print()
+        console.print(Text.assemble((finding.severity, STYLES[finding.severity]), "  ", (finding.rule, "bold")))
+        console.print(Padding(_table(finding), (0, 0, 0, 2)))
+
+
+def _table(finding: Finding) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for label, text in (
+        ("seen", finding.seen),
+        ("means", finding.means),
+        ("try", finding.try_),
+        ("docs", finding.docs),
+    ):
+        if text:
+            table.add_row(label, Text(printable(text)))
+    return table

@@ -1,0 +1,291 @@
+"""A rule of the doctor: what it needs, how it looks for a problem, and what it says to change."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from kedge.inspect.doctor.series import NoData
+from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import value_warmup_of
+from kedge.system.texts import printable
+
+__all__ = [
+    "DOCS",
+    "TRAINED",
+    "WHY_MISSING",
+    "Advice",
+    "Direction",
+    "Finding",
+    "Gap",
+    "Remedy",
+    "Rule",
+    "Severity",
+    "Symptom",
+    "adjust",
+    "no_advice",
+    "rule",
+    "scale",
+    "set_to",
+    "severity_rank",
+]
+
+Severity = Literal["serious", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+Direction = Literal["too_high", "too_low", "switch"]
+
+DOCS = "docs/doctor.md"
+
+Advice = Callable[[str, Direction], str]
+"""Looks up the configuration's text on a field (dotted name) that is too high or too low; empty if there is none."""
+
+
+@dataclass(frozen=True, repr=False)
+class Finding:
+    """One problem found in a run.
+
+    Attributes:
+        rule: Name of the rule.
+        severity: `serious` means the run or its result is broken, `warning` that it may be, `note` is for information.
+        seen: The figures and the updates that show it.
+        means: The explanation.
+        field: The configuration field to change first, by its dotted name; empty if no field is to blame.
+        direction: Whether that field is too high or too low; `switch` if it is a choice rather than a size.
+        try_: What to change.
+        docs: Where to read more.
+        changes: The fields of `try_` that have a new value, by dotted name.
+    """
+
+    rule: str
+    severity: Severity
+    seen: str
+    means: str
+    field: str
+    direction: Direction
+    try_: str
+    docs: str
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return printable(f"<{self.severity} {self.rule}: {self.seen}>")
+
+    def as_json(self) -> dict[str, str]:
+        """The six keys of `kedge doctor --json`."""
+        shown = {"rule": self.rule, "severity": self.severity, "seen": self.seen, "means": self.means}
+        return {**shown, "try": self.try_, "docs": self.docs}
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One change to the configuration.
+
+    Attributes:
+        field: The field, by its dotted name.
+        direction: Whether it is too high or too low.
+        change: The instruction: `lower ppo.learning_rate from 0.0003 to 0.0001`.
+        value: The new value; None if none can be suggested.
+    """
+
+    field: str
+    direction: Direction
+    change: str
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """What a rule found in one run.
+
+    Attributes:
+        severity: See `Finding`.
+        seen: See `Finding`.
+        remedies: Fields to change, the most promising first.
+        advice: What to do apart from changing fields.
+    """
+
+    severity: Severity
+    seen: str
+    remedies: tuple[Remedy, ...] = ()
+    advice: str = ""
+
+
+TRAINED = ("sft", "reward", "critic", "ppo")
+"""The stages that the doctor has rules for."""
+
+PPO = ("ppo",)
+
+WHY_MISSING = {
+    "objective/kl": "the KL was not measured (ppo.measure_kl=true measures it)",
+    "reward/kl": "the KL was not measured (ppo.measure_kl=true measures it)",
+    "eval/loss": "nothing was held out (data.eval_fraction)",
+}
+"""Why a run may lack a metric, where a setting decides it."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A rule that could not judge a run.
+
+    Attributes:
+        rule: Its name.
+        reason: Why not.
+        updates: The updates that it needs, if there are too few; else 0.
+    """
+
+    rule: str
+    reason: str
+    updates: int = 0
+
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return self.reason or f"it needs {self.updates} updates or steps"
+
+
+def always(run: RunRecord) -> bool:
+    """A rule that fits every configuration."""
+    return True
+
+
+def nothing_else(run: RunRecord) -> str:
+    """No further requirement."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kind of problem and how to detect it.
+
+    Attributes:
+        name: Its name here and in the documentation.
+        means: What it is, in one or two sentences.
+        check: Looks for it. None if there is no sign of it, or too little data. Its docstring is the documentation.
+        needs: Metrics without which no finding does not mean that nothing is wrong; of `one|other`, one is enough.
+        also: Further metrics that it reads; `NAME` stands for the name of a reward term.
+        updates: How many updates need to have the metrics.
+        stages: The stages that it is about.
+        of_policy: Whether the updates that train the critic alone do not count.
+        fits: Whether it is about a run with these settings at all.
+        lacks: What else is missing, or an empty text.
+    """
+
+    name: str
+    means: str
+    check: Callable[[RunRecord], Symptom | None]
+    needs: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    updates: int = 1
+    stages: tuple[str, ...] = PPO
+    of_policy: bool = False
+    fits: Callable[[RunRecord], bool] = always
+    lacks: Callable[[RunRecord], str] = nothing_else
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All metrics that it reads."""
+        return (*(part for name in self.needs for part in name.split("|")), *self.also)
+
+    def find(self, run: RunRecord) -> Symptom | None:
+        """The problem in a run; None if there is no sign of it, or too little data."""
+        try:
+            return self.check(run)
+        except NoData:
+            return None
+
+    def concerns(self, run: RunRecord) -> bool:
+        """Whether it is about this stage and these settings. A run without a stage may be any."""
+        return (not run.stage or run.stage in self.stages) and self.fits(run)
+
+    def gap(self, run: RunRecord) -> Gap | None:
+        """Why it cannot judge the run; None if it can."""
+        if reason := self.lacks(run):
+            return Gap(self.name, reason)
+        counts = {name: self._count(run, name.split("|")) for name in self.needs}
+        missing = next((name for name, count in counts.items() if count == 0), None)
+        if missing is not None and run.metrics:
+            return Gap(self.name, WHY_MISSING.get(missing, f"{missing.replace('|', ' or ')} was not recorded"))
+        if min([len(run.metrics), *counts.values()]) < self.updates:
+            return Gap(self.name, "", self.updates)
+        return None
+
+    def _count(self, run: RunRecord, names: Iterable[str]) -> int:
+        """The number of updates with a finite value of one of these metrics."""
+        skipped = value_warmup_of(run) if self.of_policy else 0
+        series = [zip(*run.series(name), strict=True) for name in names]
+        return max(sum(update > skipped and math.isfinite(value) for update, value in pairs) for pairs in series)
+
+
+def rule(means: str, **options: Any) -> Callable[[Callable[[RunRecord], Symptom | None]], Rule]:
+    """Decorates a check, which makes it a rule with its name; see `Rule` for the options."""
+    return lambda check: Rule(check.__name__, means, check, **options)
+
+
+def severity_rank(finding: Finding) -> int:
+    """Sort key: 0 for serious; a stable sort keeps causes before consequences."""
+    return SEVERITIES.index(finding.severity)
+
+
+def no_advice(field: str, direction: Direction) -> str:
+    """An `Advice` with no texts."""
+    return ""
+
+
+VERBS: dict[Direction, str] = {"too_high": "lower", "too_low": "raise", "switch": "change"}
+
+
+def scale(run: RunRecord, field: str, factor: float) -> Remedy:
+    """Multiply a field by a factor.
+
+    Args:
+        run: The run whose value is scaled.
+        field: Its dotted name.
+        factor: Below 1 if the field is too high.
+    """
+    direction: Direction = "too_high" if factor < 1 else "too_low"
+    present = run.setting(field)
+    if not _is_number(present) or present == 0:
+        return adjust(run, field, direction)
+    return set_to(run, field, _scaled(present, factor), direction)
+
+
+def set_to(run: RunRecord, field: str, value: Any, direction: Direction = "switch", why: str = "") -> Remedy:
+    """Set a field to a value.
+
+    Args:
+        run: The run, for its present value.
+        field: Its dotted name.
+        value: The new value.
+        direction: Whether the present value is too high or too low; `switch` if it is a choice rather than a size.
+        why: The purpose, if the configuration does not explain it: `to skip such steps`.
+    """
+    present = run.setting(field)
+    if direction != "switch" and _is_number(present) and (value < present) == (direction == "too_high"):
+        change = f"{VERBS[direction]} {field} from {_written(present)} to {_written(value)}"
+    else:
+        change = f"set {field}={_written(value)}"
+    return Remedy(field, direction, f"{change} {why}".rstrip(), value)
+
+
+def adjust(run: RunRecord, field: str, direction: Direction) -> Remedy:
+    """Lower or raise a field for which no value can be suggested."""
+    present = run.setting(field)
+    now = "" if present is None else f" (now {_written(present)})"
+    return Remedy(field, direction, f"{VERBS[direction]} {field}{now}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _scaled(present: float, factor: float) -> float:
+    """Rounded to two digits, or to a whole number if the field is one."""
+    if isinstance(present, int):
+        return max(1, math.floor(present * factor) if factor < 1 else math.ceil(present * factor))
+    return float(f"{present * factor:.2g}")
+
+
+def _written(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,219 @@
+"""The time series of a metric, and statistics of it that are robust to noise.
+
+Everything is a median: a single odd update is never a finding, and sixteen updates are enough for one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import value_warmup_of
+from kedge.logs.progress import format_figure
+
+__all__ = [
+    "MIN_LEVEL",
+    "MIN_TREND",
+    "SIGNIFICANT",
+    "WINDOW",
+    "NoData",
+    "Series",
+    "combine",
+    "fell",
+    "fmt",
+    "need",
+    "needed",
+    "read",
+    "rose",
+    "span",
+]
+
+MIN_LEVEL = 4
+"""Updates needed to assess a metric's level: early enough to warn a live run, but not from its first step."""
+
+MIN_TREND = 8
+"""Updates needed to assess a trend: early and late ones with a gap between them."""
+
+WINDOW = 3
+"""Fewest updates in a median: the smallest number that tolerates one outlier."""
+
+SIGNIFICANT = 3.0
+"""Standard errors that make a change significant. A run has dozens of metrics: at two, some would pass by chance."""
+
+MEDIAN_ERROR = 1.25
+"""Standard error of a median, relative to that of a mean: √(π/2)."""
+
+MAD_TO_STD = 1.4826
+"""Standard deviation of a normal variable, relative to its median absolute deviation."""
+
+
+class NoData(Exception):
+    """A run lacks what a rule needs, which is no sign of a problem."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """The values of a metric and the updates they belong to."""
+
+    updates: Sequence[int]
+    values: Sequence[float]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def where(self, keep: Callable[[float], bool]) -> Series:
+        """The updates whose value satisfies a condition."""
+        kept = [(update, value) for update, value in zip(self.updates, self.values, strict=True) if keep(value)]
+        return Series([update for update, _ in kept], [value for _, value in kept])
+
+    def after(self, update: int) -> Series:
+        """The updates after the given one."""
+        kept = sum(each <= update for each in self.updates)
+        return Series(self.updates[kept:], self.values[kept:])
+
+    def until(self, update: int) -> Series:
+        """The updates up to the given one."""
+        kept = sum(each <= update for each in self.updates)
+        return Series(self.updates[:kept], self.values[:kept])
+
+    @property
+    def window(self) -> int:
+        """Number of late updates: a quarter of the run."""
+        return max(WINDOW, len(self) // 4)
+
+    @property
+    def first(self) -> float:
+        """The first value. For sampled metrics it is that of the initial policy, before any step."""
+        return self.values[0]
+
+    @property
+    def early(self) -> float:
+        """Median of the first few updates."""
+        return median(self.values[:WINDOW])
+
+    @property
+    def late(self) -> float:
+        """Median of the last quarter."""
+        return median(self.values[-self.window :])
+
+    @property
+    def late_span(self) -> str:
+        """The updates of `late`: `updates 13 to 16`."""
+        return span(self.updates[-self.window :])
+
+    @property
+    def argmax(self) -> int:
+        """The update with the largest value."""
+        return self.updates[max(range(len(self)), key=lambda index: self.values[index])]
+
+    @property
+    def peak(self) -> float:
+        """The largest median of three consecutive updates."""
+        return max(self._rolling())
+
+    @property
+    def peak_updates(self) -> Sequence[int]:
+        """The updates of `peak`."""
+        rolling = self._rolling()
+        first = rolling.index(max(rolling))
+        return self.updates[first : first + WINDOW]
+
+    def at(self, updates: Sequence[int]) -> float:
+        """Median over the given updates."""
+        return median(value for update, value in zip(self.updates, self.values, strict=True) if update in updates)
+
+    @property
+    def steps(self) -> list[float]:
+        """Differences between consecutive values."""
+        return [after - before for before, after in zip(self.values, self.values[1:], strict=False)]
+
+    @property
+    def rise(self) -> float:
+        """`late` minus `early`."""
+        return self.late - self.early
+
+    @property
+    def rise_error(self) -> float:
+        """Standard error of `rise`, with the noise estimated from consecutive differences."""
+        noise = MAD_TO_STD * median(map(abs, self.steps)) / math.sqrt(2) if len(self) > 1 else math.inf
+        return MEDIAN_ERROR * noise * math.sqrt(1 / WINDOW + 1 / self.window)
+
+    def _rolling(self) -> list[float]:
+        last = max(1, len(self) - WINDOW + 1)
+        return [median(self.values[first : first + WINDOW]) for first in range(last)]
+
+
+def read(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL, of_policy: bool = False) -> Series | None:
+    """A metric's finite values; None if fewer than `at_least` updates have one.
+
+    Args:
+        run: The run.
+        name: The metric.
+        at_least: Updates required.
+        of_policy: Leave out the critic's warm-up, in which the policy is frozen.
+    """
+    found = Series(*run.series(name)).where(math.isfinite)
+    if of_policy:
+        found = found.after(value_warmup_of(run))
+    return found if len(found) >= max(at_least, 1) else None
+
+
+def need(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL, of_policy: bool = False) -> Series:
+    """A metric that a rule cannot do without; see `read`.
+
+    Raises:
+        NoData: Fewer than `at_least` updates have it.
+    """
+    return needed(read(run, name, at_least=at_least, of_policy=of_policy))
+
+
+def needed(series: Series | None) -> Series:
+    """The series.
+
+    Raises:
+        NoData: There is none.
+    """
+    if series is None:
+        raise NoData
+    return series
+
+
+def combine(
+    run: RunRecord, names: Sequence[str], make: Callable[..., float | None], *, at_least: int = MIN_LEVEL
+) -> Series | None:
+    """A series computed from several metrics, over the updates that have all of them.
+
+    Args:
+        run: The run.
+        names: The metrics.
+        make: Computes one value from theirs, in that order; None to leave the update out.
+        at_least: Updates required.
+    """
+    columns = [dict(zip(*run.series(name), strict=True)) for name in names]
+    updates = sorted(set(columns[0]).intersection(*columns[1:]))
+    made = [(update, make(*(column[update] for column in columns))) for update in updates]
+    kept = [(update, value) for update, value in made if value is not None]
+    return Series([update for update, _ in kept], [value for _, value in kept]) if len(kept) >= at_least else None
+
+
+def rose(series: Series | None) -> bool:
+    """Whether a series rose significantly."""
+    return series is not None and len(series) >= MIN_TREND and series.rise > SIGNIFICANT * series.rise_error
+
+
+def fell(series: Series | None) -> bool:
+    """Whether a series fell significantly."""
+    return series is not None and len(series) >= MIN_TREND and -series.rise > SIGNIFICANT * series.rise_error
+
+
+def span(updates: Sequence[int]) -> str:
+    """`updates 13 to 16`, or `update 13`."""
+    return f"updates {updates[0]} to {updates[-1]}" if len(updates) > 1 else f"update {updates[0]}"
+
+
+def fmt(value: float) -> str:
+    """A number as findings print it."""
+    return format_figure(value)

@@ -1,0 +1,186 @@
+"""The folder or hub id that the name of a model stands for: a folder, a run, a checkpoint of it, or an adapter.
+
+runs/ppo          the model of the run (runs/ppo/model)
+runs/ppo@8        the model after update 8 (runs/ppo/checkpoints/update-000008/model)
+runs/ppo@best     the model of the best checkpoint
+anything else     itself: a folder with config.json, that of an adapter, or a hub id
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+
+from kedge.errors import ModelError
+from kedge.models.adapters import ADAPTER_CONFIG, AdapterFolder, is_adapter, read_adapter
+from kedge.system.hub import adapter_snapshot, has_whole_weights, hub_fault, two_models
+from kedge.system.output import MODEL_FOLDER, best_checkpoint, checkpoint_folder, is_run, kept_checkpoints
+from kedge.system.texts import pointer_fault
+
+__all__ = ["SHARDED_WEIGHTS", "base_source", "check_source", "find_adapter", "find_model", "local_folder"]
+
+CONFIGS = ("config.json", "adapter_config.json")
+MANIFEST = "manifest.json"
+SHARDED_WEIGHTS = "sharded_weights.json"
+"""In the model of a checkpoint whose weights are in shards: for each weight, its group and its name there."""
+
+MAX_LABELS = 10_000
+"""transformers would fill the memory with their names."""
+
+READ_FILES = r"\.(json|jinja|txt)$|^tokenizer\.model$|^(adapter_)?model(-\d+-of-\d+)?\.safetensors$"
+"""Files of a model's folder that kedge or transformers reads."""
+
+
+def check_source(source: str | Path) -> str:
+    """A model folder's path or a hub id, as a string; see `find_model`. Of an adapter on a hub, the downloaded folder.
+
+    Raises:
+        ModelError: The source looks like a path but does not exist, is a folder without a config.json, with too many
+            labels or with git-lfs pointers, a run without such a model, or a name that the hub cannot have or that
+            cannot be looked up.
+    """
+    source = find_model(source)
+    path, folder = Path(source), os.path.expanduser(source)
+    looks_like_path = path.is_absolute() or str(source).startswith((".", "~")) or len(path.parts) > 2
+    if looks_like_path and not os.path.isdir(folder):
+        raise ModelError(
+            f"model {str(source)!r}: no such folder; expected a folder with config.json or a hub id (org/name)"
+        )
+    if os.path.isfile(os.path.join(folder, ADAPTER_CONFIG)) and has_whole_weights(folder):
+        raise two_models(str(source))
+    if os.path.isdir(folder) and not is_adapter(folder) and not os.path.isfile(os.path.join(folder, "config.json")):
+        raise ModelError(
+            f"model folder {str(source)!r} has no config.json; expected a folder saved by save_pretrained()"
+        )
+    if os.path.isdir(folder):
+        _check_pointers(Path(folder))
+        _check_labels(folder)
+        return folder
+    if (fault := hub_fault(str(source), "model")) is not None:
+        raise ModelError(f"model {str(source)!r}: no such folder; {fault}")
+    return adapter_snapshot(str(source)) or str(source)
+
+
+def _check_pointers(folder: Path) -> None:
+    """Refuse files that are read and are git-lfs pointers; other files of a clone may stay pointers."""
+    unused = "tokenizer.model" if (folder / "tokenizer.json").is_file() else ""
+    for file in sorted(folder.glob("*")):
+        if re.search(READ_FILES, file.name) and file.name != unused and (fault := pointer_fault(file)) is not None:
+            raise ModelError(fault)
+
+
+def _check_labels(folder: str) -> None:
+    """Refuse a number of labels for which transformers would fill the memory with their names."""
+    try:
+        count = json.loads(Path(folder, "config.json").read_bytes()).get("num_labels")
+    except (OSError, ValueError, AttributeError, RecursionError):  # reported by whoever loads it
+        return
+    if isinstance(count, (int, float)) and count > MAX_LABELS:
+        raise ModelError(f"model {folder!r}: config.json has {count:,} labels; at most {MAX_LABELS:,} are supported")
+
+
+def find_adapter(source: str | Path) -> AdapterFolder | None:
+    """The adapter that a model's name stands for; None if it stands for a whole model.
+
+    Raises:
+        ModelError: See `check_source` and `read_adapter`.
+    """
+    name = check_source(source)
+    return read_adapter(name) if is_adapter(name) else None
+
+
+def base_source(source: str | Path) -> str:
+    """A model's own folder or hub id; of an adapter, that of its base.
+
+    Raises:
+        ModelError: See `check_source` and `read_adapter`.
+    """
+    adapter = find_adapter(source)
+    return check_source(source if adapter is None else adapter.base)
+
+
+def local_folder(source: str) -> Path | None:
+    """The folder of a model, or that of the downloaded files of a hub id; None if not downloaded."""
+    config = (
+        str(Path(source) / "config.json") if os.path.isdir(source) else try_to_load_from_cache(source, "config.json")
+    )
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def find_model(source: str | Path, *, in_shards: bool = False) -> str:
+    """The folder or hub id that a model's name stands for. A folder of that very name comes first.
+
+    Args:
+        source: The name.
+        in_shards: Whether its weights may be in a checkpoint's shards.
+
+    Raises:
+        ModelError: The run has no such checkpoint, no model yet, or does not exist; the line lists what there is. Or
+            the weights are in shards.
+    """
+    found = _find(source)
+    if not in_shards and os.path.isfile(Path(found) / SHARDED_WEIGHTS):
+        raise ModelError(
+            f"model {str(source)!r}: the weights of this checkpoint are in one file per rank; make a model of it: "
+            f"kedge merge {source} --out FOLDER"
+        )
+    return found
+
+
+def _find(source: str | Path) -> str:
+    folder = Path(os.path.expanduser(source))
+    if os.path.isdir(folder):
+        return str(folder if _is_model(folder) else _inside(folder, str(source)))
+    run, at, which = str(source).rpartition("@")
+    if not at or os.path.isfile(folder):
+        return str(source)
+    if not is_run(Path(run)):  # no hub id contains @
+        raise ModelError(f"model {str(source)!r}: {run!r} is not the folder of a run")
+    return str(_checkpoint(Path(os.path.expanduser(run)), which, str(source)) / MODEL_FOLDER)
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether a folder has a model or an adapter."""
+    return any(os.path.isfile(folder / name) for name in CONFIGS)
+
+
+def _inside(folder: Path, source: str) -> Path:
+    """The model of a run or of a checkpoint; any other folder is returned as it is."""
+    model = folder / MODEL_FOLDER
+    if _is_model(model):
+        return model
+    if is_run(folder):
+        raise ModelError(f"model {source!r}: the run has written no model yet; {_kept(folder)}")
+    if os.path.isfile(folder / MANIFEST):
+        raise ModelError(f"model {source!r}: {_without_model(folder)}")
+    return folder
+
+
+def _checkpoint(run: Path, which: str, source: str) -> Path:
+    best = best_checkpoint(run)
+    if which == "best" and best is None:
+        raise ModelError(f"model {source!r}: the run kept no best checkpoint; {_kept(run)}")
+    if which != "best" and not which.isdecimal():
+        raise ModelError(f"model {source!r}: @ is followed by the number of an update, or by best; {_kept(run)}")
+    update = best if which == "best" else int(which)
+    if update is None or update not in kept_checkpoints(run):
+        raise ModelError(f"model {source!r}: the run has no checkpoint of update {which}; {_kept(run)}")
+    folder = checkpoint_folder(run, update)
+    if not _is_model(folder / MODEL_FOLDER):
+        raise ModelError(f"model {source!r}: {_without_model(folder)}")
+    return folder
+
+
+def _kept(run: Path) -> str:
+    """The checkpoints that there are."""
+    best = best_checkpoint(run)
+    updates = [f"{update} (best)" if update == best else str(update) for update in kept_checkpoints(run)]
+    return f"it has checkpoints of updates {', '.join(updates)}" if updates else "it has no checkpoints"
+
+
+def _without_model(folder: Path) -> str:
+    return f"the checkpoint {folder.name} has no model, since an older version of kedge saved it"

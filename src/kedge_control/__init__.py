@@ -1,0 +1,6 @@
+"""PPO and TRPO on Gymnasium's environments, with the update that trains language models; the stage `kedge control`.
+
+    environments ─▶ steps ─▶ experience ─▶ PPO epochs (kedge.training) ─▶ metrics, model/
+
+kedge never imports this package: it learns of it from `stage/description.py`, as from another package's stage.
+"""

@@ -1,0 +1,109 @@
+"""Pictures of an episode: drawn off-screen, saved as an animation."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import EnvError
+from kedge.system.output import writing
+from kedge_control.environments import close_quietly
+from kedge_control.making import EnvironmentSpec, make_environment
+from kedge_control.saving import ControlPolicy
+from kedge_control.spaces import Array
+from kedge_control.steps import Episode
+
+__all__ = ["Recording", "record_episode", "save_animation"]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Pictures of an episode.
+
+    Attributes:
+        frames: RGB images of bytes [height, width, 3].
+        frames_per_second: At which they show the environment's own speed.
+        episode: Its return and steps so far.
+    """
+
+    frames: Sequence[Array]
+    frames_per_second: float
+    episode: Episode
+
+
+def record_episode(
+    spec: EnvironmentSpec, policy: ControlPolicy, *, seed: int = 0, max_steps: int = 1000, every: int = 1
+) -> Recording:
+    """Play an episode, with a picture every few steps, drawn off-screen.
+
+    Args:
+        spec: How to make the environment.
+        policy: It acts deterministically.
+        seed: Of the episode.
+        max_steps: Steps after which the recording ends.
+        every: Steps from one picture to the next.
+
+    Raises:
+        ConfigError: The environment cannot be made.
+        EnvError: It cannot be drawn here: it has no pictures, or there is no OpenGL without a screen.
+    """
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's default needs a screen
+    environment = make_environment(spec, render_mode="rgb_array")
+    frames: list[Array] = []
+    total = 0.0
+    step = 0
+    try:
+        observation, _ = environment.reset(seed=seed)
+        policy.begin_episode()
+        for step in range(1, max_steps + 1):
+            if (step - 1) % every == 0:
+                frames.append(_picture(environment, spec.name))
+            observation, reward, terminated, truncated, _ = environment.step(policy.act(observation))
+            total += float(reward)
+            if terminated or truncated:
+                break
+    finally:
+        close_quietly(environment, spec.name)
+    speed = float(environment.metadata.get("render_fps") or 30)
+    return Recording(frames, speed / every, Episode(total, step))
+
+
+def _picture(environment: Any, name: str) -> Array:
+    try:
+        picture = environment.render()
+    # Drawing libraries raise errors of their own: no display, no driver, a missing package.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise EnvError(f"environment {name!r} cannot be drawn here: {reason}") from error
+    if getattr(picture, "ndim", 0) != 3 or picture.shape[-1] != 3:
+        raise EnvError(f"environment {name!r} cannot be drawn: its render() gave no RGB image")
+    return picture
+
+
+def save_animation(recording: Recording, path: Path, *, width: int = 320) -> Path:
+    """Save a recording as an animated WebP.
+
+    Args:
+        recording: At least one picture.
+        path: The file; its name ends in `.webp`.
+        width: Largest width, pixels.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    from PIL import Image
+
+    pictures = [Image.fromarray(frame) for frame in recording.frames]
+    height, wide = recording.frames[0].shape[:2]
+    if wide > width:
+        pictures = [each.resize((width, max(1, round(height * width / wide)))) for each in pictures]
+    duration = max(10, round(1000 / recording.frames_per_second))
+    with writing(path):
+        first, *others = pictures
+        first.save(path, save_all=True, append_images=others, duration=duration, loop=0, quality=60, method=4)
+    return path

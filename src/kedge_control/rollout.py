@@ -1,0 +1,180 @@
+"""Plays with a policy: rollouts of a number of steps to learn from, and whole episodes to evaluate it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kedge.errors import ConfigError, EnvError, NumericsError
+from kedge_control.environments import Environments, Record
+from kedge_control.networks import ControlActorCritic, acting_function, blank_where
+from kedge_control.normalization import Normalization
+from kedge_control.spaces import Array, observation_buffer
+from kedge_control.steps import Episode, MemoryRecord, Steps
+
+__all__ = ["Memory", "collect_steps", "play_episodes"]
+
+
+class Memory:
+    """The LSTM's state in each environment, from one rollout to the next; empty for a policy without a memory.
+
+    It is blank at the start of every episode. In the update, sequences start with what was remembered in the rollout.
+
+    Args:
+        policy: The policy.
+        num_envs: Environments.
+    """
+
+    def __init__(self, policy: ControlActorCritic, num_envs: int) -> None:
+        self.state: Float[Tensor, "envs 2 units"] = policy.blank_memory(num_envs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as JSON types."""
+        return {"state": self.state.tolist()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self.state = torch.tensor(state["state"], device=self.state.device).view_as(self.state)
+
+
+def collect_steps(
+    environments: Environments,
+    policy: ControlActorCritic,
+    normalization: Normalization,
+    *,
+    num_steps: int,
+    generator: torch.Generator,
+    memory: Memory | None = None,
+) -> Steps:
+    """Let the policy act for a number of steps in every environment.
+
+    All noise is drawn at once, beforehand; log probabilities and values are left to one pass afterwards. The loop costs
+    as little as possible besides the network and the environments.
+
+    Args:
+        environments: They continue from where they are.
+        policy: Its weights do not change meanwhile.
+        normalization: Frozen statistics.
+        num_steps: T, of each environment.
+        generator: Of the noise, on the CPU.
+        memory: Of a policy that has one; it continues from there. None for a blank one.
+
+    Raises:
+        NumericsError: A reward or an observation is NaN or infinite.
+        EnvError: No step was one in which an action was taken.
+    """
+    spaces, num_envs, head = environments.spaces, environments.num_envs, policy.head
+    record = Record.empty(num_steps, num_envs)
+    seen = observation_buffer(spaces, num_steps, num_envs)
+    actions = np.zeros((num_steps, num_envs, spaces.action_size), np.float32 if head.is_continuous else np.int64)
+    starts = environments.starts.copy()
+    act = acting_function(policy, num_envs)
+    memory = memory or Memory(policy, num_envs)
+    # Also where an episode starts because it could not be restored.
+    state = blank_where(environments.starts, memory.state)
+    before: list[Tensor] = []
+    cut_memories: dict[tuple[int, int], Tensor] = {}
+    inputs = None
+    for step, noise in enumerate(policy.draw_noise(num_steps, num_envs, generator).numpy()):
+        seen[step] = environments.observations
+        inputs = normalization.normalize(environments.observations, out=inputs)
+        outputs, after = act(inputs, state)
+        actions[step] = head.choose(outputs + noise)
+        environments.step(head.executed(actions[step]), step, record)
+        if policy.memory is not None:
+            before.append(state)
+            cut_memories |= {key: after[key[1]] for key in record.final.keys() - cut_memories.keys()}
+            state = blank_where(environments.starts, after)
+    _check_finite(environments, seen, record)
+    memory.state = state.clone()
+    cuts = sorted(record.final)
+    memories = None
+    if policy.memory is not None:
+        final = torch.stack([cut_memories[cut] for cut in cuts]) if cuts else memory.state[:0]
+        memories = MemoryRecord(torch.stack(before), final, memory.state)
+    final_observations = np.stack([record.final[cut] for cut in cuts]) if cuts else observation_buffer(spaces, 0)
+    return Steps(
+        observations=torch.from_numpy(seen),
+        actions=torch.from_numpy(actions),
+        rewards=torch.from_numpy(record.rewards),
+        terminated=torch.from_numpy(record.terminated),
+        truncated=torch.from_numpy(record.truncated),
+        valid=torch.from_numpy(record.valid),
+        starts=torch.from_numpy(starts),
+        final_observations=torch.from_numpy(final_observations),
+        final_steps=torch.tensor(cuts, dtype=torch.long).reshape(-1, 2),
+        last_observations=torch.from_numpy(environments.observations.copy()),
+        memories=memories,
+    )
+
+
+def _check_finite(environments: Environments, seen: Array, record: Record) -> None:
+    """Name an environment's mistake before it shows as a loss that is not finite."""
+    last = environments.observations[None]
+    ends = [("an observation", each[None, None], key) for key, each in record.final.items()]
+    tables = [("a reward", record.rewards, (0, 0)), ("an observation", seen, (0, 0))]
+    for what, numbers, (first, env) in (*tables, ("an observation", last, (len(seen), 0)), *ends):
+        if numbers.dtype != np.uint8 and not np.isfinite(numbers).all():
+            place = np.argwhere(~np.isfinite(numbers))[0].tolist()
+            raise NumericsError(
+                f"environment {environments.name!r} gave {what} that is not finite, in step {first + place[0] + 1} of "
+                f"the rollout (environment {env + place[1] + 1} of {environments.num_envs})"
+            )
+    if not record.valid.any():
+        raise EnvError(
+            f"environment {environments.name!r} only started episodes in this rollout, which leaves nothing to learn "
+            "from; set control.num_steps to at least 2"
+        )
+
+
+@torch.inference_mode()
+def play_episodes(
+    environments: Environments,
+    policy: ControlActorCritic,
+    normalization: Normalization,
+    *,
+    num_episodes: int,
+    max_steps: int = 200_000,
+) -> list[Episode]:
+    """Play episodes with the most probable actions from their start, in the order of the environments.
+
+    Every environment plays its share: were the first to finish counted, short episodes would be preferred.
+
+    Args:
+        environments: In the first state of an episode each, such as newly made ones.
+        policy: Its weights do not change.
+        normalization: Frozen statistics.
+        num_episodes: Episodes in all.
+        max_steps: Steps of an environment after which an unfinished episode is an error.
+
+    Raises:
+        ConfigError: An episode does not end.
+    """
+    num_envs = environments.num_envs
+    shares = [(num_episodes + number) // num_envs for number in range(num_envs)][::-1]
+    finished: list[list[Episode]] = [[] for _ in range(num_envs)]
+    totals = np.zeros(num_envs)
+    lengths = np.zeros(num_envs, np.int64)
+    act, head, memory = acting_function(policy, num_envs), policy.head, policy.blank_memory(num_envs)
+    for _ in range(max_steps):
+        if all(len(own) >= share for own, share in zip(finished, shares, strict=True)):
+            return [episode for own, share in zip(finished, shares, strict=True) for episode in own[:share]]
+        record = Record.empty(1, num_envs)
+        outputs, memory = act(normalization.normalize(environments.observations), memory)
+        environments.step(head.executed(head.choose(outputs)), 0, record)
+        memory = blank_where(environments.starts, memory)
+        totals += np.where(record.valid[0], record.rewards[0], 0.0)
+        lengths += record.valid[0]
+        for number in np.flatnonzero(record.terminated[0] | record.truncated[0]).tolist():
+            finished[number].append(Episode(float(totals[number]), int(lengths[number])))
+            totals[number] = 0.0
+            lengths[number] = 0
+    raise ConfigError(
+        f"an episode of {environments.name} did not end within {max_steps:,} steps; limit it: "
+        "control.env_options={max_episode_steps: …}"
+    )

@@ -1,0 +1,82 @@
+"""Control from Python: `kedge.control` and `kedge.load_control_policy`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kedge.config import check_stage, config_from_settings
+from kedge.errors import ConfigError
+from kedge.runs.run import Resume
+from kedge.runs.training import Callback
+from kedge.system.importing import find_named
+
+if TYPE_CHECKING:  # Gymnasium is an extra
+    from kedge_control.saving import ControlPolicy
+    from kedge_control.stage.result import ControlResult
+
+__all__ = ["control", "load_control_policy"]
+
+
+def control(
+    *,
+    env: str | Callable[..., Any],
+    network: str | Callable[..., Any] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    on_update: Callback | None = None,
+    **settings: Any,
+) -> ControlResult:
+    """Train a policy with PPO or TRPO in an environment of Gymnasium; see `kedge_control.stage.run`.
+
+        result = kedge.control(env="HalfCheetah-v5", out="runs/cheetah")
+        action = result.policy().act(observation)
+
+    Args:
+        env: An id, `module:Id`, or a function that makes an environment (itself, or as `file.py:name`).
+        network: A function from the spaces to a torch module that makes features; by default `control.hidden_sizes`.
+        out: The run's folder; must be empty unless its run is resumed.
+        resume: Resume the run in `out`, if there is one.
+        on_update: Called with an `Update` after each update.
+        settings: Fields of the configuration, such as `total_steps` or `preset`.
+
+    Raises:
+        KedgeError: An invalid input; one line.
+    """
+    for name, value in (("env", env), ("network", network)):
+        if not (value is None or isinstance(value, str) or callable(value)):
+            raise ConfigError(f"{name}={value!r} is no function; expected a name, or a function that makes one")
+    named = {"control.env": env, "control.network": network, "out": None if out is None else os.fspath(out)}
+    texts = {
+        name: value if isinstance(value, str) else f"python:{_name(value)}" for name, value in named.items() if value
+    }
+    config = config_from_settings("control", {**settings, **texts})
+    check_stage(config, "control")
+    from kedge_control.stage.parts import Given
+    from kedge_control.stage.run import run_control
+
+    functions = {name: value for name, value in (("env", env), ("network", network)) if callable(value)}
+    return run_control(config, given=Given(**functions), resume=Resume() if resume else None, callback=on_update)
+
+
+def load_control_policy(
+    folder: str | os.PathLike[str], *, network: str | Callable[..., Any] | None = None
+) -> ControlPolicy:
+    """The policy of a control run, to act with: `action = policy.act(observation)`.
+
+    Args:
+        folder: The run's `model/`, or a checkpoint's.
+        network: The function that made its layers, itself or as `file.py:name`, if it has a network of its own.
+
+    Raises:
+        ModelError: Not the folder of such a policy, or damaged.
+    """
+    from kedge_control.saving import load_control_policy as load
+
+    make = find_named(network, word="network", error=ConfigError) if isinstance(network, str) else network
+    return load(os.fspath(folder), network=make)
+
+
+def _name(function: object) -> str:
+    return getattr(function, "__name__", type(function).__name__)

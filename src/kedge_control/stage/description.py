@@ -1,0 +1,126 @@
+"""Control as a stage; see `kedge.stages.stage` for the meaning of each attribute."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
+
+from kedge.errors import ConfigError, install_line
+from kedge.stages.stage import Flag, Stage, value_of
+
+if TYPE_CHECKING:
+    from kedge.config import Config
+    from kedge_control.stage.settings import ControlConfig
+
+__all__ = ["CONTROL"]
+
+ENVIRONMENT = Flag(
+    ("--env",), "control.env", "ENV", "Environment: an id of Gymnasium, module:Id, or a function (file.py:name)."
+)
+
+
+def _settings(config: Config) -> ControlConfig:
+    return value_of(config, "control")
+
+
+def _check(config: Config) -> None:
+    """Check the requirements of a run in an environment, and refuse settings of language models."""
+    try:
+        importlib.metadata.version("gymnasium")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ConfigError(f"kedge control needs Gymnasium: {install_line('control')}") from error
+    runtime = config.runtime
+    refused = {
+        "push.repo": config.push.repo,
+        "schedules": config.schedules,
+        "adapter.kind": config.adapter.kind != "none",
+        "runtime.precision": runtime.precision == "bf16",
+        "runtime.parallel": runtime.parallel == "shard",
+        "runtime.frozen_dtype": runtime.frozen_dtype not in ("auto", "fp32"),
+        "runtime.offload_frozen": runtime.offload_frozen,
+        "runtime.offload_optimizer": runtime.offload_optimizer,
+        "runtime.activation_checkpointing": runtime.activation_checkpointing,
+    }
+    for name, is_set in refused.items():
+        if is_set:
+            raise ConfigError(f"{name} is for language models and has no effect on kedge control; leave it out")
+
+
+def _remedies(config: Config, phase: str) -> list[tuple[str, Any]]:
+    """Settings that need less memory in a phase."""
+    found: list[tuple[str, Any]] = []
+    if phase in ("experience", "the update") and config.runtime.micro_batch_tokens != "auto":
+        found.append(("runtime.micro_batch_tokens", "auto"))
+    use = _settings(config)
+    if phase not in ("loading", "saving"):
+        found.append(("control.num_steps", max(1, use.num_steps // 2)))
+    if use.num_envs > 1:
+        found.append(("control.num_envs", use.num_envs // 2))
+    return found
+
+
+def _stretched(config: Config) -> list[str]:
+    """The schedules that a longer run stretches."""
+    use = _settings(config)
+    decays = use.schedule != "constant"
+    return [
+        *(["the linear decay of the learning rate"] if decays else []),
+        *(["that of the clip range"] if decays and use.anneal_clip_range else []),
+        *(["the decision of control.compile=auto"] if use.compile == "auto" else []),
+    ]
+
+
+def schedule_in_words(config: Config) -> str:
+    """Describe a control run: steps in the environment, optimizer steps."""
+    use = _settings(config)
+    steps, updates = use.steps_per_update, use.num_updates
+    optimizer_steps, played = use.num_epochs * use.num_minibatches, updates * steps
+    lines = [
+        "Each update",
+        f"  plays {_count(use.num_steps, 'step')} in {_count(use.num_envs, 'environment')}: {_count(steps, 'step')},",
+        *(["  takes one natural-gradient step of the policy,"] if use.is_trpo else []),
+        f"  {'trains the critic in' if use.is_trpo else 'makes'} {_count(use.num_epochs, 'pass')} over them, each in "
+        f"{_count(use.num_minibatches, 'minibatch')} of {_count(steps // use.num_minibatches, 'step')},",
+        "  and takes one optimizer step per minibatch:",
+        f"  {_count(optimizer_steps, 'optimizer step')} per update"
+        f"{', fewer if control.early_stop_kl is exceeded' if use.early_stop_kl else ''}.",
+        f"The run makes {_count(updates, 'update')}: {_count(played, 'step')} in the environment, "
+        f"{_count(updates * optimizer_steps, 'optimizer step')}.",
+    ]
+    if rest := use.total_steps - played:
+        lines.append(f"The last {_count(rest, 'step')} of control.total_steps={use.total_steps} are no whole update.")
+    return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    plural = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number:,} {noun}{plural}"
+
+
+CONTROL = Stage(
+    "control",
+    help="Train a policy with PPO (or TRPO) in an environment of Gymnasium.",
+    title="Training",
+    run="kedge_control.stage.run:run_control",
+    sections=(("control",), ("runtime", "checkpoint")),
+    needs={"control.env": "--env"},
+    flags=(ENVIRONMENT,),
+    arguments={"env": "control.env", "network": "control.network"},
+    inputs=("control.env", "control.network"),
+    is_swept=True,
+    unit="update",
+    length="control.total_steps",
+    best_metrics={"eval/return_mean": True, "episode/return_mean": True},
+    evaluations="control.eval_every",
+    best_by_default=lambda config: "eval/return_mean",
+    check=_check,
+    stretched=_stretched,
+    remedies=_remedies,
+    schedule="kedge_control.stage.description:schedule_in_words",
+    adds_sections={"control": "kedge_control.stage.settings:ControlConfig"},
+    presets="kedge_control.stage.presets:CONTROL",
+    python={
+        "control": "kedge_control.stage.api:control",
+        "load_control_policy": "kedge_control.stage.api:load_control_policy",
+    },
+)

@@ -1,0 +1,160 @@
+"""The result of a control run, also of an interrupted one: the policy's folder, its card, an animation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kedge.errors import ConfigError, EnvError
+from kedge.logs.metrics import METRICS_FILE, read_metrics
+from kedge.runs.ending import leave_stage_report
+from kedge.runs.run import Run
+from kedge.runs.shown_result import shows_its_run
+from kedge.runs.stage_card import recipe_of
+from kedge.system.output import VIDEO_FILE
+from kedge.system.texts import markdown
+from kedge.training.checkpoint.model_folder import CheckpointModel
+from kedge.training.runtime import stream_seed
+from kedge_control.recording import Recording, record_episode, save_animation
+from kedge_control.saving import ControlPolicy, load_control_policy, save_control_policy
+from kedge_control.stage.parts import Parts
+
+__all__ = ["ControlResult", "check_video", "checkpoint_model", "record_video", "save_result"]
+
+CARD = """---
+library_name: kedge
+tags: [reinforcement-learning, {algorithm}, gymnasium]
+---
+# A policy for {environment}
+
+Trained with {name} by kedge (the package kedge-rl). Act with it:
+
+    import kedge
+
+    policy = kedge.load_control_policy("path/to/this/folder"{network})
+    policy.begin_episode()
+    action = policy.act(observation)
+
+{results}
+
+Settings that differ from kedge's defaults:
+
+```yaml
+{recipe}```
+"""
+
+RECORDED_STEPS = 400
+
+
+@shows_its_run
+@dataclass(frozen=True, repr=False)
+class ControlResult:
+    """The result of a control run.
+
+    Attributes:
+        folder: The run's folder.
+        metrics: The rows of `metrics.jsonl`.
+    """
+
+    folder: Path
+    metrics: list[dict[str, Any]]
+
+    @property
+    def model(self) -> Path:
+        """The policy's folder; `kedge.load_control_policy` reads it."""
+        return self.folder / "model"
+
+    def policy(self, *, network: Callable[..., Any] | None = None) -> ControlPolicy:
+        """The trained policy, to act with.
+
+        Args:
+            network: The function that made its layers, if it has a network of its own.
+        """
+        return load_control_policy(self.model, network=network)
+
+
+def save_result(run: Run, parts: Parts, *, interrupted: bool, model: bool = True) -> list[dict[str, Any]]:
+    """Save the policy and write the report, also for an interrupted run; return the metrics.
+
+    Args:
+        run: The run.
+        parts: Its parts.
+        interrupted: The run did not reach its end.
+        model: Save the policy; False where memory ran out, perhaps between two steps: the checkpoint has a whole one.
+    """
+    run.sync()
+    metrics = read_metrics(run.folder) if (run.folder / METRICS_FILE).exists() else []
+    if model:
+        _save(parts, run.folder / "model", metrics)
+    leave_stage_report(parts.config, run.folder, interrupted=interrupted)
+    return metrics
+
+
+def checkpoint_model(parts: Parts) -> CheckpointModel:
+    """The policy as it is saved in every checkpoint."""
+
+    def save(folder: Path, update: int, weights: dict[str, Tensor] | None) -> Path:
+        return _save(parts, folder, ())
+
+    return CheckpointModel(parts.policy, save)
+
+
+def _save(parts: Parts, folder: Path, metrics: Sequence[Mapping[str, Any]]) -> Path:
+    name = "TRPO" if parts.settings.is_trpo else "PPO"
+    card = CARD.format(
+        algorithm=name.lower(),
+        environment=markdown(parts.environments.name),
+        name=name,
+        network=", network=make" if parts.policy.has_custom_network else "",
+        results=_results(metrics),
+        recipe=recipe_of(parts.config),
+    )
+    environment = {"env": parts.environments.name, "options": dict(parts.spec.settings)}
+    return save_control_policy(folder, parts.policy, parts.normalization, environment=environment, card=card)
+
+
+def _results(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """The last known returns, in words."""
+    known = [row for row in metrics if "episode/return_mean" in row]
+    if not known:
+        return "No episode has ended yet."
+    last = known[-1]
+    lines = [
+        f"Mean return of the last 100 episodes of training, after {last['control/steps']:,} steps: "
+        f"{last['episode/return_mean']:.2f}."
+    ]
+    if evaluated := [row for row in metrics if "eval/return_mean" in row]:
+        lines.append(f"Mean return of the most likely actions: {evaluated[-1]['eval/return_mean']:.2f}.")
+    return "\n".join(lines)
+
+
+def check_video(parts: Parts) -> None:
+    """Draw one picture, so that a missing renderer is found before the training.
+
+    Raises:
+        ConfigError: The environment cannot be drawn here.
+    """
+    try:
+        _record(parts, most_steps=1)
+    except EnvError as error:
+        raise ConfigError(f"control.video=true: {error}; leave it out, or install a renderer") from error
+
+
+def record_video(parts: Parts, folder: Path) -> None:
+    """Record an episode of the policy.
+
+    Raises:
+        EnvError: The environment cannot be drawn any longer.
+        OutputError: The file cannot be written.
+    """
+    save_animation(_record(parts, most_steps=RECORDED_STEPS), folder / VIDEO_FILE)
+
+
+def _record(parts: Parts, *, most_steps: int) -> Recording:
+    seed = stream_seed(parts.config.runtime.seed, "video") % 2**31
+    policy = ControlPolicy(parts.policy, parts.normalization)
+    return record_episode(parts.spec, policy, seed=seed, max_steps=most_steps, every=2)

@@ -1,0 +1,220 @@
+"""Control: play, estimate advantages, improve; repeat. The update is the one that trains language models.
+
+    environments ─▶ steps ─▶ experience ─▶ PPO epochs ─▶ metrics, model/
+
+Source: PPO algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+
+from kedge.algorithm.critic import explained_variance
+from kedge.algorithm.masking import masked_whiten
+from kedge.config import Config
+from kedge.errors import KedgeError, OutOfMemoryError
+from kedge.logs.metrics import read_metrics
+from kedge.logs.stopwatch import Stopwatch
+from kedge.runs.ending import end_stage, resumable
+from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.resuming import finished_run
+from kedge.runs.run import Resume, Run, open_run
+from kedge.runs.training import Callback, Watcher, logged_steps, stage_loop
+from kedge.system.ranks import adaptive_part, budget_metrics
+from kedge.training.checkpoint.resume import CheckpointedLoop
+from kedge.training.checkpoint.run_state import TrainingState
+from kedge.training.guard.guard import refuse_nonfinite
+from kedge.training.guard.nonfinite import BadValue
+from kedge.training.optimizer import learning_rate_at, set_learning_rate
+from kedge.training.runtime import memory_in_use, stream
+from kedge.training.update import UpdateResult, distance_moved, ppo_update
+from kedge_control.experience import ControlExperience, experience_of
+from kedge_control.rollout import collect_steps
+from kedge_control.stage.parts import Given, Parts, load_parts, objective_of
+from kedge_control.stage.result import ControlResult, check_video, checkpoint_model, record_video, save_result
+from kedge_control.trpo import TrustRegion, trpo_update
+
+__all__ = ["run_control"]
+
+SHOWN = ("episode/return_mean", "episode/length_mean", "policy/approx_kl", "policy/entropy", "value/explained_variance")
+"""The metrics of the progress display."""
+
+AfterUpdate = Callable[[int, Mapping[str, float]], None]
+"""Called with each update and its metrics."""
+
+
+@ends_in_one_line("control")
+def run_control(
+    config: Config, *, given: Given | None = None, resume: Resume | None = None, callback: Callback | None = None
+) -> ControlResult:
+    """Train a policy in `config.control.env`.
+
+    On Ctrl-C, SIGTERM or an error after the first update, a checkpoint and the policy so far are saved before the
+    exception is raised again. An error in the first update, such as a failing environment, leaves no folder.
+
+    Args:
+        config: The resolved configuration.
+        given: Functions from Python instead of configured names.
+        resume: Resume the run in the output folder; start it if there is none. Every episode starts from a seed of its
+            own, so that those under way are replayed up to where they were.
+        callback: Called after each update.
+
+    Raises:
+        KedgeError: The environment cannot be made, or its spaces are not supported; one line, before training starts.
+        KeyboardInterrupt, Terminated: The run was interrupted; policy and checkpoint are saved.
+        OutOfMemoryError: Memory ran out; the state after the last whole update is saved.
+    """
+    given = given or Given()
+    if resume and (out := finished_run(config)):
+        return ControlResult(out, read_metrics(out))
+    run = open_run(config, "control", in_memory=given.named(), resume=resume)
+    parts = load_parts(config, run, given)
+    if parts.settings.video:
+        check_video(parts)
+    run.start()
+    watcher = Watcher(callback, parts.policy)
+    outcome: dict[str, object] = {}
+    fits = has_results = True
+    with resumable(config, run.folder, "control"), closing(parts.environments):
+        try:
+            with stage_loop(config, run, model=checkpoint_model(parts)) as loop:
+
+                def after_update(update: int, metrics: Mapping[str, float]) -> None:
+                    total = parts.settings.num_updates
+                    watcher.see(loop, update, metrics, stage="control", num_updates=total, folder=run.folder)
+
+                train(run, parts, loop, after_update)
+                outcome = loop.summary()
+            if parts.settings.video:
+                record_video(parts, run.folder)
+        except KedgeError as error:
+            fits = not isinstance(error, OutOfMemoryError)
+            has_results = not run.abandon()
+            raise
+        finally:
+            metrics = save_result(run, parts, interrupted=not outcome, model=fits) if has_results else []
+    end_stage(config, run, outcome)
+    return ControlResult(run.folder, metrics)
+
+
+def train(run: Run, parts: Parts, loop: CheckpointedLoop, after_update: AfterUpdate) -> None:
+    """The loop: each update plays, estimates advantages, and improves policy and critic."""
+    config = parts.config
+    use = parts.settings
+    with logged_steps(config, run, loop, use.num_updates, shown=SHOWN) as log:
+        added = adaptive_part(run.micro_batch_tokens)
+        loop.restore(TrainingState({"actor_critic": parts.policy}, parts.optimizer, parts.resumed(), added=added))
+        for update in loop.steps(use.num_updates):
+            clock = Stopwatch(run.device)
+
+            with clock.phase("rollout"):
+                steps = collect_steps(
+                    parts.environments,
+                    parts.policy,
+                    parts.normalization,
+                    num_steps=use.num_steps,
+                    generator=stream(config.runtime.seed, "actions", update),
+                    memory=parts.memory,
+                )
+            finished = parts.episodes.add(steps)
+
+            with clock.phase("experience"):
+                parts.normalization.observe_rewards(steps)
+                experience = experience_of(
+                    steps,
+                    parts.policy,
+                    parts.normalization,
+                    gamma=use.gamma,
+                    gae_lambda=use.gae_lambda,
+                    micro_batch=run.micro_batch_tokens,
+                )
+
+            with clock.phase("train"):
+                result, moved = improve(parts, experience, update, before_changes=loop.begin_changes)
+            parts.normalization.observe(steps)
+
+            metrics = {
+                **parts.episodes.metrics(finished),
+                **describe(experience),
+                **result.metrics(),
+                **moved,
+                **parts.coefficients.metrics(),
+                **clock.metrics(num_tokens=steps.num_transitions),
+                **memory_in_use(run.device),
+                **budget_metrics(run.micro_batch_tokens),
+                **parts.evaluation(update),
+                "control/steps": update * use.steps_per_update,
+            }
+            log(update, metrics)
+            parts.coefficients.adapt(metrics, num_responses=len(finished))
+            after_update(update, metrics)
+
+
+def describe(experience: ControlExperience) -> dict[str, float]:
+    """The experience's metrics: values, returns and advantages in the unit that the critic learns."""
+    mask = experience.action_mask
+    found = {"value/explained_variance": float(explained_variance(experience.values, experience.returns, mask))}
+    tables = {
+        "value/": experience.values,
+        "value/returns_": experience.returns,
+        "advantage/": experience.advantages,
+    }
+    for prefix, table in tables.items():
+        found[f"{prefix}mean"] = float(table[mask].mean())
+        found[f"{prefix}std"] = float(table[mask].std(correction=0))
+    return found
+
+
+def improve(
+    parts: Parts, experience: ControlExperience, update: int, *, before_changes: Callable[[], None]
+) -> tuple[UpdateResult, dict[str, float]]:
+    """Train policy and critic on an update's experience: PPO's epochs or TRPO's step.
+
+    Args:
+        parts: The run's.
+        experience: The update's.
+        update: Its number, from 1.
+        before_changes: Called before the weights change.
+
+    Returns:
+        The result, and metrics: the learning rate, and how far the policy moved.
+
+    Raises:
+        NumericsError: A loss or gradient is not finite; the step was not taken.
+    """
+    use = parts.settings
+    learner, optimizer = parts.learner, parts.optimizer
+    rate = learning_rate_at(update - 1, use.num_updates, learning_rate=use.learning_rate, schedule=use.schedule)
+    set_learning_rate(optimizer, rate)
+    remaining = rate / use.learning_rate if use.learning_rate and use.anneal_clip_range else 1.0
+    numbers = {"clip_range": use.clip_range * remaining, "kl_coef": parts.coefficients.surrogate_kl_coef}
+    objective = objective_of(use, **numbers)
+    if use.whiten_advantages == "batch":
+        experience = experience.with_advantages(masked_whiten(experience.advantages, experience.action_mask))
+
+    def check(step: int, figures: Mapping[str, float], search: Callable[[], BadValue]) -> bool:
+        allowed = refuse_nonfinite(step, figures, search)
+        before_changes()
+        return allowed
+
+    epochs = {
+        "num_epochs": use.num_epochs,
+        "num_minibatches": use.num_minibatches,
+        "generator": stream(parts.config.runtime.seed, "minibatches", update),
+        "max_grad_norm": use.max_grad_norm,
+        "check_step": check,
+    }
+    if use.is_trpo:
+        region = TrustRegion(max_kl=use.kl_target)
+        result = trpo_update(learner, optimizer, experience, objective, region=region, **epochs)
+    elif parts.compiled is not None:
+        before_changes()
+        result = parts.compiled(experience, numbers, **epochs)
+    else:
+        epochs |= {"early_stop_kl": use.early_stop_kl, "repeated": learner.repeated}
+        result = ppo_update(learner, optimizer, experience, objective, **epochs)
+    optimizer.zero_grad(set_to_none=True)
+    # The input of an adaptive penalty, and the sign of an update that went too far; one more pass.
+    distance = distance_moved(learner, experience, repeated=learner.repeated)
+    return result, {"policy/distance_moved": distance, "policy/learning_rate": rate}

@@ -1,0 +1,371 @@
+"""The TRPO update: one natural-gradient step of the policy within a KL, then the critic's passes.
+
+Parameters, gradients and steps are flat vectors, in the order in which the parameters are given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+
+from kedge.algorithm.experience import PolicyOutputs
+from kedge.training.critic_pass import critic_pass, once
+from kedge.training.guard.guard import StepCheck, refuse_nonfinite
+from kedge.training.guard.nonfinite import search_minibatch
+from kedge.training.learner import B, Batch, Learner
+from kedge.training.metrics import MetricTotals, reduce_steps
+from kedge.training.objective import Objective
+from kedge.training.optimizer import parameters_of
+from kedge.training.optimizer_kinds import Optimizer
+from kedge.training.update import EpochPass, UpdateResult, minibatches_of
+
+__all__ = ["TrustRegion", "trpo_update"]
+
+MatrixProduct: TypeAlias = Callable[[Tensor], Tensor]
+"""Multiplies a symmetric positive semi-definite matrix by a vector."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustRegion:
+    """The settings of the policy's step; the defaults are those of sb3-contrib, with the paper's ten iterations.
+
+    Attributes:
+        max_kl: δ, largest mean KL from the old policy to the new one, nats.
+        damping: Added to the diagonal of the Fisher matrix.
+        iterations: Of the conjugate gradients.
+        shrink: Each step that is tried is this much shorter than the one before.
+        max_tries: Steps tried before the update is given up.
+    """
+
+    max_kl: float = 0.01
+    damping: float = 0.1
+    iterations: int = 10
+    shrink: float = 0.8
+    max_tries: int = 10
+
+
+def trpo_update(
+    learner: Learner[B],
+    optimizer: Optimizer,
+    experience: B,
+    objective: Objective,
+    *,
+    region: TrustRegion,
+    num_epochs: int,
+    num_minibatches: int,
+    generator: torch.Generator,
+    max_grad_norm: float | None,
+    check_step: StepCheck = refuse_nonfinite,
+) -> UpdateResult:
+    """Train policy and critic on one batch of experience, in a single process.
+
+    maximize the surrogate subject to mean KL(old‖new) ≤ δ: one step on all rows, without the optimizer
+    for each of K epochs: shuffle the rows; for each of M minibatches: one step on the value term
+
+    The step along the natural gradient is shortened until the measured KL is at most δ and the surrogate is better; if
+    no length is, the policy keeps its weights to the bit. Of a policy and critic that share a trunk, the policy's step
+    moves the trunk and the critic's passes train the value head alone, so that they do not change the KL.
+
+    Args:
+        learner: Evaluates policy and critic; its `PolicyOutputs.kl` is the analytic KL.
+        optimizer: Of the learner's parameters; it takes the critic's steps.
+        experience: The batch.
+        objective: The total loss: its policy terms for the policy's step (TRPO's surrogate is the unclipped one), its
+            value term for the critic's.
+        region: The settings of the policy's step.
+        num_epochs: K, the critic's passes.
+        num_minibatches: M.
+        generator: Random generator of the shuffles.
+        max_grad_norm: Maximum norm of the critic's gradient; None disables clipping.
+        check_step: Called before each step; False refuses the step and skips the rest of the update.
+
+    Returns:
+        A single step with the metrics of the policy's, measured before it but for `policy/approx_kl`, the analytic KL
+        after it, and with the means of the critic's.
+
+    Raises:
+        NumericsError: From `check_step`; by default if a loss or gradient is not finite. The step was not taken.
+
+    Source: TRPO (arXiv 1502.05477) eq. 14 and appendix C.
+    """
+    result = UpdateResult()
+    _policy_step(learner, optimizer, objective.prepared(experience), objective, region, result, check_step)
+    critic_steps: list[dict[str, float]] = []
+    for _ in range(0 if result.refused else num_epochs):
+        steps, complete = critic_pass(
+            learner,
+            optimizer,
+            experience,
+            objective,
+            minibatches_of(experience.num_rows, num_minibatches, generator),
+            max_grad_norm=max_grad_norm,
+            first_step=1 + len(critic_steps),
+            check_step=check_step,
+            repeated=once,
+        )
+        critic_steps += steps
+        result.num_critic_gradients += len(steps) + (not complete)
+        if not complete:
+            result.refused = True
+            break
+    # All of the critic's training is in these passes: its metrics have the names that they have in PPO.
+    critic = reduce_steps(critic_steps, {})
+    result.steps = [{**each, **critic} for each in result.steps]
+    return result
+
+
+def _policy_step(
+    learner: Learner[B],
+    optimizer: Optimizer,
+    experience: B,
+    objective: Objective,
+    region: TrustRegion,
+    result: UpdateResult,
+    check_step: StepCheck,
+) -> None:
+    """Take the policy's step, if one is accepted, and record it."""
+    parameters = [each for each in parameters_of(optimizer, critic=False) if each.requires_grad]
+    epoch = EpochPass.empty(experience)
+    result.passes.append(epoch)
+    gradient, totals = _gradient(learner, experience, objective, parameters, epoch)
+    before = {**totals.values(), "policy/grad_norm": float(gradient.norm())}
+    result.num_gradients = 1
+    result.reductions = totals.reductions
+    search = partial(search_minibatch, learner, objective, experience, range(experience.num_rows), parameters)
+    if not check_step(0, before, search):
+        result.refused = True
+        return
+    product = _product(learner, experience, parameters)
+    step = natural_step(product, -gradient, max_kl=region.max_kl, damping=region.damping, iterations=region.iterations)
+    tried = Tried(0.0, 0.0, 0.0)
+    if step is not None:
+        tried = _searched(learner, experience, objective, region, parameters, step, before["loss/total"])
+    result.num_steps = int(tried.fraction > 0.0)
+    after = {
+        "policy/approx_kl": tried.kl if tried.fraction else before["policy/approx_kl"],
+        "trust_region/improvement": tried.improvement,
+        "trust_region/step": tried.fraction,
+    }
+    result.steps.append({**before, **after})
+
+
+def _searched(
+    learner: Learner[B],
+    experience: B,
+    objective: Objective,
+    region: TrustRegion,
+    parameters: Sequence[nn.Parameter],
+    step: Float[Tensor, " parameters"],
+    loss: float,
+) -> Tried:
+    """Move the policy along a step as far as the search allows."""
+    old = parameters_to_vector(parameters).detach().clone()
+
+    def evaluate(fraction: float) -> tuple[float, float]:
+        _assign(parameters, old + fraction * step)
+        metrics = _measured(learner, experience, objective)
+        return loss - metrics["loss/total"], metrics["policy/approx_kl"]
+
+    tried = line_search(evaluate, max_kl=region.max_kl, shrink=region.shrink, max_tries=region.max_tries)
+    if not tried.fraction:
+        _assign(parameters, old)
+    return tried
+
+
+@torch.no_grad()
+def _assign(parameters: Sequence[nn.Parameter], weights: Float[Tensor, " parameters"]) -> None:
+    for parameter, weight in zip(parameters, weights.split([each.numel() for each in parameters]), strict=True):
+        parameter.copy_(weight.view_as(parameter))
+
+
+def _gradient(
+    learner: Learner[B], experience: B, objective: Objective, parameters: Sequence[nn.Parameter], epoch: EpochPass
+) -> tuple[Float[Tensor, " parameters"], MetricTotals]:
+    """The gradient of the policy's terms over all rows, and their metrics."""
+    divisors = objective.divisors(experience)
+    totals = MetricTotals()
+    gradients: list[Tensor] = []
+    for rows, part in learner.micro_batches(experience):
+        outputs = learner.evaluate(part)
+        terms = objective(replace(outputs, values=None), part, divisors)
+        gradients.append(flat_gradient(terms.loss, parameters))
+        totals.add(terms.metrics)
+        epoch.record(rows, outputs)
+    return torch.stack(gradients).sum(0), totals
+
+
+def _product(learner: Learner[B], experience: B, parameters: Sequence[nn.Parameter]) -> MatrixProduct:
+    """Multiplication by the Fisher matrix of all rows."""
+
+    def products() -> Iterator[MatrixProduct]:
+        for _, part in learner.micro_batches(experience):
+            yield fisher_product(_kl(learner.evaluate(part), part) / experience.action_mask.sum(), parameters)
+
+    first = products()
+    kept = next(first)
+    if next(first, None) is None:
+        return kept
+    # Graphs of several parts would not fit into memory together, which is why there are several.
+    return lambda vector: torch.stack([product(vector) for product in products()]).sum(0)
+
+
+@torch.no_grad()
+def _measured(learner: Learner[B], experience: B, objective: Objective) -> dict[str, float]:
+    """The metrics of the policy's terms under the current weights; `policy/approx_kl` is the mean of an analytic KL."""
+    divisors = objective.divisors(experience)
+    totals = MetricTotals()
+    for _, part in learner.micro_batches(experience):
+        totals.add(objective(replace(learner.evaluate(part), values=None), part, divisors).metrics)
+    return totals.values()
+
+
+def _kl(outputs: PolicyOutputs, batch: Batch) -> Float[Tensor, ""]:
+    """The KL from the old policy to the current one, summed over the actions, nats."""
+    assert outputs.kl is not None, "TRPO needs a policy with an analytic KL"
+    return torch.where(batch.action_mask, outputs.kl, 0.0).sum()
+
+
+def flat_gradient(
+    scalar: Float[Tensor, ""], parameters: Sequence[Tensor], *, keep: bool = False, create: bool = False
+) -> Float[Tensor, " parameters"]:
+    """The gradient of a scalar as one vector; 0 for parameters on which it does not depend.
+
+    Args:
+        scalar: The function.
+        parameters: Its arguments.
+        keep: It is differentiated again.
+        create: The gradient itself is to be differentiated.
+    """
+    gradients = torch.autograd.grad(
+        scalar, parameters, retain_graph=keep or create, create_graph=create, allow_unused=True, materialize_grads=True
+    )
+    return torch.cat([each.reshape(-1) for each in gradients])
+
+
+def fisher_product(kl: Float[Tensor, ""], parameters: Sequence[Tensor]) -> MatrixProduct:
+    """Multiplication by the Fisher matrix, without the matrix: F·v = ∇(∇KL · v).
+
+    F is the Hessian of the KL where new and old policy are equal, so the KL must have been computed there. Parameters
+    on which it does not depend, such as a value head's, have rows of 0.
+
+    Args:
+        kl: Mean KL from the old policy to the current one, nats; analytic, as an estimate has another Hessian.
+        parameters: The policy's.
+
+    Returns:
+        v ↦ F·v. Every call is one backward pass.
+
+    Source: TRPO appendix C.1; Pearlmutter 1994.
+    """
+    slope = flat_gradient(kl, parameters, create=True)
+    return lambda vector: flat_gradient(slope @ vector, parameters, keep=True)
+
+
+def conjugate_gradient(
+    product: MatrixProduct, target: Float[Tensor, " n"], *, iterations: int, tolerance: float = 1e-10
+) -> Float[Tensor, " n"]:
+    """Solve A·x = b approximately, from x = 0.
+
+    Each iteration minimizes ½·xᵀAx − bᵀx over one more direction that is conjugate to those before, so n iterations
+    solve it exactly but for rounding.
+
+    Args:
+        product: v ↦ A·v; A is symmetric and positive definite.
+        target: b.
+        iterations: At most so many products, ≥ 1.
+        tolerance: Stop once |b − A·x|² is at most this share of |b|².
+
+    Source: Hestenes and Stiefel 1952; TRPO appendix C.
+    """
+    solution = torch.zeros_like(target)
+    residual = direction = target.clone()
+    squared = residual @ residual
+    enough = tolerance * squared
+    for _ in range(iterations):
+        if squared <= enough:
+            break
+        image = product(direction)
+        length = squared / (direction @ image)
+        solution = solution + length * direction
+        residual = residual - length * image
+        before = squared
+        squared = residual @ residual
+        direction = residual + squared / before * direction
+    return solution
+
+
+def natural_step(
+    product: MatrixProduct, gradient: Float[Tensor, " n"], *, max_kl: float, damping: float, iterations: int
+) -> Float[Tensor, " n"] | None:
+    """The step along the natural gradient at which the quadratic model of the KL is δ.
+
+    (F + c·I)·s = g,   step = s·√(2δ / sᵀ(F + c·I)s)
+
+    Args:
+        product: v ↦ F·v.
+        gradient: g, of the surrogate, which the step is to raise.
+        max_kl: δ > 0, nats.
+        damping: c ≥ 0. It keeps the system solvable in directions that do not change the policy, and shortens the step.
+        iterations: Of `conjugate_gradient`.
+
+    Returns:
+        The step; None without one: the gradient is 0, or F is not finite.
+
+    Source: TRPO appendix C; the damping is that of the authors' code.
+    """
+
+    def damped(vector: Tensor) -> Tensor:
+        return product(vector) + damping * vector
+
+    direction = conjugate_gradient(damped, gradient, iterations=iterations)
+    curvature = float(direction @ damped(direction))
+    if not (math.isfinite(curvature) and curvature > 0.0):
+        return None
+    return math.sqrt(2.0 * max_kl / curvature) * direction
+
+
+class Tried(NamedTuple):
+    """A step along the search direction.
+
+    Attributes:
+        fraction: Its length as a share of the full step, in (0, 1]; 0 if none was accepted.
+        improvement: The surrogate minus that of the old policy; 0 if none was accepted.
+        kl: Mean KL from the old policy to the new one, nats; 0 if none was accepted.
+    """
+
+    fraction: float
+    improvement: float
+    kl: float
+
+
+def line_search(
+    evaluate: Callable[[float], tuple[float, float]], *, max_kl: float, shrink: float, max_tries: int
+) -> Tried:
+    """The longest of the steps 1, β, β², … that stays within the KL and improves the surrogate.
+
+    Args:
+        evaluate: Fraction of the full step ↦ improvement of the surrogate, and mean KL in nats. The last call is that
+            of the accepted step.
+        max_kl: δ, nats; an accepted step's KL is at most this.
+        shrink: β in (0, 1).
+        max_tries: Number of steps that are tried, ≥ 1.
+
+    Returns:
+        The first step accepted; its fraction is 0 if there is none. NaN is never accepted.
+
+    Source: TRPO appendix C.
+    """
+    for attempt in range(max_tries):
+        fraction = shrink**attempt
+        improvement, kl = evaluate(fraction)
+        if improvement > 0.0 and kl <= max_kl:
+            return Tried(fraction, improvement, kl)
+    return Tried(0.0, 0.0, 0.0)

@@ -1,0 +1,101 @@
+"""Environments that raise errors, or give what cannot be used: one line, here and in processes of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kedge.errors import ConfigError, EnvError
+from kedge_control.environments import Environments, Record
+from kedge_control.making import make_environments
+from tests.control.line_world import LineWorld
+
+
+class FallsOver(LineWorld):
+    def step(self, action: Any) -> Any:
+        raise ValueError("the robot\nfell over")
+
+
+class SmallerObservation(LineWorld):
+    def step(self, action: Any) -> Any:
+        return (np.zeros(1), *super().step(action)[1:])  # numpy would repeat it
+
+
+class NoReward(LineWorld):
+    def step(self, action: Any) -> Any:
+        observation, _, *others = super().step(action)
+        return observation, None, *others
+
+
+class FromAnOlderGym(LineWorld):
+    def step(self, action: Any) -> Any:
+        return super().step(action)[:4]
+
+
+class BeginsNothing(LineWorld):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        raise RuntimeError("no simulator")
+
+
+class BeginsElsewhere(LineWorld):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(5), {}
+
+
+class TakesNoSeed(LineWorld):
+    def reset(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return np.zeros(2), {}
+
+
+def step_once(environments: Environments) -> None:
+    try:
+        environments.step(np.zeros(environments.num_envs, np.int64), 0, Record.empty(1, environments.num_envs))
+    finally:
+        environments.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (FallsOver, r"step\(\) raised ValueError: the robot fell over \(test_failures.py:\d+\)"),
+        (SmallerObservation, r"step\(\) cannot be used: an observation of shape \(1,\); .* of shape \(2,\)"),
+        (NoReward, r"step\(\) cannot be used: .*NoneType"),
+        (FromAnOlderGym, r"step\(\) cannot be used: not enough values .*truncated"),
+        (BeginsNothing, r"reset\(\) raised RuntimeError: no simulator \(test_failures.py:\d+\)"),
+        (BeginsElsewhere, r"reset\(\) cannot be used: an observation of shape \(5,\)"),
+        (TakesNoSeed, r"reset\(\) cannot be used: .*'seed'; expected reset\(seed=…\)"),
+    ],
+)
+def test_one_line_says_which_call_and_why(environment: type[LineWorld], message: str) -> None:
+    with pytest.raises(EnvError, match=f"environment '{environment.__name__}': {message}"):
+        step_once(make_environments(environment))
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_a_worker_process_passes_its_error_on() -> None:
+    with pytest.raises(EnvError, match="the robot fell over"):
+        step_once(make_environments(FallsOver, 2, vectorization="async"))
+
+
+def without_space() -> LineWorld:
+    environment = LineWorld()
+    environment.action_space = None  # pyright: ignore[reportAttributeAccessIssue]
+    return environment
+
+
+def without_licence() -> LineWorld:
+    raise OSError("no licence")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (without_space, "'without_space' has no action_space"),
+        (without_licence, r"'without_licence' cannot be made: OSError: no licence \(test_failures.py:\d+\)"),
+    ],
+)
+def test_what_cannot_be_made_is_one_line(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_environments(make)
