@@ -6,8 +6,7 @@
 
 Each recording runs one or more commands on tiny random models, in about five seconds; names of recordings after the
 files choose among them. It has every row of the logs, except times and memory, the results, and a hash of every
-weight file. `demo` is recorded only if it is named (two minutes). Both sides need the same number of threads
-(OMP_NUM_THREADS), which changes how sums are rounded.
+weight file. All of it runs on one thread. `demo` is recorded only if it is named (two minutes).
 
 Names that a change gives to settings and metrics on purpose go into the tables below.
 """
@@ -29,6 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from safetensors import safe_open
 
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
@@ -194,7 +194,9 @@ def record(out: Path, names: list[str], *, old_names: bool) -> None:
     assert spec.origin is not None
     # Also for the processes that it starts, in another folder.
     os.environ["PYTHONPATH"] = str(Path(spec.origin).parents[1].resolve())
-    os.environ.update(COLUMNS="120", GLOO_SOCKET_IFNAME="lo")
+    # Threads change how sums are rounded.
+    torch.set_num_threads(1)
+    os.environ.update(COLUMNS="120", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     found: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as work:
         make_inputs(Path(work))
