@@ -42,7 +42,7 @@ RENAMED_SETTINGS: Mapping[str, str] = {}
 RENAMED_FILES = {"ppo-without-leash/": "ppo-without-kl/"}
 """Parts of the earlier paths of results, with their current names."""
 
-MEASURED = ("time/", "memory/", "tokens_per_second", "time")
+MEASURED = ("time", "memory/", "tokens_per_second", "sampling_seconds")
 """Prefixes of metrics that differ between identical runs."""
 
 RESULTS = ("*.jsonl", "summary.json", "*.safetensors")
