@@ -30,6 +30,7 @@ from kedge.errors import ConfigError
 from kedge.inspect.diagnosis import diagnose_run
 from kedge.inspect.doctor import Finding
 from kedge.inspect.report import write_report as make_report
+from kedge.logs.progress import say
 from kedge.models import saving
 from kedge.models.pushing import push_model
 from kedge.rewards import RewardSpec, RewardTerm
@@ -551,7 +552,7 @@ def push(model: StrPath, repo: str, *, private: bool = False, existing: bool = F
         ConfigError: The push is not possible; nothing is pushed.
         PushError: The hub refused, or the connection failed.
     """
-    return push_model(model, repo, private=private, existing=existing)
+    return push_model(model, repo, private=private, existing=existing, say=say)
 
 
 def merge(adapter: StrPath, out: StrPath, *, trust_remote_code: bool = False) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from kedge.cli import main
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError, PushError
 from kedge.models.pushing import check_push, push_folder, push_model
@@ -154,6 +156,32 @@ def test_a_model_arrives_whole_and_its_card_names_it(hub, folder):
         "lfs",  # the weights
         "models/crew/ship/commit/main",
     ]
+
+
+def test_links_and_dot_files_stay_here_and_a_dry_run_says_so(hub, folder, tmp_path, monkeypatch, capfd):
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("private")
+    (folder / "link").symlink_to(secret / "key")
+    (folder / "loop").symlink_to(folder)
+    (folder / ".env").write_text("TOKEN=1")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "key").write_text("1")
+    monkeypatch.setattr(sys, "argv", ["kedge", "push", str(folder), "me/ship", "--dry-run"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    shown = capfd.readouterr()
+    assert shown.out == f"{hub.url}/me/ship\n"
+    assert shown.err.splitlines() == [
+        *(f"would push {name}" for name in ("README.md (29 bytes)", "config.json (2 bytes)", "kedge.json (2 bytes)")),
+        "would push model.safetensors (100 bytes)",
+        "left out, since links and dot files are not pushed: .cache, .env, link, loop",
+    ]
+    assert "me/ship" not in hub.repos
+    push_model(folder, "me/ship")
+    sent = {".gitattributes", "README.md", "config.json", "kedge.json", "model.safetensors"}
+    assert set(hub.repos["me/ship"]) == sent
 
 
 def test_a_newer_model_replaces_one_of_kedges_and_its_weights(hub, folder):

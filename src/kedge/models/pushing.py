@@ -6,8 +6,7 @@ A model replaces one that kedge pushed, as a new commit; a repository with any o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +18,7 @@ from kedge.errors import ConfigError, ModelError, PushError
 from kedge.models.adapters import is_adapter, read_adapter
 from kedge.models.card import ORIGIN_FILE, PLACE
 from kedge.models.sources import check_source
+from kedge.system.memory import with_unit
 from kedge.system.texts import printable
 
 __all__ = ["check_push", "push_folder", "push_model"]
@@ -52,8 +52,13 @@ def check_push(repo: str, *, existing: bool = False) -> None:
     if get_token() is None:
         raise ConfigError(f"{repo} cannot be pushed to: no token; run `hf auth login`, or set HF_TOKEN")
     api = HfApi()
-    with _asking(repo):
-        user, files = api.whoami(), _files(api, repo)
+    try:
+        user = api.whoami()
+        files = _pushed_files(api, repo)
+    except CLIENT_ERRORS as error:
+        refused = isinstance(error, HfHubHTTPError)
+        what = "the hub refuses" if refused else f"{constants.ENDPOINT} cannot be reached"
+        raise ConfigError(f"{repo} cannot be pushed to: {what}: {_reason(error)}") from error
     _check_rights(repo, user)
     if not existing and ORIGIN_FILE not in files and set(files) - {".gitattributes"}:
         raise ConfigError(
@@ -71,7 +76,15 @@ def check_base(base: str | os.PathLike[str]) -> None:
         )
 
 
-def push_model(model: str | os.PathLike[str], repo: str, *, private: bool = False, existing: bool = False) -> str:
+def push_model(
+    model: str | os.PathLike[str],
+    repo: str,
+    *,
+    private: bool = False,
+    existing: bool = False,
+    dry_run: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> str:
     """Push a trained model; returns its address.
 
     Args:
@@ -79,6 +92,8 @@ def push_model(model: str | os.PathLike[str], repo: str, *, private: bool = Fals
         repo: As in `push_folder`, like the other arguments.
         private: See `push_folder`.
         existing: See `push_folder`.
+        dry_run: Only say which files would go.
+        say: Prints a line to the user.
 
     Raises:
         ModelError: There is no such folder, or it is no model.
@@ -88,11 +103,18 @@ def push_model(model: str | os.PathLike[str], repo: str, *, private: bool = Fals
     folder = Path(check_source(os.fspath(model)))
     if not folder.is_dir():
         raise ModelError(f"model {os.fspath(model)!r}: no such folder; only a folder can be pushed")
-    return push_folder(folder, repo, private=private, existing=existing)
+    files, left_out = _files_of(folder)
+    if dry_run:
+        check_push(repo, existing=existing)
+        for name, path in files.items():
+            say(f"would push {name} ({with_unit(path.stat().st_size)})")
+    if left_out:
+        say(f"left out, since links and dot files are not pushed: {', '.join(map(printable, left_out))}")
+    return f"{constants.ENDPOINT}/{repo}" if dry_run else push_folder(folder, repo, private=private, existing=existing)
 
 
 def push_folder(folder: Path, repo: str, *, private: bool = False, existing: bool = False, again: str = "") -> str:
-    """Push a model folder as one commit; returns the address of the model.
+    """Push a model folder as one commit; returns the address of the model. Links and dot files are left out.
 
     Weights of an earlier model that the folder does not have are deleted, since loaders could pick them up.
 
@@ -109,22 +131,40 @@ def push_folder(folder: Path, repo: str, *, private: bool = False, existing: boo
     """
     if is_adapter(folder):
         check_base(read_adapter(folder).base)
-    with _failing(folder, repo, again):
+    try:
         check_push(repo, existing=existing)
         api = HfApi()
         api.create_repo(repo, private=True if private else None, exist_ok=True)
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        added = {path.relative_to(folder).as_posix(): path for path in files}
-        stale = [name for name in _files(api, repo) if name.endswith(WEIGHTS) and name not in added]
-        commit = api.create_commit(
-            repo,
-            [
-                *(CommitOperationAdd(name, _content(name, path, repo)) for name, path in added.items()),
-                *(CommitOperationDelete(name) for name in stale),
-            ],
-            commit_message="Model trained with kedge",
-        )
+        files, _ = _files_of(folder)
+        stale = [name for name in _pushed_files(api, repo) if name.endswith(WEIGHTS) and name not in files]
+        added = [CommitOperationAdd(name, _content(name, path, repo)) for name, path in files.items()]
+        deleted = [CommitOperationDelete(name) for name in stale]
+        commit = api.create_commit(repo, [*added, *deleted], commit_message="Model trained with kedge")
+    except CLIENT_ERRORS as error:
+        if isinstance(error, ConfigError) and not again:  # a mistake in `kedge push`, with no training before it
+            raise
+        repeat = f"; push it again with: {again}" if again else ""
+        raise PushError(f"{folder} is complete, but was not pushed to {repo}: {_reason(error)}{repeat}") from error
     return str(commit.repo_url)
+
+
+def _files_of(folder: Path) -> tuple[dict[str, Path], list[str]]:
+    """The files of a folder to push, by name, and the names that are left out: links, which may lead out of the folder,
+    and what starts with a dot.
+    """
+    files: dict[str, Path] = {}
+    left_out: list[str] = []
+    for parent, folders, names in os.walk(folder):
+        for name in sorted([*folders, *names]):
+            path = Path(parent, name)
+            short = path.relative_to(folder).as_posix()
+            if name.startswith(".") or path.is_symlink():
+                left_out.append(short)
+                if name in folders:
+                    folders.remove(name)
+            elif path.is_file():
+                files[short] = path
+    return dict(sorted(files.items())), left_out
 
 
 def _check_name(repo: str) -> None:
@@ -160,7 +200,7 @@ def _may_write(repo: str, scopes: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def _files(api: HfApi, repo: str) -> list[str]:
+def _pushed_files(api: HfApi, repo: str) -> list[str]:
     """The files of a repository; none if it does not exist."""
     try:
         return api.list_repo_files(repo)
@@ -173,28 +213,6 @@ def _content(name: str, path: Path, repo: str) -> str | bytes:
     if name == CARD:
         return path.read_bytes().replace(PLACE.encode(), repo.encode())
     return os.fspath(path)
-
-
-@contextmanager
-def _asking(repo: str) -> Iterator[None]:
-    try:
-        yield
-    except CLIENT_ERRORS as error:
-        refused = isinstance(error, HfHubHTTPError)
-        what = "the hub refuses" if refused else f"{constants.ENDPOINT} cannot be reached"
-        raise ConfigError(f"{repo} cannot be pushed to: {what}: {_reason(error)}") from error
-
-
-@contextmanager
-def _failing(folder: Path, repo: str, again: str) -> Iterator[None]:
-    """Say after a training that the model is not lost; a mistake in `kedge push` is only that."""
-    try:
-        yield
-    except CLIENT_ERRORS as error:
-        if isinstance(error, ConfigError) and not again:
-            raise
-        repeat = f"; push it again with: {again}" if again else ""
-        raise PushError(f"{folder} is complete, but was not pushed to {repo}: {_reason(error)}{repeat}") from error
 
 
 def _reason(error: Exception) -> str:
