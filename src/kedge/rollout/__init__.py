@@ -1,6 +1,6 @@
 """Rollouts and experience: sampling responses and evaluating them."""
 
-from kedge.rollout.background import BackgroundEngine, FrozenSampler, frozen_copy
+from kedge.rollout.background import BackgroundEngine, frozen_copy
 from kedge.rollout.central import CentralEngine
 from kedge.rollout.collect import Evaluated, collect_experience, shared_out, still_to_evaluate
 from kedge.rollout.engine import Engine
@@ -12,7 +12,6 @@ __all__ = [
     "CentralEngine",
     "Engine",
     "Evaluated",
-    "FrozenSampler",
     "Sampler",
     "SharedEngine",
     "collect_experience",

@@ -14,9 +14,8 @@ from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel
 from kedge.models.adapters.frozen_weights import shared_copy
 from kedge.rollout.engine import Engine
-from kedge.rollout.sampler import Sampler
 
-__all__ = ["BackgroundEngine", "FrozenSampler", "frozen_copy"]
+__all__ = ["BackgroundEngine", "frozen_copy"]
 
 T = TypeVar("T")
 Tensors = list[tuple[str, Tensor]]
@@ -27,41 +26,6 @@ def frozen_copy(policy: LanguageModel) -> LanguageModel:
     copy = shared_copy(policy, only_frozen=True).requires_grad_(False)
     copy.value_head = None
     return copy
-
-
-@dataclass(frozen=True)
-class FrozenSampler:
-    """The built-in engine on a copy of the policy, whose weights are those that were published last.
-
-    Attributes:
-        sampler: Samples from the copy.
-    """
-
-    sampler: Sampler
-
-    @property
-    def is_exact(self) -> bool:
-        """False: the trainer's weights may be newer."""
-        return False
-
-    def with_sampling(self, *, max_new_tokens: int, temperature: float, greedy: bool = False) -> FrozenSampler:
-        """See `Engine`."""
-        return FrozenSampler(
-            self.sampler.with_sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
-        )
-
-    def generate(self, prompts: Sequence[Sequence[int]], **given: Any) -> Rollout:
-        """See `Engine`."""
-        return self.sampler.generate(prompts, **given)
-
-    def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
-        """Copy the weights that change; see `Engine`."""
-        keys = self.sampler.model.causal.load_state_dict(dict(tensors), strict=False)
-        assert not keys.unexpected_keys, "the copy has the policy's weights"
-        return {}
-
-    def close(self) -> None:
-        """Do nothing: there is no other process; see `Engine`."""
 
 
 @dataclass
@@ -112,9 +76,9 @@ class BackgroundEngine:
         """False: the trainer's weights may be newer than those that sampled."""
         return False
 
-    def with_sampling(self, *, max_new_tokens: int, temperature: float, greedy: bool = False) -> BackgroundEngine:
+    def with_sampling(self, **limits: Any) -> BackgroundEngine:
         """See `Engine`."""
-        engine = self.engine.with_sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
+        engine = self.engine.with_sampling(**limits)
         return replace(self, engine=engine)
 
     def start(self, work: Callable[[Engine, dict[str, float]], T]) -> Future[T]:

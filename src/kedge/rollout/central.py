@@ -32,11 +32,11 @@ class CentralEngine:
     is_exact: bool
     device: torch.device
 
-    def with_sampling(self, *, max_new_tokens: int, temperature: float, greedy: bool = False) -> CentralEngine:
+    def with_sampling(self, **limits: Any) -> CentralEngine:
         """See `Engine`."""
         if self.engine is None:
             return self
-        engine = self.engine.with_sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
+        engine = self.engine.with_sampling(**limits)
         return replace(self, engine=engine)
 
     def generate(self, prompts: Sequence[Sequence[int]], **given: Any) -> Rollout:

@@ -42,6 +42,7 @@ class Sampler:
         batch_size: Rows sampled at a time; None samples all at once.
         adaptive: Has the rows sampled at a time where `batch_size` has none, and fewer of them once memory ran out.
         greedy: Take the most likely token at each step; the seeds have no effect.
+        is_copy: The model is a copy of the policy, with the weights that were published last.
 
     Source: spec §4.13–15.
     """
@@ -55,11 +56,12 @@ class Sampler:
     batch_size: int | None = None
     greedy: bool = False
     adaptive: AdaptiveTokens | None = None
+    is_copy: bool = False
 
     @property
     def is_exact(self) -> bool:
-        """True in fp32. In bf16, a token's log probability depends on the shape of the batch."""
-        return self.precision == "fp32"
+        """True in fp32. In bf16, a token's log probability depends on the shape of the batch; a copy may be older."""
+        return self.precision == "fp32" and not self.is_copy
 
     @cached_property
     def _stops(self) -> Int[Tensor, " stops"]:
@@ -113,7 +115,10 @@ class Sampler:
         )
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
-        """Do nothing: every call samples with the model's current weights; see `Engine`."""
+        """Copy the weights that change into a copy; the policy itself has them. See `Engine`."""
+        if self.is_copy:
+            keys = self.model.causal.load_state_dict(dict(tensors), strict=False)
+            assert not keys.unexpected_keys, "the copy has the policy's weights"
         return {}
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +42,9 @@ class SharedEngine:
         """As for the engines."""
         return self.engine.is_exact
 
-    def with_sampling(self, *, max_new_tokens: int, temperature: float, greedy: bool = False) -> SharedEngine:
+    def with_sampling(self, **limits: Any) -> SharedEngine:
         """See `Engine`."""
-        engine = self.engine.with_sampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
+        engine = self.engine.with_sampling(**limits)
         return replace(self, engine=engine)
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:

@@ -32,7 +32,7 @@ from kedge.config import Config
 from kedge.data import Prompt, PromptStream
 from kedge.errors import ConfigError, NonfiniteScoreError
 from kedge.logs.stopwatch import Stopwatch
-from kedge.rollout import BackgroundEngine, Engine, FrozenSampler, Sampler, SharedEngine, frozen_copy
+from kedge.rollout import BackgroundEngine, Engine, Sampler, SharedEngine, frozen_copy
 from kedge.runs.run import Run
 from kedge.stages.ppo.batch import SampledBatch
 from kedge.stages.ppo.roles import Roles
@@ -69,7 +69,7 @@ def _with_copy(engine: Engine) -> Engine:
     """The built-in engine with a copy of the policy; another one has its own."""
     if isinstance(engine, SharedEngine):
         return replace(engine, engine=_with_copy(engine.engine))
-    return FrozenSampler(replace(engine, model=frozen_copy(engine.model))) if isinstance(engine, Sampler) else engine
+    return replace(engine, model=frozen_copy(engine.model), is_copy=True) if isinstance(engine, Sampler) else engine
 
 
 def choose_sampling(
