@@ -347,7 +347,7 @@ MUTATIONS = (
         "judge-takes-part",
         "WeightedReward._models",
         "if judges is not bool(weight)",
-        "pass",
+        "if True",
         f"{PPO}::test_a_judge_changes_no_figure_but_its_own_and_no_weight",
     ),
     # Rewards: spec §5.
