@@ -6,6 +6,7 @@ import inspect
 import re
 
 from kedge.inspect.doctor import RULES, Rule
+from kedge.inspect.look import look_of
 
 __all__ = ["with_rules"]
 
@@ -21,12 +22,13 @@ def with_rules(text: str) -> str:
 
 def _sections() -> str:
     """The rules by module, in the order of the findings."""
-    modules = {rule.check.__module__: inspect.getmodule(rule.check) for rule in RULES}
+    rules = (*RULES, *look_of("control").rules)
+    modules = {rule.check.__module__: inspect.getmodule(rule.check) for rule in rules}
     text = ""
     for name, module in modules.items():
         title, _, rest = inspect.getdoc(module).partition(": ")  # pyright: ignore[reportOptionalMemberAccess]
         text += f"\n## {title}\n\n{rest[:1].upper()}{rest[1:]}\n"
-        text += "".join(_section(rule) for rule in RULES if rule.check.__module__ == name)
+        text += "".join(_section(rule) for rule in rules if rule.check.__module__ == name)
     return f"{text}\n"
 
 

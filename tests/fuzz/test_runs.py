@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kedge.errors import DataError
 from kedge.inspect.diagnosis import examine_run
-from kedge.inspect.page import render_page
+from kedge.inspect.page.document import render_page
 from kedge.inspect.report import collect_page
 from tests.fuzz.outcome import case_counts, fuzz, line_or_result
 from tests.inspect.page.records import critic_check, ppo_record, reward_record, write_run

@@ -16,7 +16,7 @@ from kedge.cli import main
 from kedge.config import load_config
 from kedge.errors import DataError, OutputError
 from kedge.inspect import report as reporting
-from kedge.inspect.page import MARKER
+from kedge.inspect.page.document import MARKER
 from kedge.inspect.report import collect_page, leave_report, write_report
 from kedge.runs.ending import chain_report, leave_stage_report
 from kedge.stages.sft import run_sft

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kedge.errors import ConfigError, DataError
-from kedge.inspect.page.bands import mean_curves
+from kedge.inspect.page.curves import mean_curves
 from kedge.inspect.page.document import render_page
 from kedge.inspect.page.sweep import colors_of, field_plots
 from kedge.inspect.report import collect_page, write_report

@@ -12,7 +12,7 @@ from kedge.cli import main
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError, KedgeError
 from kedge.inspect.doctor import examine
-from kedge.inspect.page.critic import critic
+from kedge.inspect.page.checks import critic
 from kedge.inspect.page.verdict import describe_run
 from kedge.inspect.record import read_run
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, read_evaluations

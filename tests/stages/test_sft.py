@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kedge.config import load_config
 from kedge.data import Demonstration, encode_prompt
 from kedge.errors import ConfigError, DataError, KedgeError, OutputError
-from kedge.inspect.page.data import data_sentences
+from kedge.inspect.page.verdict import data_sentences
 from kedge.inspect.record import read_run
 from kedge.logs.metrics import MEASURED, read_metrics
 from kedge.models import LanguageModel, TokenRows, load_tokenizer

@@ -9,15 +9,13 @@ from typing import Any
 
 from kedge.inspect.doctor import Advice, Examination, Finding, diagnose, examine, no_advice, one_line, severity_rank
 from kedge.inspect.doctor.steps import NUM_FIRST, first_update_too_large
+from kedge.inspect.page.looks import LOOKS
 from kedge.inspect.record import RunRecord, read_run, readable
 from kedge.inspect.resolved import value_warmup_of
 from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.system.output import is_run
 
 __all__ = ["LiveDoctor", "diagnose_run", "examine_run"]
-
-STAGES = ("sft", "reward", "critic", "ppo")
-"""Stages in the order in which they run."""
 
 EVERY = 4
 """Updates between two diagnoses of a run in progress; a tenth of the updates so far once that is more."""
@@ -116,4 +114,4 @@ def _of_stage(record: RunRecord, examination: Examination) -> Examination:
 
 
 def _stage_order(record: RunRecord) -> tuple[int, str]:
-    return (STAGES.index(record.stage) if record.stage in STAGES else len(STAGES), record.folder.name)
+    return ([*LOOKS, record.stage].index(record.stage), record.folder.name)

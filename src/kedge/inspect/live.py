@@ -12,7 +12,7 @@ from typing import Any
 
 from kedge.errors import DataError, KedgeError
 from kedge.inspect.doctor import Advice, no_advice
-from kedge.inspect.page import render_page
+from kedge.inspect.page.document import render_page
 from kedge.inspect.record import QUIET_SECONDS, RESULTS
 from kedge.inspect.report import collect_page, runs_in
 from kedge.logs.details import DETAILS_FILE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,17 +106,6 @@ class RunRecord:
     def ended_early(self) -> str:
         """Why the run ended before its last update: patience, a bound on the KL, a callback; empty if it did not."""
         return str(self.summary.get("ended") or "")
-
-    @property
-    def num_updates(self) -> int | None:
-        """Updates of the whole run, as it is configured; None for stages that count otherwise."""
-        if self.stage == "control":
-            names = ("control.total_steps", "control.num_envs", "control.num_steps")
-            total, *sizes = (self.setting(name) for name in names)
-            known = all(isinstance(each, int) and each > 0 for each in (total, *sizes))
-            return total // math.prod(sizes) if known else None
-        total = self.setting("ppo.num_updates") if self.stage == "ppo" else None
-        return total if isinstance(total, int) else None
 
     def setting(self, name: str) -> Any:
         """A setting by its dotted name; None if the run's configuration lacks it."""

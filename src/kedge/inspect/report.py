@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from kedge.errors import DataError, OutputError
 from kedge.inspect.doctor import Advice, examine, no_advice
-from kedge.inspect.page import Headline, ReportedRun, is_page, page_data, render_page
-from kedge.inspect.page.demo import demo_frontier, demo_headlines
-from kedge.inspect.page.plain import plain_verdict
+from kedge.inspect.page.data import Headline, ReportedRun, demo_frontier, demo_headlines, page_data
+from kedge.inspect.page.document import is_page, plain_verdict, render_page
+from kedge.inspect.page.looks import LOOKS
 from kedge.inspect.page.verdict import describe_run
 from kedge.inspect.record import RunRecord, read_json_object, read_run, readable
 from kedge.inspect.sweeps import read_sweep
@@ -33,9 +33,6 @@ __all__ = [
 ]
 
 REPORT_FILE = "report.html"
-ORDER = ("sft", "reward", "critic", "ppo")
-"""Order of the stages of a chain."""
-
 MARKED_WITHIN = 4096
 """Bytes at the start of a file in which to look for the marker of a report."""
 
@@ -143,7 +140,7 @@ def _real(path: Path) -> Path:
 
 
 def _place(name: str) -> int:
-    return next((place for place, stage in enumerate(ORDER) if name.startswith(stage)), len(ORDER))
+    return next((place for place, stage in enumerate(LOOKS) if name.startswith(stage)), len(LOOKS))
 
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:

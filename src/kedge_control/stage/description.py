@@ -118,6 +118,7 @@ CONTROL = Stage(
     remedies=_remedies,
     schedule="kedge_control.stage.description:schedule_in_words",
     adds_sections={"control": "kedge_control.stage.settings:ControlConfig"},
+    looks="kedge_control.stage.look:LOOK",
     presets="kedge_control.stage.presets:CONTROL",
     python={
         "control": "kedge_control.stage.api:control",

@@ -7,7 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kedge.inspect.doctor import RULES
+from kedge.inspect.look import look_of
 from kedge.inspect.record import RunRecord
+
+ALL_RULES = (*RULES, *look_of("control").rules)
 
 Series = float | Callable[[float], float] | Sequence[float] | None
 """A constant, a function of the run's progress from 0 to 1, a value per update, or no metric at all."""

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kedge.inspect.doctor import RULES, Examination, Finding, diagnose, examine, merge, one_line, print_examinations
+from kedge.inspect.doctor import Examination, Finding, diagnose, examine, merge, one_line, print_examinations
 from kedge.inspect.record import RunRecord
 from tests.inspect.doctor.cases import CASES, JUDGED, Case, dropped, nothing_held_out
-from tests.inspect.doctor.synthetic import HEALTHY, run_with, synthetic_run, towards
+from tests.inspect.doctor.synthetic import ALL_RULES, HEALTHY, run_with, synthetic_run, towards
 
 FAST = {
     "policy/clip_fraction": towards(0.5, 0.4),
@@ -32,7 +32,7 @@ def test_the_most_severe_come_first_and_causes_before_consequences() -> None:
 
 
 def test_rule_names_are_unique() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert len({rule.name for rule in ALL_RULES}) == len(ALL_RULES)
 
 
 @pytest.mark.parametrize("missing", sorted(HEALTHY))
@@ -41,14 +41,14 @@ def test_other_rules_still_apply_if_a_metric_is_missing(missing: str) -> None:
     for case in CASES:
         rows = [{name: value for name, value in row.items() if name != missing} for row in case.faulty.metrics]
         reduced = replace(case.faulty, metrics=rows)
-        read = next(rule.reads for rule in RULES if rule.name == case.rule)
+        read = next(rule.reads for rule in ALL_RULES if rule.name == case.rule)
         if missing not in read and not case.faulty.incidents:
             assert case.rule in [finding.rule for finding in diagnose(reduced)], case.rule
 
 
 def test_every_metric_that_a_rule_needs_is_in_reads() -> None:
     for case in CASES:
-        reads = {name for rule in RULES if rule.name == case.rule for name in rule.reads}
+        reads = {name for rule in ALL_RULES if rule.name == case.rule for name in rule.reads}
         rows = [
             {name: value for name, value in row.items() if name == "update" or _is_read(name, reads)}
             for row in case.faulty.metrics
@@ -245,7 +245,7 @@ def test_a_verdict_covers_only_what_was_examined(run: RunRecord, verdict: str) -
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_a_rule_without_what_it_needs_finds_nothing_or_says_so(case: Case) -> None:
-    rule = next(rule for rule in RULES if rule.name == case.rule)
+    rule = next(rule for rule in ALL_RULES if rule.name == case.rule)
     assert rule.concerns(case.faulty)
     assert rule.gap(case.faulty) is None
     assert {part for name in rule.needs for part in name.split("|")} <= {*rule.reads}

@@ -8,10 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.inspect.doctor import RULES, diagnose
+from kedge.inspect.doctor import diagnose
 from kedge.inspect.record import RunRecord
+from tests.inspect.doctor.synthetic import ALL_RULES
 
-NAMES = sorted({name.replace("NAME", "mine") for rule in RULES for name in rule.reads})
+NAMES = sorted({name.replace("NAME", "mine") for rule in ALL_RULES for name in rule.reads})
 NUMBERS = st.one_of(
     st.none(), st.sampled_from([0.0, -1.0, 1.0, 1e-12, 1e30, -1e30, float("nan"), float("inf")]), st.floats(-100, 100)
 )

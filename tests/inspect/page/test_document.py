@@ -12,8 +12,8 @@ from importlib.resources import files
 
 import pytest
 
-from kedge.inspect.page import MARKER, ReportedRun, is_page, page_data, render_page
-from kedge.inspect.page.document import SCRIPTS
+from kedge.inspect.page.data import ReportedRun, page_data
+from kedge.inspect.page.document import MARKER, SCRIPTS, is_page, render_page
 from tests.inspect.page.records import metric_row, ppo_record, sample
 
 NASTY = [

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from kedge.inspect.page import ReportedRun, page_data
-from kedge.inspect.page.distributions import distributions
-from kedge.inspect.page.evaluation import evaluation
-from kedge.inspect.page.generation import generation
-from kedge.inspect.page.judge_agreement import judge_agreement
+from kedge.inspect.page.data import ReportedRun, page_data
+from kedge.inspect.page.numbers import distributions
+from kedge.inspect.page.responses import evaluation, generation, judge_agreement
 from kedge.inspect.report import collect_page
 from tests.inspect.page.judged import (
     SUMMARY,

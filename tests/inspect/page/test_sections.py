@@ -9,18 +9,15 @@ from functools import partial
 
 import pytest
 
-from kedge.inspect.page import FrontierPoint, Headline, ReportedRun, page_data
+from kedge.inspect.look import look_of
+from kedge.inspect.page.checks import FrontierPoint, critic, frontier, held_out
 from kedge.inspect.page.clipping import clipping, share_below
-from kedge.inspect.page.cost import cost
-from kedge.inspect.page.critic import critic
 from kedge.inspect.page.curves import curves, drawn_metrics
-from kedge.inspect.page.frontier import frontier
-from kedge.inspect.page.held_out import held_out
-from kedge.inspect.page.panels import find_panels
+from kedge.inspect.page.data import Headline, ReportedRun, page_data
+from kedge.inspect.page.numbers import typographic
 from kedge.inspect.page.responses import shown_responses
-from kedge.inspect.page.scores import policy_scores, reward_model
+from kedge.inspect.page.scores import cost, policy_scores, reward_model
 from kedge.inspect.page.verdict import describe_run, first_and_last
-from kedge.inspect.page.wording import typographic
 from kedge.inspect.record import RunRecord
 from tests.inspect.page.records import CONFIG, critic_check, epoch, metric_row, ppo_record, reward_record, sample
 
@@ -51,11 +48,13 @@ def test_missing_and_nonfinite_values_stay_gaps():
 
 
 def test_panels_have_the_lines_with_data_and_name_each_source():
-    found = {panel["title"]: panel for panel in find_panels("ppo", ["score/gold", "score/model", "policy/entropy"])}
+    found = {
+        panel["title"]: panel for panel in look_of("ppo").panels_of(["score/gold", "score/model", "policy/entropy"])
+    }
     assert set(found) == {"Score by source", "Entropy"}
     assert [line["label"] for line in found["Score by source"]["lines"]] == ["gold", "model"]
-    assert find_panels("ppo", ["score/model"]) == []
-    assert find_panels("unknown", ["loss"]) == []
+    assert look_of("ppo").panels_of(["score/model"]) == []
+    assert look_of("unknown").panels_of(["loss"]) == []
 
 
 def test_the_verdict_has_the_rise_the_kl_and_the_judge():
@@ -125,6 +124,8 @@ def test_the_verdict_on_a_critic_is_what_it_explains_on_held_out_prompts():
     first, second = describe_run(record)
     assert first.endswith("on held-out prompts it explains 45% (37% to 51%) of the variance of the returns.")
     assert second == "In the first, middle and last third of the responses it explains 25%, 46% and 64%."
+    alone = {**summary, "explained_variance": {"value": 0.446, "low": None, "high": None}}  # a single prompt
+    assert "it explains 45% of the variance" in describe_run(replace(record, summary=alone))[0]
     first, second = describe_run(replace(record, summary={}))
     assert first.endswith("on the responses of a step it explains 50% of the variance.")
     assert "when the training ends" in second

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from kedge.inspect.doctor import (
-    control,
     critic,
     evaluation,
     hacking,
@@ -25,7 +24,9 @@ from kedge.inspect.doctor import (
     supervised,
 )
 from kedge.inspect.doctor.rule import DOCS, Advice, Finding, Gap, Rule, Severity, Symptom, no_advice, severity_rank
+from kedge.inspect.look import look_of
 from kedge.inspect.record import RunRecord
+from kedge.stages.stage import stages
 from kedge.system.texts import printable
 
 __all__ = ["RULES", "Examination", "diagnose", "examine", "merge", "one_line", "print_examinations"]
@@ -82,9 +83,6 @@ RULES: tuple[Rule, ...] = (
     sampling.memory_growing,
     sampling.reward_dominates_time,
     sampling.one_side_waits,
-    control.updates_too_large,
-    control.return_collapsed,
-    control.return_flat,
 )
 """Causes come before their consequences: findings of equal severity are reported in this order."""
 
@@ -178,9 +176,7 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
         record: The run so far.
         advice: See `diagnose`.
     """
-    # The rules for language models would name fields that a control run does not read.
-    rules = [rule for rule in RULES if record.stage != "control" or "control" in rule.stages]
-    symptoms = [(each, each.find(record)) for each in rules]
+    symptoms = [(each, each.find(record)) for each in look_of(record.stage).rules or RULES]
     findings = _as_severe_as_consequences(
         [_finding(rule, symptom, advice) for rule, symptom in symptoms if symptom is not None]
     )
@@ -241,7 +237,8 @@ def gaps_in_words(run: RunRecord, gaps: Sequence[Gap]) -> str:
 
 def _too_short(run: RunRecord, needed: Sequence[int]) -> str:
     low, high = min(needed), max(needed)
-    unit = "updates" if run.stage in ("ppo", "control", "") else "steps"
+    stage = stages().get(run.stage)
+    unit = f"{stage.unit}s" if stage else "updates"
     span = f"{high}" if low == high else f"{low} to {high}"
     verb = "needs" if len(needed) == 1 else "need"
     return f"{len(needed)} {verb} {span} {unit}, and the run has {len(run.metrics)}"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kedge.inspect.look import has_part
 from kedge.inspect.page.numbers import as_number, evenly_spaced, rounded
 from kedge.inspect.record import RunRecord
 from kedge.logs.details import WIDEST
@@ -14,6 +15,7 @@ __all__ = ["clipping", "share_below"]
 
 MOST_UPDATES = 40
 
+NO_DETAILS = "This run has no details.jsonl: it was written by an earlier version, or has no update yet."
 CASES = ("raised", "raised_held", "lowered", "lowered_held")
 
 
@@ -26,7 +28,7 @@ def clipping(record: RunRecord) -> dict[str, Any]:
     """
     rows = [row for row in record.details if _epochs(row)]
     if not rows:
-        return {"empty": _why_empty(record)}
+        return {"empty": NO_DETAILS if has_part(record, "clipping") else ""}
     bounds = low, high = _bounds(record)
     num_epochs = max(len(_epochs(row)) for row in rows)
     return {
@@ -108,9 +110,3 @@ def _weighted_mean(weights: Sequence[float], values: Sequence[Any]) -> float | N
              if (number := as_number(value)) is not None]  # fmt: skip
     mass = sum(weight for weight, _ in pairs)
     return sum(weight * number for weight, number in pairs) / mass if mass else None
-
-
-def _why_empty(record: RunRecord) -> str:
-    if record.stage != "ppo":
-        return ""
-    return "This run has no details.jsonl: it was written by an earlier version, or has no update yet."

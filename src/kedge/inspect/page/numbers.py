@@ -1,14 +1,32 @@
-"""Numbers for the page: rounding, thinning, and histograms from quantiles."""
+"""Numbers and texts for the page: rounding, thinning, histograms, excerpts, and one minus sign everywhere."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Reduce", "as_number", "blocks", "evenly_spaced", "histogram", "mean_of", "noise", "numbers_of", "rounded"]
+__all__ = [
+    "Reduce",
+    "as_number",
+    "blocks",
+    "distributions",
+    "evenly_spaced",
+    "figure",
+    "fitting",
+    "histogram",
+    "mean_of",
+    "noise",
+    "numbers_of",
+    "rounded",
+    "shortened",
+    "typographic",
+]
 
 Reduce = Callable[[Sequence[float]], float]
 
@@ -81,3 +99,67 @@ def histogram(quantiles: Sequence[float], edges: Sequence[float]) -> list[float]
     below = np.where(places >= values[-1], 1.0, np.where(places < values[0], 0.0, below))
     below[0] = 0.0 if places[0] <= values[0] else below[0]
     return np.diff(below).tolist()
+
+
+MOST_CHARACTERS = 6000
+
+
+def fitting(rows: Sequence[dict[str, Any]], most_bytes: int) -> list[dict[str, Any]]:
+    """All rows, or as many evenly spaced ones as fit.
+
+    Args:
+        rows: Rows in JSON types.
+        most_bytes: Size limit of their JSON.
+    """
+    size = sum(len(json.dumps(row)) for row in rows)
+    most = len(rows) if size <= most_bytes else max(1, len(rows) * most_bytes // size)
+    return [rows[index] for index in evenly_spaced(len(rows), most)]
+
+
+def shortened(text: str) -> str:
+    """The text, or the end of one that is too long for the page."""
+    return text if len(text) <= MOST_CHARACTERS else f"…{text[-MOST_CHARACTERS:]}"
+
+
+NUM_BINS = 24
+
+
+def distributions(named: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
+    """The share of each series in shared bins, with its median; None if there are no values.
+
+    Args:
+        named: Values by the name of their series; series without values are left out.
+    """
+    known = {name: values for name, values in named.items() if values}
+    if not known:
+        return None
+    low = min(min(values) for values in known.values())
+    high = max(max(values) for values in known.values())
+    margin = (high - low) / NUM_BINS or 0.5
+    edges = np.linspace(low - margin / 2, high + margin / 2, NUM_BINS + 1)
+    return {
+        "edges": rounded(edges.tolist()),
+        "named": [
+            {
+                "name": name,
+                "shares": rounded((np.histogram(values, edges)[0] / len(values)).tolist()),
+                "median": rounded(float(median(values))),
+            }
+            for name, values in known.items()
+        ],
+    }
+
+
+MINUS = "\u2212"
+NEGATIVE = re.compile(r"(?<![^\s(\[,~≈])-(?=[\d.]*\d)|(?<=\de)-(?=\d)")
+"""A hyphen before a number at the start of a word or in an exponent; not in a range, a date or `field=-1`."""
+
+
+def figure(value: float) -> str:
+    """A number with three significant digits."""
+    return f"{value:.3g}".replace("-", MINUS)
+
+
+def typographic(text: str) -> str:
+    """A text whose negative numbers have a minus sign; settings such as `field=-1` stay as they are typed."""
+    return NEGATIVE.sub(MINUS, text)

@@ -1,21 +1,24 @@
-"""The responses shown token by token: fixed prompts first, within a size limit."""
+"""Responses: token by token, the pairs of an evaluation, and what was generated."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kedge.inspect.page.numbers import evenly_spaced, rounded
+from kedge.inspect.look import has_part
+from kedge.inspect.page.numbers import as_number, distributions, evenly_spaced, fitting, rounded, shortened
+from kedge.inspect.page.sentences import why_no_result
 from kedge.inspect.record import RunRecord
 
-__all__ = ["shown_responses"]
+__all__ = ["evaluation", "generation", "judge_agreement", "shown_responses"]
 
 TOKEN_VALUES = ("logprobs", "ref_logprobs", "new_logprobs", "values", "rewards", "advantages", "entropies")
 MOST_TOKENS = 600
 """Longer responses lose their end, longer prompts their beginning."""
 
-MOST_CHARACTERS = 6000
 MOST_UPDATES = 24
 FEWEST_UPDATES = 2
 MOST_PROMPTS = 8
@@ -64,7 +67,7 @@ def _prompt(title: str, rows: Sequence[Mapping[str, Any]], most_updates: int) ->
     kept = {updates[index] for index in evenly_spaced(len(updates), most_updates)}
     responses = [_response(row, with_prompt=not title) for row in rows if row["update"] in kept]
     responses.sort(key=lambda response: response["update"])
-    return {"title": title, "prompt": _shortened(str(rows[0]["prompt"])) if title else "", "responses": responses}
+    return {"title": title, "prompt": shortened(str(rows[0]["prompt"])) if title else "", "responses": responses}
 
 
 def _response(row: Mapping[str, Any], *, with_prompt: bool) -> dict[str, Any]:
@@ -77,17 +80,202 @@ def _response(row: Mapping[str, Any], *, with_prompt: bool) -> dict[str, Any]:
         "length": len(tokens),
         "tokens": tokens[:MOST_TOKENS],
         **values,
-        **({"prompt": _shortened(str(row["prompt"]))} if with_prompt else {}),
+        **({"prompt": shortened(str(row["prompt"]))} if with_prompt else {}),
     }
 
 
-def _shortened(prompt: str) -> str:
-    return prompt if len(prompt) <= MOST_CHARACTERS else f"…{prompt[-MOST_CHARACTERS:]}"
-
-
 def _why_empty(record: RunRecord) -> str:
-    if record.stage != "ppo":
+    if not has_part(record, "samples"):
         return ""
     if record.setting("runtime.num_samples") == 0:
         return "runtime.num_samples is 0; set it to 1 or more to keep responses of every update."
     return "No responses yet: they come with the first update."
+
+
+FIGURES = (
+    "model", "against", "judge", "judge_mode", "num_prompts", "num_judged", "num_equal", "won", "tied", "lost",
+    "win_rate", "score", "score_against", "kl", "length", "length_against", "eos_rate", "eos_rate_against",
+    "longer_wins", "position_bias",
+)  # fmt: skip
+
+OUTCOMES = {"model": "won", "tie": "tied", "against": "lost"}
+
+
+def evaluation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
+    """The figures of `summary.json` and the pairs of `judgments.jsonl`.
+
+    Args:
+        record: The run.
+        most_bytes: Size limit of the pairs' JSON; of larger evaluations, evenly spaced pairs are shown.
+
+    Returns:
+        The figures by name; `orders` of a pairwise judge; `frontier`; `scores` and `lengths` as distributions; `pairs`
+        with the number `kept` and `of` all. `empty` with the reason for a run without them.
+    """
+    if not has_part(record, "evaluation") or record.setting("evaluate.critic") is not None:
+        return {"empty": ""}
+    if not record.summary:
+        return {"empty": why_no_result(record)}
+    kept = fitting([_pair(row) for row in record.results], most_bytes)
+    return {
+        **rounded({name: record.summary.get(name) for name in FIGURES}),
+        "num_unequal_lengths": _num_unequal_lengths(record.results),
+        "orders": _orders(record.results),
+        "frontier": _frontier(record.summary),
+        "scores": _both_sides(record, "score"),
+        "lengths": _lengths(record),
+        "pairs": kept,
+        "kept": len(kept),
+        "of": len(record.results),
+    }
+
+
+def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {name: shortened(str(row.get(name, ""))) for name in ("prompt", "completion", "completion_against")}
+    named = ("score", "score_against", "length", "length_against")
+    figures = {name: rounded(as_number(row[name])) for name in named if name in row}
+    orders = [OUTCOMES.get(str(row.get(f"winner_shown_{place}")), "") for place in ("first", "second")]
+    shown = {"orders": orders} if "winner_shown_first" in row else {}
+    return {"outcome": OUTCOMES.get(str(row.get("winner")), "undecided"), **texts, **figures, **shown}
+
+
+def _num_unequal_lengths(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """Decided pairs whose lengths differ; None for evaluations of earlier versions, which did not write lengths."""
+    if not all("length" in row for row in rows):
+        return None
+    return sum(row["length"] != row["length_against"] and row.get("winner") in OUTCOMES for row in rows)
+
+
+def _orders(rows: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
+    """How often a pairwise judge had the same winner in both orders, and which position it preferred otherwise."""
+    both = [(row.get("winner_shown_first"), row.get("winner_shown_second")) for row in rows]
+    decided = [(one, two) for one, two in both if one in OUTCOMES and two in OUTCOMES]
+    if not decided:
+        return None
+    return {
+        "pairs": len(decided),
+        "same": sum(one == two for one, two in decided),
+        "first": sum((one, two) == ("model", "against") for one, two in decided),
+        "second": sum((one, two) == ("against", "model") for one, two in decided),
+    }
+
+
+def _frontier(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Score, or win rate where the judge has none, over √KL; the opponent is at KL 0."""
+    others = [point for point in summary.get("frontier") or () if isinstance(point, Mapping)]
+    known = [point for point in (summary, *others) if isinstance(point.get("kl"), Mapping)]
+    if not others or not known:
+        return None
+    scored = isinstance(summary.get("score_against"), Mapping)
+    even = {"value": 0.5, "low": 0.5, "high": 0.5}
+    start = {"model": summary.get("against"), "kl": {"value": 0.0}, "win_rate": even}
+    points = [{**start, "score": summary.get("score_against")}, *known]
+    name = "score" if scored else "win_rate"
+    shown = [
+        {"model": str(point.get("model")), "root_kl": math.sqrt(max(0.0, point["kl"]["value"])), **_ends(point[name])}
+        for point in points
+        if isinstance(point.get(name), Mapping)
+    ]
+    return {"of": name.replace("_", " "), "points": rounded(sorted(shown, key=lambda point: point["root_kl"]))}
+
+
+def _ends(figures: Mapping[str, Any]) -> dict[str, float]:
+    """A figure with the ends of its error bar; of a single prompt they are unknown, and the bar has no length."""
+    return {name: figures["value"] if figures[name] is None else figures[name] for name in ("value", "low", "high")}
+
+
+def _both_sides(record: RunRecord, name: str) -> dict[str, Any] | None:
+    sides = {"model": name, "against": f"{name}_against"}
+    named = {side: [as_number(row.get(key)) for row in record.results] for side, key in sides.items()}
+    return distributions({side: [value for value in values if value is not None] for side, values in named.items()})
+
+
+def _lengths(record: RunRecord) -> dict[str, Any] | None:
+    """Lengths in tokens; in characters for evaluations of earlier versions, which did not write tokens."""
+    if found := _both_sides(record, "length"):
+        return {"unit": "tokens", **found}
+    texts = {"model": "completion", "against": "completion_against"}
+    found = distributions({side: [len(str(row.get(key, ""))) for row in record.results] for side, key in texts.items()})
+    return found and {"unit": "characters", **found}
+
+
+GENERATION_FIGURES = (
+    "model", "num_prompts", "num_responses", "num_distinct", "num_scored", "length", "eos_rate", "reward", "score",
+)  # fmt: skip
+
+
+def generation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
+    """The figures of `summary.json` and the rows of `responses.jsonl`, also of a run in progress.
+
+    Args:
+        record: The run.
+        most_bytes: Size limit of the responses' JSON; of larger runs, evenly spaced responses are shown.
+
+    Returns:
+        The figures by name; `scores` and `lengths` as distributions; `responses` with the number `kept` and `of` all.
+        `empty` with the reason for a run without them.
+    """
+    if not has_part(record, "generation"):
+        return {"empty": ""}
+    if not record.results:
+        return {"empty": "No responses yet." if record.state == "running" else "The run stopped before any response."}
+    scores = [as_number(row.get("score")) for row in record.results]
+    kept = fitting([_generation_response(row) for row in record.results], most_bytes)
+    lengths = distributions({"responses": [len(str(row.get("completion", ""))) for row in record.results]})
+    return {
+        **rounded({name: record.summary.get(name) for name in GENERATION_FIGURES}),
+        "scores": distributions({"responses": [score for score in scores if score is not None]}),
+        "lengths": lengths and {"unit": "characters", **lengths},
+        "responses": kept,
+        "kept": len(kept),
+        "of": len(record.results),
+    }
+
+
+def _generation_response(row: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {name: shortened(str(row.get(name, ""))) for name in ("prompt", "completion")}
+    scored = {"score": rounded(as_number(row["score"]))} if "score" in row else {}
+    return {**texts, "stopped": bool(row.get("stopped")), **scored}
+
+
+def judge_agreement(records: Mapping[str, RunRecord]) -> list[dict[str, Any]]:
+    """For every two evaluations with pairs in common: how many, how many with the same outcome, and Cohen's κ.
+
+    κ = (p_o − p_e) / (1 − p_e), with p_o the share of equal outcomes and p_e the share expected of independent judges
+    with the same frequencies of won, tied and lost; null if both judges always decide alike.
+
+    Args:
+        records: Runs by name; those that are not evaluations are left out.
+
+    Source: Cohen 1960, A coefficient of agreement for nominal scales, eq. 1.
+    """
+    outcomes = {name: _outcomes(record) for name, record in records.items() if has_part(record, "evaluation")}
+    found = []
+    for one, other in itertools.combinations(outcomes, 2):
+        pairs = [(outcomes[one][key], outcomes[other][key]) for key in outcomes[one] if key in outcomes[other]]
+        if pairs:
+            judges = [str(records[name].summary.get("judge", "")) for name in (one, other)]
+            same = sum(first == second for first, second in pairs)
+            found.append({"runs": [one, other], "judges": judges, "pairs": len(pairs), "same": same,
+                          "kappa": rounded(_kappa(pairs))})  # fmt: skip
+    return found
+
+
+def _outcomes(record: RunRecord) -> dict[tuple[str, str, str], str]:
+    """The winner of each decided pair, by its texts."""
+    texts = ("prompt", "completion", "completion_against")
+    return {
+        (str(row.get(texts[0])), str(row.get(texts[1])), str(row.get(texts[2]))): row["winner"]
+        for row in record.results
+        if row.get("winner") in OUTCOMES
+    }
+
+
+def _kappa(pairs: list[tuple[str, str]]) -> float | None:
+    count = len(pairs)
+    observed = sum(first == second for first, second in pairs) / count
+    expected = sum(
+        sum(first == outcome for first, _ in pairs) * sum(second == outcome for _, second in pairs) / count**2
+        for outcome in OUTCOMES
+    )
+    return None if expected >= 1 else (observed - expected) / (1 - expected)

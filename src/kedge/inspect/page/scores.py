@@ -1,4 +1,4 @@
-"""The reward model: accuracy, calibration, and distributions of its scores before and after PPO."""
+"""The reward model and its scores before and after PPO, and the cost of a run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from kedge.inspect.page.numbers import as_number, histogram, rounded
+from kedge.inspect.look import has_part
+from kedge.inspect.page.clipping import NO_DETAILS
+from kedge.inspect.page.numbers import as_number, histogram, mean_of, numbers_of, rounded
 from kedge.inspect.record import RunRecord
 
-__all__ = ["policy_scores", "reward_model"]
+__all__ = ["cost", "policy_scores", "reward_model"]
 
 NUM_BINS = 32
 
@@ -21,7 +23,7 @@ def reward_model(record: RunRecord) -> dict[str, Any]:
     The scores are normalized, as PPO uses them.
     """
     summary = record.summary
-    if record.stage != "reward":
+    if not has_part(record, "reward_model"):
         return {"empty": ""}
     if "accuracy" not in summary:
         return {"empty": "No comparisons were held out: set data.eval_fraction above 0."}
@@ -40,10 +42,10 @@ def reward_model(record: RunRecord) -> dict[str, Any]:
 def policy_scores(record: RunRecord) -> dict[str, Any]:
     """The scores of the policy's responses in the first and the last update."""
     rows = [row for row in record.details if _is_distribution(row.get("scores"))]
-    if record.stage != "ppo":
+    if not has_part(record, "policy_scores"):
         return {"empty": ""}
     if not rows:
-        return {"empty": "This run has no details.jsonl: it was written by an earlier version, or has no update yet."}
+        return {"empty": NO_DETAILS}
     ends = {row["update"]: row["scores"] for row in (rows[0], rows[-1])}
     return {"scores": _distributions({f"update {update}": scores for update, scores in ends.items()})}
 
@@ -74,4 +76,51 @@ def _distributions(quantiles: Mapping[str, Sequence[float] | None]) -> dict[str,
             {"name": name, "shares": rounded(histogram(values, edges)), "median": rounded(values[len(values) // 2])}
             for name, values in known.items()
         ],
+    }
+
+
+PHASES = ("rollout", "reward", "experience", "train")
+GIB = 2**30
+
+
+def cost(record: RunRecord) -> dict[str, Any]:
+    """Seconds and FLOPs of each phase, cost in SFT steps, sizes of the models, and peak memory.
+
+    Returns:
+        `phases` with `seconds` and `flops` over the whole run; `seconds` of all updates; `sft_steps`, mean per update;
+        `roles`; `peak`, GiB by `process` and `device`.
+    """
+    names = dict.fromkeys(name for row in [*record.metrics[:1], *record.metrics[-1:]] for name in row)
+    values = {name: numbers_of(record.metrics, name) for name in names}
+    if not any(values.get("time/update", ())):
+        return {"empty": "No times yet: they come with the first update."}
+    phases = [
+        {"phase": phase, "seconds": sum(seconds), "flops": sum(values.get(f"flops/{phase}", ())) or None}
+        for phase in PHASES
+        if (seconds := values.get(f"time/{phase}"))
+    ]
+    total = sum(values["time/update"])
+    rest = total - sum(phase["seconds"] for phase in phases)
+    if phases and rest > 0.005 * total:
+        phases.append({"phase": "other", "seconds": rest, "flops": None})
+    steps = values.get("cost/sft_steps")
+    return {
+        "phases": rounded(phases),
+        "seconds": rounded(total),
+        "updates": len(values["time/update"]),
+        "sft_steps": rounded(mean_of(steps)) if steps else None,
+        "roles": [_role(name, role) for name, role in record.roles.items() if isinstance(role, Mapping)],
+        "peak": {
+            place: rounded(max(found)) for place in ("process", "device") if (found := values.get(f"memory/{place}"))
+        },
+    }
+
+
+def _role(name: str, role: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = {part: as_number(role.get(f"{part}_bytes")) for part in ("weights", "optimizer")}
+    return {
+        "role": name,
+        "parameters": role.get("parameters"),
+        "trained": bool(role.get("trained")),
+        **{part: None if size is None else rounded(size / GIB) for part, size in sizes.items()},
     }

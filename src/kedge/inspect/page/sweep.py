@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kedge.inspect.page.bands import mean_curves
-from kedge.inspect.page.numbers import rounded
-from kedge.inspect.page.wording import figure
+from kedge.inspect.page.curves import mean_curves
+from kedge.inspect.page.numbers import figure, rounded
 from kedge.inspect.record import RunRecord
 from kedge.inspect.sweeps import Goal, Row, Setting, Sweep, compare, final_value, find_goal, leaders
 

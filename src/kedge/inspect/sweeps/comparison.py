@@ -9,18 +9,12 @@ from statistics import mean
 from typing import Any
 
 from kedge.errors import ConfigError
+from kedge.inspect.look import look_of
 from kedge.inspect.sweeps.folder import Setting
 from kedge.system.intervals import Interval, mean_interval
 
 __all__ = ["Goal", "Row", "choose_goal", "compare", "final_value", "find_goal", "leaders"]
 
-DEFAULT_METRICS = {
-    "sft": ("eval/loss", "loss"),
-    "reward": ("eval/accuracy", "accuracy"),
-    "critic": ("eval/explained_variance", "explained_variance"),
-    "ppo": ("eval/score", "reward/score_mean"),
-    "control": ("eval/return_mean", "episode/return_mean"),
-}
 LOWER_IS_BETTER = ("loss", "kl", "clip_fraction", "error", "perplexity")
 KL = "objective/kl"
 
@@ -80,7 +74,7 @@ def find_goal(stage: str, known: Iterable[str], metric: str | None, goal: str | 
         goal: `max`, `min`, or None to go by the metric's name.
     """
     names = set(known)
-    chosen = next((name for name in ([metric] if metric else DEFAULT_METRICS.get(stage, ())) if name in names), None)
+    chosen = next((name for name in ([metric] if metric else look_of(stage).goals) if name in names), None)
     if chosen is None:
         return None
     lower = goal == "min" if goal else any(word in chosen.rpartition("/")[2] for word in LOWER_IS_BETTER)

@@ -1,12 +1,20 @@
-"""Control: returns that do not rise or fall again, and updates that go too far."""
+"""Control: returns that do not rise or fall again, updates that go too far, and the look of its runs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kedge.inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, fmt, need, rose
+from kedge.inspect.look import Look, Panel, Row
+from kedge.inspect.page.looks import PPO
+from kedge.inspect.page.numbers import figure
+from kedge.inspect.page.sentences import change_of, ends_of, joined
 from kedge.inspect.record import RunRecord
+
+__all__ = ["LOOK"]
 
 CONTROL = ("control",)
 
@@ -108,3 +116,88 @@ def _smaller_steps(run: RunRecord) -> Iterator[Remedy]:
     yield scale(run, "control.learning_rate", 1 / 3)
     if run.setting("control.early_stop_kl") is None:
         yield set_to(run, "control.early_stop_kl", 0.02, why="to end an update that moves too far")
+
+
+def _sentences(record: RunRecord, progress: str) -> list[str]:
+    """What a control run reached."""
+    total, name = ends_of(record, "episode/return_mean"), record.setting("control.env")
+    if total is None:
+        return [f"{progress} in {name}; no episode has ended."]
+    parts = [f"entropy {change_of(entropy)} nats per step"] if (entropy := ends_of(record, "policy/entropy")) else []
+    if length := ends_of(record, "episode/length_mean"):
+        parts.append(f"an episode's length {change_of(length)} steps")
+    if evaluated := ends_of(record, "eval/return_mean"):
+        parts.append(f"the most likely actions return {figure(evaluated.last)}")
+    return [f"{progress} in {name}: the return of an episode {change_of(total)}.", joined(parts)]
+
+
+SIZE = ("control.num_envs", "control.num_steps")
+
+
+def _updates(record: RunRecord) -> int | None:
+    total, *sizes = (record.setting(name) for name in ("control.total_steps", *SIZE))
+    known = all(isinstance(each, int) and each > 0 for each in (total, *sizes))
+    return total // math.prod(sizes) if known else None
+
+
+ROWS = (
+    Row("episode/return_mean", "Return of the last 100 episodes", good="up"),
+    Row("eval/return_mean", "Return of the most likely actions", good="up"),
+    Row("episode/length_mean", "Episode length", "steps"),
+    Row("policy/entropy", "Entropy", "nats per step"),
+    Row("policy/clip_fraction", "Clip fraction", "share"),
+    Row("policy/distance_moved", "KL of an update", "nats per step"),
+    Row("value/explained_variance", "Explained variance", "share", "up"),
+    Row("tokens_per_second", "Steps per second", "1/s"),
+)
+
+SHARED = ("Entropy", "Clip fraction", "Ratio range", "Policy loss", "Gradient norm", "Explained variance", "Value loss")
+PANELS = (
+    Panel(
+        "Episodes",
+        "Return",
+        "sum of rewards",
+        {"episode/return_mean": "last 100 episodes", "eval/return_mean": "most likely actions"},
+        "Rises, then levels off. In the environment's own unit.",
+        key=True,
+    ),
+    Panel("Episodes", "Length", "steps", {"episode/length_mean": "last 100 episodes"}, key=True),
+    Panel(
+        "Policy step",
+        "KL of an update",
+        "nats per step",
+        {"policy/distance_moved": "after the update", "policy/approx_kl": "mean over its steps"},
+        "KL(old‖new) of the distributions. Below about 0.05.",
+        logarithmic=True,
+        key=True,
+    ),
+    *(replace(panel, unit=panel.unit.replace("token", "step")) for panel in PPO.panels if panel.title in SHARED),
+    Panel(
+        "Critic",
+        "Values and returns",
+        "reward as the critic learns it",
+        {"value/mean": "values", "value/returns_mean": "returns"},
+        "Values follow returns.",
+    ),
+    Panel(
+        "Speed and memory",
+        "Time by phase",
+        "seconds per update",
+        {"time/rollout": "playing", "time/experience": "experience", "time/train": "training"},
+        "",
+        stacked=True,
+    ),
+    Panel("Speed and memory", "Steps per second", "1/s", {"tokens_per_second": "environment steps"}, ""),
+    Panel("Schedules", "Learning rate", "", {"policy/learning_rate": "learning rate"}),
+)
+
+LOOK = Look(
+    rows=ROWS,
+    panels=PANELS,
+    sentences=_sentences,
+    size=SIZE,
+    items="steps",
+    total=_updates,
+    goals=("eval/return_mean", "episode/return_mean"),
+    rules=(updates_too_large, return_collapsed, return_flat),
+)

@@ -1,72 +1,48 @@
-"""The charts of each stage: which curves they combine, and what to expect of them."""
+"""The looks of kedge's own stages: tables of rows and charts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-__all__ = ["PANELS", "Panel", "find_panels", "matches"]
+from kedge.inspect.look import Look, Panel, Row
+from kedge.inspect.page import sentences
+from kedge.inspect.record import RunRecord
 
+__all__ = ["LOOKS", "OTHER", "PPO"]
 
-@dataclass(frozen=True)
-class Panel:
-    """One chart of the page.
-
-    Attributes:
-        group: Its heading.
-        title: Its title.
-        unit: Unit of the y axis.
-        lines: Labels by metric; a pattern that ends in `*` matches all metrics with that prefix, labeled by the rest.
-        note: What to expect.
-        level: A baseline to draw.
-        floor: Lower limit of the axis, so that one extreme value does not flatten the rest.
-        logarithmic: Whether values span orders of magnitude.
-        stacked: Whether the lines add up to a whole.
-        fewest: Number of lines below which the chart is left out.
-        key: Whether it belongs next to the verdict.
-    """
-
-    group: str
-    title: str
-    unit: str
-    lines: Mapping[str, str]
-    note: str = ""
-    level: float | None = None
-    floor: float | None = None
-    logarithmic: bool = False
-    stacked: bool = False
-    fewest: int = 1
-    key: bool = False
-
-    def as_json(self, names: Iterable[str]) -> dict[str, Any]:
-        """The panel with the lines that have data."""
-        lines = [
-            {"metric": name, "label": label.replace("*", name.removeprefix(pattern.removesuffix("*")))}
-            for pattern, label in self.lines.items()
-            for name in sorted(names)
-            if matches(pattern, name)
-        ]
-        shown = ("group", "title", "unit", "note", "level", "floor", "logarithmic", "stacked", "key")
-        return {**{name: getattr(self, name) for name in shown}, "lines": lines}
-
-
-def find_panels(stage: str, names: Iterable[str]) -> list[dict[str, Any]]:
-    """The charts of a stage that have data.
-
-    Args:
-        stage: `sft`, `reward` or `ppo`.
-        names: Metrics that some run of the stage has.
-    """
-    known = set(names)
-    shown = [(panel, panel.as_json(known)) for panel in PANELS.get(stage, ())]
-    return [found for panel, found in shown if len(found["lines"]) >= panel.fewest]
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern of `Panel.lines` matches a metric."""
-    return name == pattern or (pattern.endswith("*") and name.startswith(pattern[:-1]))
-
+PPO_ROWS = (
+    Row("reward/score_mean", "Score", good="up"),
+    Row("reward/total", "Score less KL cost", good="up"),
+    Row("objective/kl", "KL to the reference", "nats per response"),
+    Row("policy/entropy", "Entropy", "nats per token"),
+    Row("policy/clip_fraction", "Clip fraction", "share"),
+    Row("policy/approx_kl", "Approximate KL of an update", "nats per token"),
+    Row("policy/grad_norm", "Gradient norm"),
+    Row("value/explained_variance", "Explained variance", "share", "up"),
+    Row("value/loss", "Value loss", good="down"),
+    Row("response/length", "Response length", "tokens"),
+    Row("response/eos_rate", "EOS rate", "share", "up"),
+    Row("response/repetition", "Repetition", "share", "down"),
+    Row("group/constant", "Prompts without spread", "share"),
+    Row("tokens_per_second", "Tokens per second", "1/s"),
+)
+SUPERVISED_ROWS = (
+    Row("loss", "Loss", "nats", "down"),
+    Row("eval/loss", "Loss, held out", "nats", "down"),
+    Row("accuracy", "Accuracy", "share", "up"),
+    Row("eval/accuracy", "Accuracy, held out", "share", "up"),
+    Row("token_accuracy", "Accuracy of tokens", "share", "up"),
+    Row("eval/token_accuracy", "Accuracy of tokens, held out", "share", "up"),
+    Row("grad_norm", "Gradient norm"),
+    Row("tokens_per_second", "Tokens per second", "1/s"),
+)
+CRITIC_ROWS = (
+    Row("explained_variance", "Explained variance", "share", "up"),
+    Row("eval/explained_variance", "Explained variance, held out", "share", "up"),
+    Row("loss", "Loss", "variances of the returns", "down"),
+    Row("eval/loss", "Loss, held out", "variances of the returns", "down"),
+    *SUPERVISED_ROWS[-2:],
+)
 
 PHASES = {
     "time/rollout": "rollout",
@@ -75,7 +51,7 @@ PHASES = {
     "time/train": "training",
 }
 NATS = "nats per token"
-PPO = (
+PPO_PANELS = (
     Panel("Reward and distance", "Score", "score", {"reward/score_mean": "mean"}, "Rises, then levels off.", key=True),
     Panel(
         "Reward and distance",
@@ -269,7 +245,7 @@ PPO = (
     Panel("Schedules", "Learning rate", "", {"policy/learning_rate": "learning rate"}),
     Panel("Schedules", "KL coefficient β", "score per nat", {"objective/kl_coef": "β"}),
 )
-SUPERVISED = (
+SUPERVISED_PANELS = (
     Panel("Learning", "Loss", "nats", {"loss": "training", "eval/loss": "held out"}, "Both fall.", key=True),
     Panel(
         "Learning",
@@ -289,7 +265,7 @@ SUPERVISED = (
     Panel("Speed and memory", "Time of a step", "seconds", {"time/update": "step"}, ""),
     Panel("Speed and memory", "Tokens per second", "1/s", {"tokens_per_second": "tokens"}, "Prompts included."),
 )
-CRITIC = (
+CRITIC_PANELS = (
     Panel(
         "Learning",
         "Explained variance",
@@ -299,46 +275,48 @@ CRITIC = (
         level=0.0,
         key=True,
     ),
-    replace(SUPERVISED[0], unit="half the squared error, in variances of the returns"),
-    *SUPERVISED[2:],
+    replace(SUPERVISED_PANELS[0], unit="half the squared error, in variances of the returns"),
+    *SUPERVISED_PANELS[2:],
 )
-SHARED = ("Entropy", "Clip fraction", "Ratio range", "Policy loss", "Gradient norm", "Explained variance", "Value loss")
-CONTROL = (
-    Panel(
-        "Episodes",
-        "Return",
-        "sum of rewards",
-        {"episode/return_mean": "last 100 episodes", "eval/return_mean": "most likely actions"},
-        "Rises, then levels off. In the environment's own unit.",
-        key=True,
-    ),
-    Panel("Episodes", "Length", "steps", {"episode/length_mean": "last 100 episodes"}, key=True),
-    Panel(
-        "Policy step",
-        "KL of an update",
-        "nats per step",
-        {"policy/distance_moved": "after the update", "policy/approx_kl": "mean over its steps"},
-        "KL(old‖new) of the distributions. Below about 0.05.",
-        logarithmic=True,
-        key=True,
-    ),
-    *(replace(panel, unit=panel.unit.replace("token", "step")) for panel in PPO if panel.title in SHARED),
-    Panel(
-        "Critic",
-        "Values and returns",
-        "reward as the critic learns it",
-        {"value/mean": "values", "value/returns_mean": "returns"},
-        "Values follow returns.",
-    ),
-    Panel(
-        "Speed and memory",
-        "Time by phase",
-        "seconds per update",
-        {"time/rollout": "playing", "time/experience": "experience", "time/train": "training"},
-        "",
-        stacked=True,
-    ),
-    Panel("Speed and memory", "Steps per second", "1/s", {"tokens_per_second": "environment steps"}, ""),
-    Panel("Schedules", "Learning rate", "", {"policy/learning_rate": "learning rate"}),
+
+
+def _updates(record: RunRecord) -> int | None:
+    total = record.setting("ppo.num_updates")
+    return total if isinstance(total, int) else None
+
+
+OTHER = Look(rows=SUPERVISED_ROWS, sentences=sentences.of_fine_tuning)
+"""That of a stage without one."""
+
+PPO = Look(
+    rows=PPO_ROWS,
+    panels=PPO_PANELS,
+    sentences=sentences.of_ppo,
+    parts=frozenset({"clipping", "frontier", "held_out", "critic", "samples", "policy_scores"}),
+    size=("rollout.num_prompts", "rollout.num_responses"),
+    items="responses",
+    total=_updates,
+    goals=("eval/score", "reward/score_mean"),
 )
-PANELS = {"ppo": PPO, "sft": SUPERVISED, "reward": SUPERVISED, "critic": CRITIC, "control": CONTROL}
+SFT = replace(OTHER, panels=SUPERVISED_PANELS, size=("sft.batch_size",), goals=("eval/loss", "loss"))
+LOOKS = {
+    "sft": SFT,
+    "reward": replace(
+        SFT,
+        sentences=sentences.of_reward_model,
+        parts=frozenset({"reward_model"}),
+        size=("reward_model.batch_size",),
+        goals=("eval/accuracy", "accuracy"),
+    ),
+    "critic": Look(
+        rows=CRITIC_ROWS,
+        panels=CRITIC_PANELS,
+        sentences=sentences.of_critic,
+        size=("critic.batch_size",),
+        goals=("eval/explained_variance", "explained_variance"),
+    ),
+    "ppo": PPO,
+    "evaluate": replace(OTHER, sentences=sentences.of_evaluation, parts=frozenset({"evaluation"})),
+    "generate": replace(OTHER, sentences=sentences.of_generation, parts=frozenset({"generation"})),
+}
+"""By stage, in the order of a chain."""
