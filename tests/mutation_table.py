@@ -695,8 +695,8 @@ MUTATIONS = (
     Mutation(
         "weights-decay-silently",
         "build_optimizer",
-        "weight_decay: float = 0.0",
-        "weight_decay: float = 0.01",
+        "_groups(parameters, weight_decay,",
+        "_groups(parameters, weight_decay or 0.01,",
         f"{GATE}::test_a_matrix_without_a_gradient_stays_as_it_is",
     ),
     Mutation(
@@ -752,9 +752,9 @@ MUTATIONS = (
     ),
     Mutation(
         "capped-scores-packed",
-        "UNSUPPORTED",
-        'UNSUPPORTED = ("softcap", "s_aux", "position_bias")',
-        'UNSUPPORTED = ("s_aux", "position_bias")',
+        "_by_layout",
+        "for name in UNSUPPORTED",
+        "for name in UNSUPPORTED[1:]",
         f"{TRUNK}::test_scores_that_are_hardly_capped_are_capped_all_the_same",
     ),
     Mutation(
@@ -871,9 +871,9 @@ MUTATIONS = (
     ),
     Mutation(
         "token-decoded-alone",
-        "_CONTEXT",
-        "_CONTEXT = 4",
-        "_CONTEXT = 0",
+        "token_pieces",
+        "end - _CONTEXT",
+        "end",
         f"{PIECES}::test_long_texts_take_linear_work_and_lose_no_place",
     ),
     Mutation(
@@ -882,13 +882,6 @@ MUTATIONS = (
         "whole.append(end)",
         "pass",
         f"{PIECES}::test_long_texts_take_linear_work_and_lose_no_place",
-    ),
-    Mutation(
-        "next-call-after-a-critic-without-the-settings-of-ppo",
-        "_of_ppo",
-        '"ppo.", "rollout.", "reward_functions.", "schedules")',
-        '"ppo.gamma", "rollout.", "reward_functions.", "schedules")',
-        "tests/runs/test_ending.py::test_the_command_after_a_critic_is_valid_whatever_was_set",
     ),
     *RELIABILITY,
     # Sampling on vLLM servers.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kedge
+from tests.forking import forked_kedge
 from tests.system.ranks.cases import PAIRS, PROMPTS, save_models
 from tests.system.ranks.processes import started, torchrun
 from tests.system.ranks.test_equality import assert_equal_runs
@@ -36,7 +37,11 @@ def command(folder: Path, *more: str) -> list[str]:
 
 def assert_resumes(folder: Path, count: int, *more: str) -> None:
     """Resume the run on some ranks, and compare it with one that was never interrupted."""
-    code, output = torchrun(count, "kedge", *command(folder, *more), "--resume", str(folder / "run"))
+    resumed = [*command(folder, *more), "--resume", str(folder / "run")]
+    if count == 1:
+        code, *output = forked_kedge(*resumed)
+    else:
+        code, output = torchrun(count, "kedge", *resumed)
     assert code == 0, output
     whole = {"model": folder / "models" / "policy", "reward": folder / "models" / "reward", "device": "cpu"}
     ahead = {"max_staleness": 1} if "max_staleness=1" in more else {}
