@@ -44,7 +44,7 @@ class KedgeError(Exception):
         return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}…"
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython and notebooks show in place of a traceback through kedge: the line."""
+        """Show the line instead of a traceback through kedge in IPython and notebooks."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -62,7 +62,7 @@ def install_line(extra: str) -> str:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library written in Rust, such as tokenizers, has panicked: its exception is no `Exception`."""
+    """True if a library written in Rust, such as tokenizers, has panicked: its exception is not an `Exception`."""
     return type(error).__name__ == "PanicException"
 
 

@@ -45,14 +45,14 @@ _REMEDIES = {
 
 
 class AdvantageInputs(TypedDict, total=False):
-    """What an estimator may use besides rewards; the same for all, and each reads what it `needs`.
+    """Inputs of an estimator besides rewards. All estimators get the same, and each reads what it `needs`.
 
     Attributes:
         values: V_t, the critic's value of the state before step t.
         group: number of each row's prompt.
         baseline: score of the greedy response to each row's prompt.
-        actions: the counted steps that are tokens of the response, whose number is its length; None for all. The slot
-            of a score after the last token is none.
+        actions: the counted steps that are tokens of the response, whose number is its length; None for all. A slot
+            for a score after the last token does not count.
     """
 
     values: Float[Tensor, "batch time"] | None
@@ -97,7 +97,7 @@ class Advantage(Protocol):
 class GeneralizedAdvantage:
     """GAE; λ = 0 is the TD residual r_t + γ·V_{t+1} − V_t, λ = 1 the Monte Carlo advantage G_t − V_t.
 
-    The critic's targets can have a λ of their own (decoupled GAE). With λ = 1 they are the returns as sampled, and
+    The critic's targets can have a separate λ (decoupled GAE). With λ = 1 they are the returns as sampled, and
     contain no value of the critic itself.
 
     Args:

@@ -91,7 +91,7 @@ def explained_variance(
 ) -> Float[Tensor, ""]:
     """Share of the returns' variance that the critic explains.
 
-    1 − Var(R − V) / Var(R): 1 is a perfect critic, 0 is no better than a constant, below 0 is worse than a constant.
+    1 − Var(R − V) / Var(R): 1 is a perfect critic, 0 is as good as a constant, below 0 is worse than a constant.
 
     Args:
         values: V.
@@ -119,7 +119,7 @@ def _variance(x: Tensor, mask: Tensor) -> Tensor:
 
 
 SIGMA_PER_WIDTH = 0.75
-"""Standard deviation of a target, in bin widths: its mass lies on about six bins, whatever their number."""
+"""Standard deviation of a target, in bin widths: its mass covers about six bins, independently of their number."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def histogram_value_loss(
 
     loss = aggregate −Σ_i p_i(R)·log softmax(logits)_i
 
-    In nats, whatever the unit of the returns. Its minimum is the entropy of a target, 1.20 nats, not 0.
+    In nats, independently of the unit of the returns. Its minimum is the entropy of a target, 1.20 nats, not 0.
 
     Args:
         logits: One per bin; differentiable.

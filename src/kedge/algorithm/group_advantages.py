@@ -1,4 +1,4 @@
-"""The responses to the same prompt as a group: the spread of its scores, and which groups have none."""
+"""The responses to the same prompt as a group: the spread of its scores, and the groups without any."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class GroupScores:
     has_spread: Bool[Tensor, " groups"]
 
     def among(self, numbers: Int[Tensor, " some"]) -> Bool[Tensor, " batch"]:
-        """Which responses belong to the groups with these numbers."""
+        """Mask of the responses in the groups with these numbers."""
         return torch.isin(self.group, numbers)[self.place]
 
 
@@ -242,6 +242,6 @@ def _standardized(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _less_others(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean over the other rows that count, of which there is at least one, of each one's mean."""
+    """Mean of the other counted rows' means; there is at least one such row."""
     means = keep_counted(values, mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
     return values - (means.sum() - means) / (mask.any(-1).sum() - 1)

@@ -56,7 +56,7 @@ def token_logprobs_and_entropy(
     ∂ log p_a / ∂ z_v = (1[v = a] − p_v) / τ,    ∂ H / ∂ z_v = −p_v·(log p_v + H) / τ
 
     Args:
-        logits: as in `token_logprobs`; −inf or a very low number masks a token, which then does not contribute to the
+        logits: as in `token_logprobs`; −inf or a very low number masks a token, so that it does not contribute to the
             entropy or its gradient.
         tokens: as in `token_logprobs`.
         temperature: as in `token_logprobs`.

@@ -68,7 +68,7 @@ def masked_mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Flo
 
 
 def rounding_of(largest: Float[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    """How far apart rounding may put numbers that should be equal: 8 rounding steps of the largest of their terms.
+    """Bound on rounding between numbers that should be equal: 8 rounding steps of the largest of their terms.
 
     Args:
         largest: The largest absolute value of the numbers, or of the terms that they are sums of.
@@ -99,7 +99,7 @@ def masked_whiten(
         shift_mean: True shifts the mean to 0 (advantages); False keeps it (rewards, where the sign matters).
         correction: 0 for the population variance, 1 for Bessel's correction.
         magnitude: largest absolute value of what the entries are sums of, if it is larger than they are: small
-            differences of large numbers are rounding, too. See `rounding_of`.
+            differences of large numbers are rounding as well. See `rounding_of`.
 
     Raises:
         ShapeError: when the shapes differ or at most `correction` entries count.

@@ -223,7 +223,7 @@ def _bounds(clip_range: float, clip_range_high: float | None) -> tuple[float, fl
 
 
 Ratio = Literal["token", "sequence"]
-"""What ρ is: each token's own ratio, or the geometric mean of the ratios of all counted tokens of its response.
+"""Definition of ρ: each token's own ratio, or the geometric mean of the ratios of all counted tokens of its response.
 
 sequence:  ρ_t = exp(log π_t − sg(log π_t) + sg(1/n·Σ_k (log π_k − log π_old,k)))
 
@@ -264,7 +264,7 @@ class PolicyLoss:
         approx_kl: mean of the KL if it was given, else of ρ − 1 − log ρ, nats: how far the policy has moved since the
             rollout.
         dual_clip_fraction: share of counted tokens where the dual clip is active.
-        ratio_mean: mean of the single tokens' ρ, whatever `ratio` is, like `approx_kl`; 1 in expectation.
+        ratio_mean: mean of the single tokens' ρ for any `ratio`, like `approx_kl`; 1 in expectation.
         ratio_min: smallest of them.
         ratio_max: largest of them.
         num_tokens: counted tokens.
@@ -293,7 +293,7 @@ class Tokens:
 
     Attributes:
         logprobs: log π; differentiable.
-        log_ratio: log π − log π_old of the single tokens, whatever ρ is; differentiable.
+        log_ratio: log π − log π_old of the single tokens for any `ratio`; differentiable.
         rho: ρ; differentiable.
         advantages: A.
         mask: True = counts.
@@ -384,7 +384,7 @@ def positive_nll(
     *,
     normalizer: float,
 ) -> Float[Tensor, ""]:
-    """Negative log likelihood of the correct responses, mean over their tokens; 0 if there are none.
+    """Negative log likelihood of the correct responses, mean over their tokens; 0 without any.
 
     loss = −Σ_{b correct} Σ_t log π(a_bt) / N,   N = number of actions in the correct responses
 

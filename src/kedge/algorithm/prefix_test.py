@@ -1,4 +1,4 @@
-"""How far two orders agree: shares of ordered pairs and rank correlations, with intervals over prompts."""
+"""Agreement of two orders: shares of ordered pairs and rank correlations, with intervals over prompts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class PromptResamples:
         self._confidence = confidence
 
     def interval(self, figures: Float[Tensor, " rows"], bounds: tuple[float, float]) -> Interval | None:
-        """The figure of the sample with its interval from those of the resamples; None if the sample has none."""
+        """The figure of the sample with its interval from those of the resamples; None if it is undefined."""
         if figures[0].isnan():
             return None
         first, *resamples = map(float, figures)
@@ -140,7 +140,7 @@ class PrefixTest:
         pairs_within: share of pairs of prefixes of one prompt whose values are in the order of their mean returns.
             Chance is ½; equal values count half; pairs with equal mean returns have no order and are left out.
         pairs_across: the same for pairs of prefixes of different prompts.
-        prompt_pairs_across: the same for the prompt's mean return in place of the value. (Within a prompt it is ½.)
+        prompt_pairs_across: the same for the prompt's mean return instead of the value. (Within a prompt it is ½.)
         ceiling_within: about the `pairs_within` of a perfect critic; below 1 because the mean returns are noisy.
         ceiling_across: about the `pairs_across` of a perfect critic.
         rank_correlation_within: Spearman's correlation of values and mean returns in a prompt, mean over prompts.
@@ -196,7 +196,7 @@ def prefix_test(
 
     Args:
         values: V, one per prefix.
-        returns: the return to go of each continuation, from the end of the prefix; NaN where it has none. At least two
+        returns: the return to go of each continuation, from the end of the prefix; NaN where missing. At least two
             per prefix.
         prompt_returns: the mean return of other responses to the prefix's prompt, the same for all its prefixes.
         prompts: number of each prefix's prompt.
@@ -206,7 +206,7 @@ def prefix_test(
         seed: of the resamples.
 
     Raises:
-        ShapeError: shapes differ, there is no prefix, or a prefix has fewer than two returns.
+        ShapeError: shapes differ, prefixes are missing, or a prefix has fewer than two returns.
 
     Source: Kazemnejad et al. 2024 (VinePPO, arXiv 2410.01679), section 7: values against the returns of fresh samples,
         and the order of alternatives. Pairs as in Harrell et al. 1982. Brown 1910; Sheppard 1899.

@@ -42,7 +42,7 @@ class Readout(NamedTuple):
 
 @dataclass
 class ReadoutSums:
-    """What least squares needs to know of a set of examples; they are added in parts, in float64.
+    """Sufficient statistics of a set of examples for least squares, added in parts, in float64.
 
     Attributes:
         gram: Σxxᵀ.
@@ -121,14 +121,14 @@ def fit_readout(halves: Sequence[ReadoutSums]) -> Readout:
 
     w = (Cov(x) + λI)⁻¹ Cov(x, y),   b = mean(y) − w·mean(x)
 
-    The halves must share no prompt, because the tokens of a response are no independent examples: with ordinary
+    The halves must share no prompt, because the tokens of a response are not independent examples: with ordinary
     least squares, a few long responses would be learned by heart.
 
     Args:
         halves: The sums of both halves; a single one gets the smallest penalty that is tried.
 
     Raises:
-        ShapeError: There are no examples.
+        ShapeError: The set of examples is empty.
 
     Source: Hoerl and Kennard 1970, ridge regression; the linear probe of Kumar et al. 2022 (arXiv 2202.10054).
     """

@@ -1,4 +1,4 @@
-"""Conversations rendered by the tokenizer's chat template, split where answers begin and end."""
+"""Conversations rendered by the tokenizer's chat template, split where answers start and end."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def render_answer(
 
     Args:
         tokenizer: The model's.
-        prompt: The conversation up to the answer. An assistant message at its end is the beginning of the answer.
+        prompt: The conversation up to the answer. A final assistant message is the start of the answer.
         answer: The assistant's message, or several messages.
         in_full: Whether a template that leaves out a part of a message is an error.
 
@@ -143,7 +143,7 @@ def shared_messages(first: Messages, second: Messages) -> int:
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The special token that the chat template writes after an assistant's message, such as `<end_of_turn>`.
 
-    None if there is no template, it rejects a question with an answer, or it writes no special token there.
+    None without a template, or if it rejects a question with an answer, or it writes no special token there.
     """
     return special_tokens(tokenizer).get(closing_of(tokenizer)) if tokenizer.chat_template else None
 
@@ -187,7 +187,7 @@ def _closings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     special = special_tokens(tokenizer)
 
     def token_before(*texts: str) -> str:
-        """The special token that all the texts begin with."""
+        """The special token that all the texts start with."""
         return max((token for token in special if all(text.startswith(token) for text in texts)), key=len, default="")
 
     # A token after an answer may also be the header of the next turn: it closes turns if it also comes after others.
@@ -343,7 +343,7 @@ def render_as_of(day: str) -> None:
 def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **settings: Any) -> str:
     """Render a conversation with the tokenizer's chat template, in jinja's sandbox, with limits on time and memory.
 
-    A tokenizer class with a method of its own for this is code that the user trusts, and runs in this process; so does
+    A tokenizer class with a separate method for this is code that the user trusts, and runs in this process; so does
     everything on Windows, without limits.
 
     Args:
@@ -387,7 +387,7 @@ def _has_usual_method(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 class _Renderer:
-    """The process that renders; it is started when it is needed, and may end by itself meanwhile."""
+    """The process that renders; it is started when it is needed, and may have exited since."""
 
     def __init__(self) -> None:
         self._process: WorkerProcess | None = None
@@ -466,7 +466,7 @@ def prompt_form(prompts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, t
 
 
 def _around_a_question(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str] | None:
-    """What the chat template writes before and after a user's message; None if it writes nothing there.
+    """Text that the chat template writes before and after a user's message; None if it writes nothing there.
 
     Of what comes before, only the first character counts: a system message changes the rest.
     """

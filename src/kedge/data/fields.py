@@ -243,7 +243,7 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
 """Columns that may be missing: references of prompts, and those of comparisons, which other roles can read."""
 
 _WHOLE = {"messages": ("prompt", "text", "completion"), "text": ("prompt", "messages", "completion")}
-"""What a row must not hold next to a column that is its whole content, if that one was named and they were not."""
+"""Columns to ignore next to one that is the whole content of a row, if only that one was named."""
 
 
 def columns_of(columns: Mapping[str, str], role: Role) -> dict[str, str]:

@@ -251,7 +251,7 @@ _MASKS = ("completion_mask", "assistant_masks")
 
 
 def texts_of_ids(fields: Fields, role: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The row with `prompt`, `prompt` and `completion`, or `text` in place of `input_ids`.
+    """The row with `prompt`, `prompt` and `completion`, or `text` instead of `input_ids`.
 
     Padding is left out where `attention_mask` is 0. `labels` (−100 on the prompt) or `completion_mask` (1 on the
     completion) split prompt and completion; a prompt is the part before. A missing prefix (BOS) or EOS is added, as for

@@ -49,7 +49,7 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
     A comparison demonstrates its better answer.
 
     Raises:
-        RowError: The row has none of these forms.
+        RowError: The row has another form.
     """
     fields = _read(value, "text", "demonstrations", options)
     if options.template == "none" and not is_given(fields, "completion"):
@@ -94,7 +94,7 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
     The messages of a conversation stay available to reward functions as the column `messages`.
 
     Raises:
-        RowError: The row has none of these forms, or is too long.
+        RowError: The row has another form, or is too long.
     """
     fields = _read(value, "prompt", "prompts", options)
     if options.template == "tldr":
@@ -201,7 +201,7 @@ class ReadingOptions:
         template: `tldr` builds prompts from the fields `subreddit`, `title` and `post`.
         max_prompt_tokens: the longest prompt, tokens, BOS included; None for no limit.
         max_length: the longest prompt plus answer, tokens, BOS and EOS included; None for no limit.
-        truncate: what to do with a prompt that is too long by itself or with its answers; answers to learn are never
+        truncate: what to do with a prompt that is too long alone or with its answers; answers to learn are never
             cut, those of comparisons lose their end.
         columns: names of columns, ours → theirs; see `columns_of`.
         train_on: which of the assistant's messages a demonstration teaches: all of them, or the last one.

@@ -28,7 +28,7 @@ LINES_PER_PART = 3
 
 @dataclass(frozen=True)
 class Preview:
-    """What a stage would read of a source. `print` shows it.
+    """A source as a stage would read it. `print` shows it.
 
     Attributes:
         stage: the stage.

@@ -77,13 +77,13 @@ class PromptStream:
         Args:
             prompts: the pool, the same on every rank.
             seed: seed of the shuffles, the same on every rank.
-            curriculum: column with the difficulty of a prompt, a number; None shuffles the first pass, too.
+            curriculum: column with the difficulty of a prompt, a number; None shuffles the first pass as well.
             mixture: shares of several sources; None for one pass over all prompts after the other.
             rank: this process, 0 to world_size − 1.
             world_size: number of processes that draw.
 
         Raises:
-            DataError: There are no prompts, or one has no number in the column.
+            DataError: The list of prompts is empty, or one has no number in the column.
         """
         self._levels = None if curriculum is None else difficulties(prompts, curriculum)
         if not prompts:
@@ -140,7 +140,7 @@ class PromptStream:
 class Mixture:
     """Passes over records of several sources, each with a fixed share of the rows.
 
-    A pass has as many rows as there are records. Every source is a stream of its own shuffled passes, from which each
+    A pass has as many rows as there are records. Every source is a separate stream of shuffled passes, from which each
     pass of the mixture takes its share: no row of a large source is lost, and a small source repeats as often as its
     share demands, each time complete before it starts over.
 

@@ -111,7 +111,7 @@ def table_rows(data: Any, name: str) -> Iterable[Any]:
         name: what it is, for errors.
 
     Raises:
-        DataError: It is no table, or has several splits and none is called `train`.
+        DataError: It is not a table, or has several splits but no `train`.
     """
     if isinstance(data, Mapping) and type(data).__name__ in ("DatasetDict", "IterableDatasetDict"):
         splits = list(data)
@@ -365,7 +365,7 @@ def check_rejections(
 
 
 def _hint(kind: str) -> str:
-    """Which setting may make the rows of the most common reason usable."""
+    """Hint at the setting that may make the rows with the most common reason usable."""
     if missing := re.fullmatch(r"field '(?!role'|content'|from'|value')(\w+)' is missing", kind):
         return f"; data.columns.{missing[1]}=… names a column that holds it"
     if limit := re.search(r"(.*) longer than (max_\w+)=\d+$", kind):

@@ -182,7 +182,7 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
 
 
 def _check_configurations(folder: Path, parents: list[Path]) -> None:
-    """Refuse files of several folders whose README names them as configurations: they are data sets of their own."""
+    """Refuse files of several folders whose README names them as configurations: they are separate data sets."""
     readme = folder / "README.md"
     if len(parents) < 2 or not readme.is_file():
         return

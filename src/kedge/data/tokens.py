@@ -181,7 +181,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def end_with_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
-    """The ids with the end-of-sequence token at their end; `ModelError` if the tokenizer has none."""
+    """Append the end-of-sequence token to ids; `ModelError` if the tokenizer lacks one."""
     end = cast("int | None", tokenizer.eos_token_id if tokenizer.eos_token else None)  # "" has the unknown token's id
     if end is None:
         raise ModelError(
@@ -311,7 +311,7 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 
 def _common_length(window: str, text: str, start: int) -> int:
-    """The number of characters of `window` that `text[start:]` begins with: fewer if it ends within a character."""
+    """The number of characters of `window` that `text[start:]` starts with: fewer if it ends within a character."""
     if text.startswith(window, start):
         return len(window)
     pairs = enumerate(zip(window, text[start : start + len(window)], strict=False))
@@ -354,5 +354,5 @@ def character_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def is_character_tokenizer(tokenizer: object) -> bool:
-    """Whether it is the stand-in, which can read no token ids."""
+    """True if it is the stand-in, which can read no token ids."""
     return isinstance(tokenizer, _Characters)

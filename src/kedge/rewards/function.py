@@ -69,7 +69,7 @@ class FunctionReward:
 
     @property
     def is_async(self) -> bool:
-        """Whether calling the function returns a coroutine."""
+        """True if calling the function returns a coroutine."""
         return any(inspect.iscoroutinefunction(called) for called in (self.function, type(self.function).__call__))
 
     @property

@@ -124,7 +124,7 @@ class ModelReward:
 
 
 def share_tokens(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers assign the same ids to the same tokens.
+    """True if two tokenizers assign the same ids to the same tokens.
 
     Pad tokens are ignored: they never occur in a text.
     """
@@ -138,16 +138,16 @@ def share_tokens(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerB
 class Reader:
     """The token ids that a reward model reads.
 
-    They follow from the texts, whatever tokens and stop token the policy has:
+    They follow from the texts, independently of the policy's tokens and stop token:
 
     - A model that kedge trained reads what its training read: prompt + completion + EOS, a conversation rendered by
       `render_prompt` and `render_answer`. Its score is thus taken at EOS.
     - Another model with a chat template reads a conversation through it, the response as its last turn.
     - Another model otherwise reads prompt + completion. A tokenizer without EOS, or an encoder's that closes every text
-      with a token of its own, encodes the text as `tokenizer(text)` does ([CLS] … [SEP]); for any other, the text
+      with a separate token, encodes the text as `tokenizer(text)` does ([CLS] … [SEP]); for any other, the text
       starts with the special tokens that the tokenizer writes before a text.
 
-    Where a reading adds EOS, it does so only after a response that stopped; a chat template or [SEP] closes every text.
+    EOS is only added after a response that stopped; a chat template or [SEP] closes every text.
     A model that came with EOS as padding never read its last EOS, so none is left at the end. Where the text that is
     read is the completion, the sampled ids replace its re-encoding if they are the same tokens in both vocabularies:
     another spelling of the same text, which keeps what decoding hides (parts of a character).
@@ -245,7 +245,7 @@ class Reader:
         return render_prompt(self._tokenizer, messages, in_full=False), closed
 
     def _spells(self, sampled: list[int], completion: str, read: str) -> bool:
-        """Whether the sampled ids spell the text that is read: the completion, and what the template closes it with."""
+        """True if the sampled ids spell the text that is read: the completion, and what the template closes it with."""
         if not read.startswith(completion) or not self._same.issuperset(sampled):
             return False
         return str(self._tokenizer.decode(sampled)).endswith(read[len(completion) :])

@@ -59,7 +59,7 @@ class PairwiseJudge:
         self._ranks.first(lambda: self._function.check([*free_names(columns, SIDES).values(), *SIDES]))
 
     def verdicts(self, first: Responses, second: Responses) -> Scores:
-        """Which of two responses to each prompt is better, shown in this order.
+        """Verdicts on two responses to each prompt, shown in this order.
 
         Raises:
             RewardError: The function raised, or returned something other than 1, ½, 0 or None for a pair.

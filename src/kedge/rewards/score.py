@@ -242,7 +242,7 @@ class MissingEos:
 
     @property
     def is_known(self) -> bool:
-        """Whether the penalty is set; `auto` is not before the first scores."""
+        """True if the penalty is set; `auto` is not before the first scores."""
         return self.score != "auto"
 
     def metrics(self) -> dict[str, float]:

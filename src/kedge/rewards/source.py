@@ -113,7 +113,7 @@ class ScoringModel(Protocol):
 
     @property
     def shares_tokens(self) -> bool:
-        """Whether it has the policy's tokens, so that a copy of it can be the critic."""
+        """True if it has the policy's tokens, so that a copy of it can be the critic."""
         ...
 
     @property

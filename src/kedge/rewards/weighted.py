@@ -25,8 +25,8 @@ class ScoredTerms:
             no source scored it, or a source with `on_error=drop` failed on it.
         terms: each source's scores by name, before its weight.
         failures: failed calls, as metrics.
-        token_scores: the weighted sum of the per-token numbers, one list per response, None where it has none; None
-            where no source returned any.
+        token_scores: the weighted sum of the per-token numbers, one list per response, None where it has
+            no token scores; None if no source returned any.
     """
 
     scores: Scores
@@ -159,7 +159,7 @@ class WeightedReward:
         )
 
     def _weighted(self, entries: Sequence[Score]) -> list[float | list[float]]:
-        """What the sources gave one response, times their weights, without the judges and those that gave nothing."""
+        """Weighted scores of one response, without judges and without sources that gave no score."""
         pairs = [(weight, entry) for weight, entry in zip(self.weights, entries, strict=True) if weight]
         return [
             [weight * number for number in entry] if isinstance(entry, list) else weight * entry

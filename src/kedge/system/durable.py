@@ -1,9 +1,9 @@
 """Files and folders that survive a power cut: written aside, forced to disk, then renamed.
 
-A rename can reach the disk before the contents do, and then names an empty file. So whatever a later step relies on is
+A rename can reach the disk before the contents do, and then names an empty file. So all that a later step relies on is
 forced to disk first: the files, then their folder, then, after the rename, the folder that holds the name.
 
-The temporary names are random and created exclusively, so that no link that lies in wait is followed.
+The temporary names are random and created exclusively, so that a planted link is never followed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def replace_contents(path: Path, pieces: Iterable[bytes], *, forced: bool = True
     Args:
         path: The file.
         pieces: Its new contents.
-        forced: Force them to disk before they get the name. Needed for whatever a later step relies on.
+        forced: Force them to disk before they get the name. Needed for everything that a later step relies on.
 
     Raises:
         OSError: The system refuses; the file keeps its old contents.
@@ -116,12 +116,12 @@ def make_folder(folder: Path) -> None:
 
 
 def is_part(path: Path) -> bool:
-    """Whether this is a file or folder that is being written, or what a killed process left of one."""
+    """True if this is a file or folder that is being written, or what a killed process left of one."""
     return PART.fullmatch(path.name) is not None
 
 
 def remove_parts(folder: Path) -> None:
-    """Delete what killed processes have left in a folder; only for whoever owns it."""
+    """Delete leftovers of killed processes. Call only while holding the folder's lock."""
     for path in folder.iterdir():
         if is_part(path):
             _remove(path)

@@ -1,4 +1,4 @@
-"""Whether a name that is no local path can be on the Hugging Face Hub, found out within seconds."""
+"""Checks within seconds if a name that is not a local path can be on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ADAPTER_FILES = ("*.json", "adapter_model.safetensors", "value_head/*.safetensor
 def hub_fault(name: str, kind: RepositoryKind) -> str | None:
     """Why a name cannot be loaded: not an id, or neither in the local cache nor reachable; None if it may be there.
 
-    An answer of the hub, whatever it says, is left to the library that loads it.
+    Any answer of the hub is left to the library that loads it.
     """
     files = PROBED_FILES[kind]
     try:
@@ -115,7 +115,7 @@ def _is_there(name: str, file: str) -> bool:
 
 
 def _in_datasets_cache(name: str) -> bool:
-    """Whether `datasets` has prepared this data set before. It is slow to import, and has a cache of its own.
+    """True if `datasets` has prepared this data set before. It is slow to import, and has a separate cache.
 
     Its folder is `org___name`, with the name in snake case: compared without underscores and case.
     """

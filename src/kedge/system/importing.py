@@ -31,7 +31,7 @@ _LOADED_HERE = "__kedge_loaded__"
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the user names, such as a reward, and the error to raise if there is no such thing."""
+    """Kind of object that the user names, such as a reward, and the error to raise if it does not exist."""
 
     word: str
     error: type[KedgeError]

@@ -32,7 +32,7 @@ def mark_command_line() -> None:
 
 
 def is_command_line() -> bool:
-    """Whether `mark_command_line` was called."""
+    """True if `mark_command_line` was called."""
     return _running
 
 
@@ -42,7 +42,7 @@ def num_ranks() -> int:
 
 
 def is_first_rank() -> bool:
-    """Whether this process prints and writes files."""
+    """True if this process prints and writes files."""
     return num_ranks() == 1 or _rank_variable("RANK") == 0
 
 

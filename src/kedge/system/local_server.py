@@ -35,7 +35,7 @@ PAGE_POLICY = "object-src 'none'; base-uri 'none'; form-action 'none'; connect-s
 
 
 Stream: TypeAlias = "Callable[[Callable[[bytes], object]], None]"
-"""Writes a body piece by piece with the function that it is given, which raises ConnectionError once nobody reads."""
+"""Writes a body piece by piece with the function that it is given, which raises ConnectionError once no one reads."""
 
 
 @dataclass(frozen=True)

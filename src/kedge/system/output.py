@@ -93,7 +93,7 @@ INCIDENTS_FILE = "incidents.jsonl"
 """Non-finite values and loss spikes that a run refused to train on."""
 
 PROGRESS_FILE = "progress.jsonl"
-"""How far a stage without updates is: a row per batch of responses."""
+"""Progress of a stage without updates: a row per batch of responses."""
 
 JUDGMENTS_FILE = "judgments.jsonl"
 """The responses of both sides of an evaluation, and which one the judge prefers."""
@@ -178,12 +178,12 @@ def best_checkpoint(run: Path) -> int | None:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether the folder is a run's."""
+    """True if the folder is a run's."""
     return os.path.isfile(os.path.join(os.path.expanduser(folder), CONFIG_FILE))
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether the folder is a sweep's."""
+    """True if the folder is a sweep's."""
     return os.path.isfile(os.path.join(os.path.expanduser(folder), SWEEP_FILE))
 
 
@@ -206,7 +206,7 @@ def writing(path: Path) -> Iterator[None]:
 def refusal(error: BaseException) -> str | None:
     """Why the system refused to read or write; None for an error of another kind.
 
-    safetensors and tokenizers, written in Rust, raise errors of their own whose text has that of the system.
+    safetensors and tokenizers, written in Rust, raise separate errors that contain the text of the system's.
     """
     if isinstance(error, OutputError) and error.__cause__ is not None:
         return refusal(error.__cause__)

@@ -11,7 +11,7 @@ _DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def names_function(text: str) -> bool:
-    """Whether a text names a Python function rather than a model: `file.py:function` or `package.module:function`.
+    """True if a text names a Python function rather than a model: `file.py:function` or `package.module:function`.
 
     What follows the last colon must be a dotted Python name. A model id has no colon, and neither a Windows path nor
     `model:7b` has a Python name after it. A `.py` file is never a model, so `rewards.py` counts as a function whose

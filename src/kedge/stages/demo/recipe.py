@@ -65,7 +65,7 @@ CURVE_EVERY: Final = 2
 """Updates between two points of the curve."""
 
 CRITIC: Final[dict[str, Any]] = {
-    "ppo.critic": "separate",  # from the reward model; a head on the policy's trunk explains nothing in so few updates
+    "ppo.critic": "separate",  # from the reward model; a head on the policy's trunk explains nothing in a short run
     "ppo.critic_learning_rate": 2e-3,  # the reward model's: both are regressions that start from the policy's weights
     "ppo.value_gae_lambda": 1.0,  # its targets are the sampled returns
     "ppo.gae_lambda": 0.95,  # it explains enough of them to take some of their noise from the advantages

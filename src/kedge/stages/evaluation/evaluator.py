@@ -69,7 +69,7 @@ class Evaluator:
     on_phase: OnPhase = lambda *_: None
 
     def references(self) -> ScoredResponses:
-        """The reference responses in the data; `DataError` if a prompt has none."""
+        """The reference responses in the data; `DataError` if a prompt lacks one."""
         texts = read_references(self.prompts, template=self.template)
         return self._score(written_responses(self.prompts, texts, [True] * len(texts), self.reader.tokenizer))
 
@@ -180,7 +180,7 @@ def collect_rankings(
 
 
 def rank_responses(texts: Sequence[str], scores: Scores) -> tuple[list[str], list[int]]:
-    """Distinct texts with their ranks, 1 the best; equal scores get equal ranks. Empty if there is no preference.
+    """Distinct texts with their ranks, 1 the best; equal scores get equal ranks. Empty without a preference.
 
     Blank responses and responses without a score are left out; equal texts are merged.
     """

@@ -90,7 +90,7 @@ class Judge(Protocol):
 
     @property
     def mode(self) -> JudgeMode:
-        """Whether the judge scores single responses or compares pairs."""
+        """True if the judge scores single responses or compares pairs."""
         ...
 
     def check(self, columns: Sequence[str]) -> None:
@@ -180,7 +180,7 @@ def load_judge(given: RewardSpec | None, config: Config, run: Run, tokenizer: Pr
     """Load `config.evaluate.judge`.
 
     Args:
-        given: A function or model in place of `config.evaluate.judge`.
+        given: A function or model instead of `config.evaluate.judge`.
         config: Names the judge and its mode.
         run: Device and precision of models, and the ranks that share them.
         tokenizer: Tokenizer of the responses.
