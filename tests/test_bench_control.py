@@ -18,7 +18,7 @@ from bench.processes import BenchError
 from bench.table1 import KL, RETURN, TASKS, VARIANTS, scores_of
 from kedge.config import config_from_settings, load_config
 
-PAGE = Path(__file__).parents[1] / "docs" / "control-results.md"
+PAGE = Path(__file__).parents[1] / "bench" / "control" / "RESULTS.md"
 
 MARKS: list[list[float | None]] = [[100, 9.0, 10.0, None], [200, 10.0, 12.0, 400.0], [400, 11.0, 14.0, 480.0]]
 """The first update took long, as one that is compiled does."""

@@ -30,7 +30,7 @@ from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
-PAGES = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("algorithm.md", "control-details.md"))
+PAGES = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("algorithm.md", "control.md"))
 OWNERS = sorted(
     (file if file.startswith("kedge_control/") else f"kedge/{file}", name)
     for file, name in set(re.findall(r"`([\w/]+\.py):(\w+)`", PAGES))
@@ -97,7 +97,7 @@ class Pictures(gymnasium.Env[Any, Any]):
 
 
 def played(tmp_path: Path) -> Iterator[Callable[[], object]]:
-    """The same of docs/control-details.md."""
+    """The same of docs/control.md."""
     small = {"num_steps": 32, "num_minibatches": 2, "num_epochs": 2, "total_steps": 64, "report": False}
 
     def control(name: str, env: Any, **more: Any) -> Callable[[], object]:

@@ -3,7 +3,7 @@
 - speed: environment steps per CPU second; the systems take turns, every round one run of each.
 - learn: CartPole until a return is reached; MuJoCo's tasks with a budget of steps.
 - oracle: one step of TRPO beside sb3-contrib's, from the same weights on the same rollout.
-- page: writes `docs/control-results.md` from what is recorded, here, by `bench.table1` and by `bench.details`.
+- page: writes its `RESULTS.md` from what is recorded, here, by `bench.table1` and by `bench.details`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.table1 import RECORD as TABLE_RECORD
 
 HERE = Path(__file__).parents[1]
 RECORD, WORK = HERE / "results" / "control.jsonl", HERE / ".work" / "control"
-STEPS, PAGE = HERE / "results" / "control-trpo.json", HERE.parent / "docs" / "control-results.md"
+STEPS, PAGE = HERE / "results" / "control-trpo.json", HERE / "control" / "RESULTS.md"
 
 CARTPOLE_STEPS = 80_000
 SPEED_UPDATES = 8

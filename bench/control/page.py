@@ -1,4 +1,4 @@
-"""Generates `docs/control-results.md` from the recorded runs."""
+"""Generates `bench/control/RESULTS.md` from the recorded runs."""
 
 from __future__ import annotations
 
