@@ -22,12 +22,12 @@ from kedge.config import Config
 from kedge.data import Prompt, encode_prompt
 from kedge.models import TokenRows
 from kedge.rewards.score import score_rollout
-from kedge.rollout import collect_experience
+from kedge.rollout import Models, collect_experience
 from kedge.stages.demo.main import demo_config
 from kedge.stages.demo.world import World
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.roles import Roles
-from kedge.stages.ppo.settings import advantage_of, coefficients_of, objective_of
+from kedge.stages.ppo.settings import PpoSettings, coefficients_of
 from kedge.training.learner import LanguageLearner
 from kedge.training.runtime import stream
 from kedge.training.update import ppo_update
@@ -95,15 +95,8 @@ def recorded_update(config: Config, roles: Roles, prompts: Sequence[Prompt]) -> 
         max_new_tokens=config.rollout.max_new_tokens,
         missing_eos=roles.missing_eos,
     )
-    experience = collect_experience(
-        rollout,
-        scored.scores,
-        roles.actor_critic,
-        roles.reference,
-        temperature=temperature,
-        advantage=advantage_of(config),
-        kl_coef=ppo.kl_coef,
-    )
+    models = Models(roles.actor_critic, roles.reference, temperature)
+    experience = collect_experience(scored, models, PpoSettings.of(config, exact=True).estimation)
     candidates = _next_tokens(roles, rollout, temperature)
     epochs = _train(config, roles, experience)
     row, token = _largest_ratio(experience, epochs[-1])
@@ -122,7 +115,7 @@ def recorded_update(config: Config, roles: Roles, prompts: Sequence[Prompt]) -> 
 
 def _train(config: Config, roles: Roles, experience: Experience) -> list[Tensor]:
     """Train one epoch at a time; returns the log probabilities of all tokens after each."""
-    objective = objective_of(config, experience, coefficients_of(config))
+    objective = PpoSettings.of(config, exact=True).objective(experience, coefficients_of(config))
     learner = LanguageLearner(roles.actor_critic, temperature=config.rollout.temperature)
     after: list[Tensor] = []
     for epoch in range(NUM_EPOCHS):

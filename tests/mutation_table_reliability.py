@@ -21,8 +21,8 @@ ORDER = f"{CRASHES}::test_the_disk_has_every_file_before_the_name_and_the_name_b
 RELIABILITY = (
     Mutation(
         "first-step-of-the-policy-compared-with-the-critics",
-        "guarded_update",
-        "guard.forget_steps()",
+        "Trainer.begin",
+        "self.guard.forget_steps()",
         "pass",
         f"{WARMUP}::test_the_first_step_of_the_policy_is_no_spike",
     ),
@@ -94,7 +94,7 @@ RELIABILITY = (
     ),
     Mutation(
         "evaluation-draws-from-the-runs-generators",
-        "HeldOutEvaluation.measure",
+        "_measuring",
         "restore_random_state(*generators)",
         "pass",
         "tests/stages/ppo/test_held_out.py::test_training_is_the_same_to_the_bit_without_evaluation",
@@ -102,8 +102,8 @@ RELIABILITY = (
     # Memory that runs out.
     Mutation(
         "half-an-update-saved-when-memory-runs-out",
-        "marking_changes",
-        "loop.begin_changes()",
+        "Guard.allows",
+        "self._before_step()",
         "pass",
         f"{MEMORY}::test_an_update_is_saved_as_long_as_no_step_of_the_next_is_taken",
     ),
@@ -123,9 +123,9 @@ RELIABILITY = (
     ),
     Mutation(
         "found-tokens-not-saved",
-        "ppo.main.train",
-        "added = adaptive_part(run.micro_batch_tokens)",
-        "added = adaptive_part(None)",
+        "stage_loop",
+        "if isinstance(run.micro_batch_tokens, AdaptiveTokens):",
+        "if False:",
         f"{MEMORY}::test_with_auto_the_step_is_repeated_in_smaller_passes",
     ),
     # The saved state.

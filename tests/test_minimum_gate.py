@@ -24,8 +24,9 @@ from kedge.algorithm import Rollout, shape_rewards
 from kedge.errors import ShapeError
 from kedge.logs.experience_metrics import describe_experience
 from kedge.models import ScalarModel, TokenRows
-from kedge.rollout import Sampler, collect_experience
+from kedge.rollout import Sampler
 from kedge.training.optimizer import build_optimizer
+from tests.experience import collected
 from tests.models.test_language import ROWS
 from tests.tiny import FAMILIES, tiny_reward_model, tiny_tokenizer
 from tests.training.test_update import GAE, PROMPTS, make_experience, make_models, run_update
@@ -131,7 +132,7 @@ def test_stopping_at_the_stop_token_is_sampling_on_and_cutting_later():
     scores = torch.linspace(-1, 1, len(prompts))
     reference = make_models().policy
     one, other = (
-        collect_experience(rollout, scores, models, reference, advantage=GAE, **settings) for rollout in (stopping, cut)
+        collected(rollout, scores, models, reference, advantage=GAE, **settings) for rollout in (stopping, cut)
     )
     for name in ("old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns"):
         torch.testing.assert_close(getattr(one, name), getattr(other, name), atol=1e-5, rtol=1e-5)
@@ -177,7 +178,7 @@ def test_padding_changes_no_figure_and_no_weight_of_an_update(critic, score_at):
     found = []
     for rollout in (narrow, soiled(narrow)):
         trained = copy.deepcopy(models)
-        experience = collect_experience(
+        experience = collected(
             rollout, clean.scores, trained, make_models(critic="separate", family="gpt2").policy,
             temperature=1.0, advantage=GAE, kl_coef=0.1, score_at=score_at, whiten_rewards=True,
         )  # fmt: skip

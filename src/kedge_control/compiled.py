@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.adamw import adamw
 
 from kedge.logs.progress import say
-from kedge.training.guard.guard import StepCheck, refuse_nonfinite
+from kedge.training.guard import StepCheck, refuse_nonfinite
 from kedge.training.objective import Divisors, Objective
 from kedge.training.optimizer import CRITIC
 from kedge.training.optimizer_kinds import Optimizer

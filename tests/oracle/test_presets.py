@@ -28,7 +28,7 @@ from kedge.errors import ConfigError, KedgeError
 from kedge.models.pretrained import NORMALIZATION_KEY
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.roles import Roles
-from kedge.stages.ppo.steps import PpoSteps
+from kedge.stages.ppo.trainer import Trainer
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from kedge.training import update as training_update
@@ -111,14 +111,16 @@ def models(tmp_path_factory) -> dict[str, Path]:
 def record(monkeypatch: pytest.MonkeyPatch) -> dict[int, Recorded]:
     """What the run from here on does, by update."""
     found: dict[int, Recorded] = defaultdict(Recorded)
-    sample, improve, minibatches_of = PpoSteps.sample, PpoSteps.improve, training_update.minibatches_of
+    sample, improve, minibatches_of = Trainer.sample, Trainer.improve, training_update.minibatches_of
 
-    def sampling(self, drawn, update, *stream):
-        rollout = sample(self, drawn, update, *stream)
-        found[update].sampled += texts_of(rollout)
+    def sampling(self, prompts, *names, **options):
+        rollout = sample(self, prompts, *names, **options)
+        if names[:1] == ("rollout",):
+            found[self.update].sampled += texts_of(rollout)
         return rollout
 
-    def improving(self, learner, experience, coefficients, update, **options):
+    def improving(self, experience, **options):
+        update = self.update
         found[update].trained = texts_of(experience.rollout)
 
         def drawing(*arguments):
@@ -127,12 +129,12 @@ def record(monkeypatch: pytest.MonkeyPatch) -> dict[int, Recorded]:
             return parts
 
         monkeypatch.setattr(training_update, "minibatches_of", drawing)
-        result = improve(self, learner, experience, coefficients, update, **options)
+        result = improve(self, experience, **options)
         found[update].steps = result.steps
         return result
 
-    monkeypatch.setattr(PpoSteps, "sample", sampling)
-    monkeypatch.setattr(PpoSteps, "improve", improving)
+    monkeypatch.setattr(Trainer, "sample", sampling)
+    monkeypatch.setattr(Trainer, "improve", improving)
     return found
 
 

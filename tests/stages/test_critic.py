@@ -20,8 +20,8 @@ from kedge.stages.critic import sampling as critic_sampling
 from kedge.stages.critic.inputs import CriticInputs, as_first_update
 from kedge.stages.critic.parts import PartStore
 from kedge.stages.dry_run import DryRun
+from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import load_roles
-from kedge.stages.ppo.saved_critic import with_saved_critic
 from kedge.training.supervised.returns import ReturnsLoss, SampledReturns, measure_explained
 from tests.tiny import save_tiny_policy
 

@@ -22,8 +22,8 @@ from kedge.models.adapters import read_adapter
 from kedge.models.loading import Bases
 from kedge.models.packing.packed import TokenRows
 from kedge.runs.run import open_run
+from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import Roles, load_roles
-from kedge.stages.ppo.saved_critic import with_saved_critic
 from tests.models.test_adapters import adapt, edit
 from tests.stages.test_adapters import LORA, PPO, vowels, weights_of
 from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model

@@ -11,7 +11,7 @@ from kedge.algorithm import masked_whiten, shape_rewards
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
 from kedge.config import Config, config_from_settings
 from kedge.config.presets import FAMILY
-from kedge.stages.ppo.settings import advantage_of, coefficients_of, objective_of, reward_kl_coef
+from kedge.stages.ppo.settings import PpoSettings, coefficients_of
 
 LENGTHS = [5, 2, 3, 1, 4, 5]
 GROUP = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -32,18 +32,19 @@ SCORES = torch.tensor([1.0, 0.2, -0.4, 0.0, 2.0, 0.5], dtype=torch.float64)
 
 def experience_of(config: Config) -> Experience:
     """What the configuration makes of the responses."""
-    kl = config.ppo
+    settings = PpoSettings.of(config, exact=True)
+    estimation = settings.estimation_with(coefficients_of(config))
     rewards, mask = shape_rewards(
         SCORES,
         OLD,
         REF,
         MASK,
-        kl_coef=reward_kl_coef(config, coefficients_of(config)),
-        kl_estimator=kl.resolved_kl_estimator,
-        kl_scope=kl.kl_scope,
+        kl_coef=estimation.kl_coef,
+        kl_estimator=estimation.kl_estimator,
+        kl_scope=estimation.kl_scope,
     )
-    advantages, returns = advantage_of(config)(rewards, mask, values=VALUES, group=GROUP)
-    if config.ppo.whitens_advantages:
+    advantages, returns = estimation.advantage(rewards, mask, values=VALUES, group=GROUP)
+    if estimation.whiten_advantages:
         advantages = masked_whiten(advantages, mask)
     ids, rows = torch.full((6, 5), 3), torch.arange(6)
     rollout = Rollout(ids, MASK | True, ids, MASK, MASK, OLD, rows >= 0, group=GROUP, policy_version=0 * rows)
@@ -66,7 +67,7 @@ def found(preset: str) -> Tensor:
     small = {"num_prompts": 8, "num_responses": 2, "max_new_tokens": WIDTH, "num_minibatches": 1}
     config = config_from_settings("ppo", {"preset": preset, **small})
     experience, logprobs = experience_of(config), NOW.clone().requires_grad_()
-    objective = objective_of(config, experience, coefficients_of(config))
+    objective = PpoSettings.of(config, exact=True).objective(experience, coefficients_of(config))
     terms = objective(PolicyOutputs(logprobs, 0 * NOW, None), experience, objective.divisors(experience))
     (gradient,) = torch.autograd.grad(terms.loss, logprobs)
     return gradient

@@ -18,11 +18,11 @@ from kedge.algorithm.policy_losses import kl_penalty_policy_loss, unclipped_poli
 from kedge.errors import ConfigError
 from kedge.logs.experience_metrics import repetition
 from kedge.models import ActorCritic, LanguageModel
-from kedge.rollout import collect_experience
 from kedge.system.ranks import ALONE
-from kedge.training.metrics import Metric, MetricTotals, reduce_steps
+from kedge.training.objective import Metric, MetricTotals, reduce_steps
 from kedge.training.optimizer import build_optimizer
 from kedge.training.update import ppo_update
+from tests.experience import collected
 from tests.tiny import tiny_causal_lm, tiny_tokenizer
 from tests.training.test_update import GAE, gradients, make_learner, make_models, make_objective, run_update
 
@@ -50,7 +50,7 @@ def collect(models: ActorCritic, rollout: Rollout, **settings: object) -> Experi
     reference = LanguageModel(tiny_causal_lm(seed=3), tiny_tokenizer())
     scores = torch.tensor([1.0, -1.0, 0.5])
     options = {"advantage": GAE, "kl_coef": 0.1, "whiten_advantages": False, **settings}
-    return collect_experience(rollout, scores, models, reference, temperature=1.0, **options)
+    return collected(rollout, scores, models, reference, temperature=1.0, **options)
 
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])

@@ -14,11 +14,12 @@ from kedge.algorithm.experience import Rollout
 from kedge.algorithm.policy_losses import clipped_policy_loss, kl_penalty_policy_loss
 from kedge.errors import NumericsError
 from kedge.models import ActorCritic, LanguageModel, ScalarModel
-from kedge.rollout import Sampler, collect_experience
+from kedge.rollout import Sampler
 from kedge.training.learner import LanguageLearner
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
 from kedge.training.update import distance_moved, ppo_update
+from tests.experience import collected
 from tests.tiny import tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
 PROMPTS = [[5, 6, 7], [20], [30, 31], [40, 41, 42, 43], [50], [60, 61], [70], [80, 81]]
@@ -54,7 +55,7 @@ def make_experience(models, *, scores=None, temperature=1.0, reference_seed=1, *
     reference = LanguageModel(tiny_causal_lm("llama", seed=reference_seed), tiny_tokenizer())
     scores = torch.linspace(-1, 2, len(PROMPTS)) if scores is None else scores
     settings = {"kl_coef": 0.05, "advantage": GAE, **settings}
-    return collect_experience(rollout, scores, models, reference, temperature=temperature, **settings)
+    return collected(rollout, scores, models, reference, temperature=temperature, **settings)
 
 
 def make_learner(models, *, temperature=1.0, objective=None, **settings):
@@ -190,7 +191,7 @@ def test_the_first_epochs_pass_can_run_before_the_experience_is_collected(critic
         trained = copy.deepcopy(models)
         learner = make_learner(trained, objective=objective, value_after_last=after_last, one_minibatch=True)
         first_pass = learner.first_pass(rollout) if ahead else None
-        experience = collect_experience(rollout, scores, trained, None, first_pass=first_pass, **collecting)
+        experience = collected(rollout, scores, trained, None, first_pass=first_pass, **collecting)
         result = run_update(trained, experience, objective, learner=learner, num_epochs=1, **updating)
         return result.metrics(), [p.grad for p in trained.parameters() if p.grad is not None]
 
@@ -332,7 +333,7 @@ def test_repeated_updates_raise_the_probability_of_what_is_rewarded():
         wanted = (rollout.response_ids % 2 == 0) & rollout.action_mask
         scores = wanted.sum(-1) / rollout.response_lengths
         shares.append(float(scores.mean()))
-        experience = collect_experience(rollout, scores, models, None, temperature=1.0, advantage=GAE, kl_coef=0.0)
+        experience = collected(rollout, scores, models, None, temperature=1.0, advantage=GAE, kl_coef=0.0)
         settings = {"num_epochs": 4, "num_minibatches": 2, "max_grad_norm": 1.0, "generator": generator}
         ppo_update(make_learner(models), optimizer, experience, make_objective(), **settings)
     assert sum(shares[-3:]) / 3 > shares[0] + 0.2

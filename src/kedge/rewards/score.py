@@ -119,7 +119,7 @@ def score_rollout(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_new_tokens: int,
-    missing_eos: MissingEos,
+    missing_eos: MissingEos | None = None,
     seed: int = 0,
 ) -> ScoredRollout:
     """Score the responses of a rollout, and drop those without a score.
@@ -130,7 +130,7 @@ def score_rollout(
         reward: Scores the responses.
         tokenizer: The policy's.
         max_new_tokens: The response length limit.
-        missing_eos: The penalty for responses without a stop token. Token scores are kept.
+        missing_eos: The penalty for responses without a stop token; None for no penalty. Token scores are kept.
         seed: For functions that draw random numbers.
 
     Raises:
@@ -145,7 +145,8 @@ def score_rollout(
     if len(rows) < len(prompts):
         rollout = rollout.select(torch.tensor(rows, device=rollout.response_ids.device))
     scores = torch.tensor([terms.scores[row] for row in rows], dtype=torch.float32, device=rollout.response_ids.device)
-    scores = missing_eos.penalize(scores, rollout.stopped)
+    if missing_eos is not None:
+        scores = missing_eos.penalize(scores, rollout.stopped)
     token_scores = None
     if terms.token_scores is not None:
         per_token = _at_tokens([terms.token_scores[row] for row in rows], rollout.token_mask)

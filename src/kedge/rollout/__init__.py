@@ -2,7 +2,14 @@
 
 from kedge.rollout.background import BackgroundEngine, frozen_copy
 from kedge.rollout.central import CentralEngine
-from kedge.rollout.collect import Evaluated, collect_experience, shared_out, still_to_evaluate
+from kedge.rollout.collect import (
+    Estimation,
+    Evaluated,
+    Models,
+    collect_experience,
+    shared_out,
+    still_to_evaluate,
+)
 from kedge.rollout.engine import Engine
 from kedge.rollout.sampler import Sampler
 from kedge.rollout.shared import SharedEngine
@@ -11,7 +18,9 @@ __all__ = [
     "BackgroundEngine",
     "CentralEngine",
     "Engine",
+    "Estimation",
     "Evaluated",
+    "Models",
     "Sampler",
     "SharedEngine",
     "collect_experience",

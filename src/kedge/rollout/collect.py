@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Float
@@ -21,24 +21,106 @@ from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
 from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
 
-__all__ = ["Evaluated", "collect_experience", "shared_out", "still_to_evaluate"]
+__all__ = ["Estimation", "Evaluated", "Models", "Scored", "collect_experience", "shared_out", "still_to_evaluate"]
 
 Evaluated = Literal["nothing", "critic", "all"]
 """The models whose forward pass over a rollout is needed for its experience: policy and critic, or the critic alone."""
 
 
-def still_to_evaluate(
-    rollout: Rollout, actor_critic: ActorCritic, *, reuse_sampled: bool, value_after_last: bool
-) -> Evaluated:
-    """What sampling did not note already.
+class Scored(Protocol):
+    """Sampled responses with their scores."""
+
+    @property
+    def rollout(self) -> Rollout:
+        """The responses."""
+        ...
+
+    @property
+    def scores(self) -> Float[Tensor, " batch"]:
+        """One per response, including any penalty for a missing stop token."""
+        ...
+
+    @property
+    def token_scores(self) -> Float[Tensor, "batch time"] | None:
+        """One per action, from a process reward."""
+        ...
+
+    @property
+    def baseline(self) -> Float[Tensor, " batch"] | None:
+        """Score of the greedy response to each row's prompt, if the advantage needs it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models that read responses, and how.
+
+    Attributes:
+        actor_critic: Policy and critic, with the weights used for sampling.
+        reference: The frozen reference; None if the KL is neither charged nor logged.
+        temperature: The sampling temperature; divides the logits of policy and reference.
+        reuse_sampled: Reuse the engine's log probabilities and values, because they are exact.
+        precision: Number format of the matrix products.
+        micro_batch_tokens: Tokens per forward pass; None evaluates all rows at once.
+        ranks: They share the passes through the models; every one of them gets all results.
+    """
+
+    actor_critic: ActorCritic
+    reference: LanguageModel | None = None
+    temperature: float = 1.0
+    reuse_sampled: bool = False
+    precision: Precision = "fp32"
+    micro_batch_tokens: PassTokens = None
+    ranks: Ranks = ALONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimation:
+    """How scores become rewards, and rewards become advantages.
+
+    Attributes:
+        advantage: Estimates advantages and returns from rewards and values.
+        kl_coef: β of the KL in the reward; 0 if the KL is in the loss.
+        kl_estimator: Estimator of the KL in the reward.
+        kl_scope: `token`: subtract each token's KL from its own reward; `sequence`: the summed KL from the score (S1).
+        score_at: The slot of the score: the last action, or the slot after it.
+        whiten_rewards: Scale rewards to unit variance, keeping their mean.
+        whiten_advantages: Shift and scale the advantages to mean 0 and variance 1; the returns are unchanged.
+        process_advantage: Estimates the part of the token scores, which is added to that of the other rewards. None:
+            they are added to the rewards first.
+        positive_min_score: Score, token scores included, from which a response is imitated; None for no imitation.
+        old_from: The source of the old log probabilities; see `Experience`.
+        importance_cap: Cap of the importance weights π_trainer/π_sampler of the policy loss; None for no weights.
+    """
+
+    advantage: Advantage
+    kl_coef: float
+    kl_estimator: KLEstimator = "k1"
+    kl_scope: KLScope = "token"
+    score_at: ScoreAt = "last"
+    whiten_rewards: bool = False
+    whiten_advantages: bool = True
+    process_advantage: Advantage | None = None
+    positive_min_score: float | None = None
+    old_from: Literal["trainer", "sampler"] = "trainer"
+    importance_cap: float | None = None
+
+    @property
+    def value_after_last(self) -> bool:
+        """True if the state after the last action needs a value as well."""
+        return self.score_at == "after_last"
+
+
+def still_to_evaluate(rollout: Rollout, models: Models, *, value_after_last: bool) -> Evaluated:
+    """The models whose outputs sampling did not record.
 
     Args:
         rollout: The responses.
-        actor_critic: Policy and critic.
-        reuse_sampled: The engine's log probabilities and values are exact.
+        models: The models.
         value_after_last: The state after the last action needs a value as well.
     """
-    if not reuse_sampled:
+    actor_critic = models.actor_critic
+    if not models.reuse_sampled:
         return "all"
     if not actor_critic.has_critic or (rollout.values is not None and not value_after_last):
         return "nothing"
@@ -47,62 +129,23 @@ def still_to_evaluate(
 
 @torch.no_grad()
 def collect_experience(
-    rollout: Rollout,
-    scores: Float[Tensor, " batch"],
-    actor_critic: ActorCritic,
-    reference: LanguageModel | None,
+    scored: Scored,
+    models: Models,
+    estimation: Estimation,
     *,
-    temperature: float,
-    advantage: Advantage,
-    kl_coef: float,
-    kl_estimator: KLEstimator = "k1",
-    kl_scope: KLScope = "token",
-    score_at: ScoreAt = "last",
-    whiten_rewards: bool = False,
-    whiten_advantages: bool = True,
-    token_scores: Float[Tensor, "batch time"] | None = None,
-    positive_min_score: float | None = None,
-    old_from: Literal["trainer", "sampler"] = "trainer",
-    importance_cap: float | None = None,
-    baseline: Float[Tensor, " batch"] | None = None,
-    process_advantage: Advantage | None = None,
     first_pass: PolicyOutputs | None = None,
     first_returns: Advantage | None = None,
-    reuse_sampled: bool = False,
-    precision: Precision = "fp32",
-    micro_batch_tokens: PassTokens = None,
-    ranks: Ranks = ALONE,
 ) -> Experience:
-    """Evaluate a rollout under the current weights and compute rewards, advantages and returns.
+    """Evaluate responses under the current weights and compute rewards, advantages and returns.
 
     r_t = −β·(log π_old(a_t) − log π_ref(a_t)),  + score at the response's end;  A, returns = advantage(r, V)
 
     Args:
-        rollout: The sampled responses.
-        scores: One per response, including any penalty for a missing stop token.
-        actor_critic: Policy and critic, with the weights used for sampling.
-        reference: The frozen reference; None if the KL is neither charged nor logged.
-        temperature: The sampling temperature; divides the logits of policy and reference.
-        advantage: Estimates advantages and returns from rewards and values.
-        kl_coef: β of the KL in the reward; 0 if the KL is in the loss.
-        kl_estimator: Estimator of the KL in the reward.
-        kl_scope: `token`: subtract each token's KL from its own reward; `sequence`: the summed KL from the score (S1).
-        score_at: The slot of the score: the last action, or the slot after it.
-        whiten_rewards: Scale rewards to unit variance, keeping their mean.
-        whiten_advantages: Shift and scale the advantages to mean 0 and variance 1; the returns are unchanged.
-        token_scores: One per action, from a process reward.
-        positive_min_score: Score, token scores included, from which a response is imitated; None for no imitation.
-        old_from: Whose log probabilities are the old ones; see `Experience`.
-        importance_cap: Cap of the importance weights π_trainer/π_sampler of the policy loss; None for no weights.
-        baseline: Score of the greedy response to each row's prompt, if the advantage needs it.
-        process_advantage: Estimates the part of `token_scores`, which is added to that of the other rewards. None: they
-            are added to the rewards first.
+        scored: The responses and their scores.
+        models: Policy, critic and reference.
+        estimation: How rewards and advantages are computed.
         first_pass: The first epoch's forward pass over these rows, if it already ran; see `LanguageLearner`.
         first_returns: Estimates the returns that the values of a new critic start from; None for values as they are.
-        reuse_sampled: Reuse the engine's log probabilities and values, because they are exact.
-        precision: Number format of the matrix products.
-        micro_batch_tokens: Tokens per forward pass; None evaluates all rows at once.
-        ranks: They share the passes through the models; every one of them returns the whole experience.
 
     Raises:
         ConfigError: The advantage needs values, and there is no critic.
@@ -110,72 +153,59 @@ def collect_experience(
 
     Source: spec §4.17, §5, §6.25–26.
     """
+    rollout, use = scored.rollout, estimation
     check_masks(rollout)
-    if advantage.needs == "values" and not actor_critic.has_critic:
-        raise ConfigError(f"{type(advantage).__name__} needs a critic's values, and the policy has no critic")
+    if use.advantage.needs == "values" and not models.actor_critic.has_critic:
+        raise ConfigError(f"{type(use.advantage).__name__} needs a critic's values, and the policy has no critic")
     if first_pass is None:
-        trainer_logprobs, values = _old_outputs(
-            rollout,
-            actor_critic,
-            temperature=temperature,
-            value_after_last=score_at == "after_last",
-            reuse_sampled=reuse_sampled,
-            precision=precision,
-            micro_batch_tokens=micro_batch_tokens,
-            ranks=ranks,
-        )
+        trainer_logprobs, values = _old_outputs(rollout, models, value_after_last=use.value_after_last)
     else:
         trainer_logprobs = first_pass.logprobs.detach()
         values = None if first_pass.values is None else first_pass.values.detach()
-    old_logprobs = trainer_logprobs if old_from == "trainer" else rollout.logprobs
-    ref_logprobs = None
-    if reference is not None:
-        refer = partial(response_logprobs, reference, temperature=temperature, precision=precision)
-        with reference.host():
-            (ref_logprobs,) = shared_out(lambda rows: (refer(rows),), rollout, micro_batch_tokens, ranks)
-
+    old_logprobs = trainer_logprobs if use.old_from == "trainer" else rollout.logprobs
+    ref_logprobs = _reference_logprobs(rollout, models)
     importance_weights = None
-    if importance_cap is not None:
+    if use.importance_cap is not None:
         importance_weights = truncated_importance_weights(
-            old_logprobs, rollout.logprobs, rollout.action_mask, cap=importance_cap
+            old_logprobs, rollout.logprobs, rollout.action_mask, cap=use.importance_cap
         )
     shaped = partial(
         shape_rewards,
-        scores,
+        scored.scores,
         old_logprobs,
         ref_logprobs,
         rollout.action_mask,
-        kl_coef=kl_coef,
-        kl_estimator=kl_estimator,
-        kl_scope=kl_scope,
-        score_at=score_at,
+        kl_coef=use.kl_coef,
+        kl_estimator=use.kl_estimator,
+        kl_scope=use.kl_scope,
+        score_at=use.score_at,
     )
-    rewards, reward_mask = shaped(token_scores=token_scores)
-    magnitude = _largest(scores, token_scores, kl_coef * old_logprobs)
-    if whiten_rewards:
+    rewards, reward_mask = shaped(token_scores=scored.token_scores)
+    magnitude = _largest(scored.scores, scored.token_scores, use.kl_coef * old_logprobs)
+    if use.whiten_rewards:
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False, magnitude=magnitude)
         magnitude = _largest(rewards)
     inputs: AdvantageInputs = {
         "values": values,
         "group": rollout.group,
-        "baseline": baseline,
+        "baseline": scored.baseline,
         "actions": rollout.action_mask,
     }
     if values is not None and first_returns is not None:
         _, returns = first_returns(rewards, mask=reward_mask, **inputs)
-        inputs["values"] = values = actor_critic.start_values(values, returns, reward_mask)
-    if token_scores is None or process_advantage is None:
-        advantages, returns = advantage(rewards, mask=reward_mask, **inputs)
+        inputs["values"] = values = models.actor_critic.start_values(values, returns, reward_mask)
+    if scored.token_scores is None or use.process_advantage is None:
+        advantages, returns = use.advantage(rewards, mask=reward_mask, **inputs)
     else:
-        outcome = advantage(shaped().rewards, mask=reward_mask, **inputs)
-        process = process_advantage(token_scores, rollout.action_mask, group=rollout.group)
+        outcome = use.advantage(shaped().rewards, mask=reward_mask, **inputs)
+        process = use.process_advantage(scored.token_scores, rollout.action_mask, group=rollout.group)
         advantages, returns = (one + other for one, other in zip(outcome, process, strict=True))
-    if whiten_advantages:
+    if use.whiten_advantages:
         magnitude = max(magnitude, _largest(values))
         advantages = masked_whiten(advantages, rollout.action_mask, magnitude=magnitude)
     experience = Experience(
         rollout=rollout,
-        scores=scores,
+        scores=scored.scores,
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
         values=values,
@@ -183,13 +213,13 @@ def collect_experience(
         reward_mask=reward_mask,
         advantages=advantages,
         returns=returns,
-        token_scores=token_scores,
+        token_scores=scored.token_scores,
         importance_weights=importance_weights,
-        recomputed_logprobs=None if old_from == "trainer" else trainer_logprobs,
+        recomputed_logprobs=None if use.old_from == "trainer" else trainer_logprobs,
     )
-    if positive_min_score is None:
+    if use.positive_min_score is None:
         return experience
-    return replace(experience, positive=experience.total_scores >= positive_min_score)
+    return replace(experience, positive=experience.total_scores >= use.positive_min_score)
 
 
 def _largest(*terms: Tensor | None) -> float:
@@ -198,31 +228,35 @@ def _largest(*terms: Tensor | None) -> float:
 
 
 def _old_outputs(
-    rollout: Rollout,
-    actor_critic: ActorCritic,
-    *,
-    temperature: float,
-    value_after_last: bool,
-    reuse_sampled: bool,
-    precision: Precision,
-    micro_batch_tokens: PassTokens,
-    ranks: Ranks,
+    rollout: Rollout, models: Models, *, value_after_last: bool
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch slot"] | None]:
-    """Old log probabilities and values; computes only what sampling did not note."""
-    evaluated = still_to_evaluate(rollout, actor_critic, reuse_sampled=reuse_sampled, value_after_last=value_after_last)
-
+    """Old log probabilities and values; computes only what sampling did not record."""
+    evaluated = still_to_evaluate(rollout, models, value_after_last=value_after_last)
     if evaluated == "nothing":
         return rollout.logprobs, rollout.values
+    precision = models.precision
 
     def evaluate(rows: Rollout) -> tuple[Tensor | None, ...]:
         if evaluated == "critic":
-            return rows.logprobs, actor_critic.values(rows, precision=precision, value_after_last=value_after_last)
-        outputs = actor_critic(rows, temperature=temperature, precision=precision, value_after_last=value_after_last)
+            values = models.actor_critic.values(rows, precision=precision, value_after_last=value_after_last)
+            return rows.logprobs, values
+        outputs = models.actor_critic(
+            rows, temperature=models.temperature, precision=precision, value_after_last=value_after_last
+        )
         return outputs.logprobs, outputs.values
 
-    old_logprobs, values = shared_out(evaluate, rollout, micro_batch_tokens, ranks)
+    old_logprobs, values = shared_out(evaluate, rollout, models.micro_batch_tokens, models.ranks)
     assert old_logprobs is not None
     return old_logprobs, values
+
+
+def _reference_logprobs(rollout: Rollout, models: Models) -> Float[Tensor, "batch time"] | None:
+    if models.reference is None:
+        return None
+    evaluate = partial(response_logprobs, models.reference, temperature=models.temperature, precision=models.precision)
+    with models.reference.host():
+        (logprobs,) = shared_out(lambda rows: (evaluate(rows),), rollout, models.micro_batch_tokens, models.ranks)
+    return logprobs
 
 
 def shared_out(

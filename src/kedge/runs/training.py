@@ -24,6 +24,7 @@ from kedge.runs.ending import leave_stage_report, resumable
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Run, offloads_optimizer
 from kedge.system.output import CHECKPOINTS
+from kedge.system.ranks import AdaptiveTokens
 from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.resume import CheckpointedLoop
@@ -166,6 +167,8 @@ def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[
             warn=say,
             ranks=run.ranks,
         )
+        if isinstance(run.micro_batch_tokens, AdaptiveTokens):
+            loop.register("micro_batch_tokens", run.micro_batch_tokens, optional=True)
         with memory_in_one_line(config, run.stage), loop:
             yield loop
 
@@ -192,7 +195,7 @@ def logged_steps(
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             log.write(step, metrics)
-            loop.see(step, metrics)
+            loop.observe(step, metrics)
             progress.update(step, {name: metrics[name] for name in shown if name in metrics})
 
         yield on_step

@@ -8,31 +8,36 @@ Source: VinePPO (arXiv 2410.01679), section 7.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kedge.algorithm.prefix_test import PrefixTest
-from kedge.config import Config, with_values
-from kedge.errors import UnscoredError
+from kedge.config import Config, load_config, with_values
+from kedge.config.schema.section import Section
+from kedge.errors import ConfigError
+from kedge.inspect.record import read_config
 from kedge.logs.critic_checks import check_row
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EvaluationsLog
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.table import Cell, print_table
+from kedge.models import ActorCritic, find_model
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
-from kedge.stages.ppo.finished_critic import find_critic
-from kedge.stages.ppo.prefixes import NOTHING_TO_CHECK, PrefixSample, sample_prefixes
+from kedge.stages.ppo.critics import with_saved_critic
+from kedge.stages.ppo.measurements import PrefixSample, sample_prefixes
 from kedge.stages.ppo.roles import load_roles
-from kedge.stages.ppo.settings import coefficients_of, value_warmup_of
-from kedge.stages.ppo.steps import PpoSteps
-from kedge.system.output import write_summary
+from kedge.stages.ppo.trainer import Trainer
+from kedge.system.output import CHECKPOINTS, CONFIG_FILE, MODEL_FOLDER, is_run, write_summary
+from kedge.training.checkpoint.run_state import Stateful, restore_module
+from kedge.training.checkpoint.store import Checkpoint, newest_valid, open_checkpoint
 from kedge.training.stopping import stopping_together
 
 __all__ = ["CriticCheckResult", "run_check_critic"]
@@ -76,14 +81,15 @@ def run_check_critic(
     found = find_critic(config, has_reward=reward is not None)
     run = open_run(found.config, "evaluate", in_memory={"data.prompts": prompts, "reward": reward})
     roles = load_roles(with_values(found.config, {"rollout.engine": "builtin"}), run, prompts=prompts, reward=reward)
-    coefficients = coefficients_of(found.config)
-    found.restore(roles.actor_critic, {"coefficients": coefficients, "missing EOS": roles.missing_eos})
-    steps, settings = PpoSteps(found.config, run, roles, value_warmup_of(found.config)), config.evaluate
+    trainer = Trainer.of(found.config, run, roles)
+    parts = {} if roles.missing_eos is None else {"missing EOS": roles.missing_eos}
+    found.restore(roles.actor_critic, {"coefficients": trainer.coefficients, **parts})
+    settings = config.evaluate
     chosen = roles.prompts[: settings.critic_prompts]
     run.data.add("prompts", used=len(chosen))
     # The unit of whitened rewards is that of all continuations together.
     at_once = len(chosen) if found.config.ppo.whiten_rewards else PROMPTS_AT_ONCE
-    parts: list[PrefixSample] = []
+    samples: list[PrefixSample] = []
     with (
         run.started(),
         stopping_together(run.ranks) as check_stop,
@@ -95,21 +101,18 @@ def run_check_critic(
         for start in range(0, len(chosen), at_once):
             check_stop()
             part = sample_prefixes(
-                steps,
+                trainer,
                 chosen[start : start + at_once],
-                coefficients,
                 num_prefixes=settings.critic_prefixes,
                 num_continuations=settings.critic_continuations,
                 policy_version=found.update,
                 first_prompt=start,
             )
-            parts.append(part)
+            samples.append(part)
             done = min(len(chosen), start + at_once)
             log.write("critic", done, len(chosen))
             progress.update(done)
-        sample = PrefixSample.joined(parts)
-        if not sample.num:
-            raise UnscoredError(f"the critic cannot be checked: {NOTHING_TO_CHECK}")
+        sample = PrefixSample.joined(samples)
         test = sample.test(confidence=settings.confidence)
         with EvaluationsLog(run.folder, CRITIC_CHECKS_FILE) as checks:
             checks.write(found.update, check_row(test, sample.listed()))
@@ -145,3 +148,113 @@ def _print(summary: dict[str, Any], test: PrefixTest) -> None:
     )
     print_table(title, ["figure", "critic", "prompt's mean", "perfect", "chance"], rows)
     print(f"Mean error {test.error:.3g} (prompt's mean return: {test.prompt_error:.3g}), bias {test.bias:.3g}")
+
+
+OFF: Mapping[str, Any] = {
+    "ppo.eval_every": None,
+    "ppo.eval_patience": None,
+    "ppo.critic_check": None,
+    "ppo.ptx_coef": 0.0,
+    "schedules": {},
+}
+"""Settings that a check has no use for."""
+
+OF_THE_RUN = ("model", "adapter", "reward", "reward_functions", "rollout", "ppo")
+"""What the critic of a run was trained with."""
+
+
+@dataclass(frozen=True)
+class FoundCritic:
+    """A critic to check.
+
+    Attributes:
+        config: The configuration of PPO with this critic.
+        policy: Name of the policy whose returns it predicts.
+        update: Updates that the policy has completed.
+        checkpoint: The weights of policy and critic; None if `config` names them.
+    """
+
+    config: Config
+    policy: str
+    update: int = 0
+    checkpoint: Checkpoint | None = None
+
+    def restore(self, actor_critic: ActorCritic, parts: Mapping[str, Stateful]) -> None:
+        """Give the models the checkpoint's weights, and the other parts of the run their state."""
+        if self.checkpoint is not None:
+            restore_module(actor_critic, self.checkpoint.tensors("actor_critic"))
+            for name, part in parts.items():
+                part.load_state_dict(self.checkpoint.state["progress"][name])
+        actor_critic.requires_grad_(False)
+
+
+def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
+    """Find out what `config.evaluate.critic` names.
+
+    Args:
+        config: The configuration of the check.
+        has_reward: Rewards were passed from Python.
+
+    Raises:
+        ConfigError: The run has no critic, or something is missing or contradicts the run.
+        ModelError: There is no such run, checkpoint or model.
+        DataError: The checkpoint is damaged.
+    """
+    source = str(config.evaluate.critic)
+    name, at, _ = source.rpartition("@")
+    folder = next((Path(os.path.expanduser(each)) for each in (source, name) if each and is_run(Path(each))), None)
+    stage = "" if folder is None else read_config(folder)[0].get("stage", "")
+    if folder is None or stage not in ("ppo", "critic"):
+        return _saved(config, config, source, has_reward=has_reward)
+    trained = load_config(folder / CONFIG_FILE)
+    if config.model is not None and find_model(config.model) not in _policies(trained, source, stage):
+        raise ConfigError(
+            f"the critic of {source} predicts the returns of that run's policy; leave out model={config.model}"
+        )
+    kept = {name: getattr(trained, name) for name in OF_THE_RUN}
+    if config.reward:
+        kept["reward"] = config.reward
+    merged = with_values(config, {name: _plain(value) for name, value in kept.items()})
+    if stage == "critic":
+        return _saved(config, merged, source, has_reward=has_reward)
+    merged = with_values(merged, OFF)
+    if merged.ppo.resolved_critic == "none":
+        raise ConfigError(f"evaluate.critic={source}: the run has no critic (ppo.advantage={merged.ppo.advantage})")
+    checkpoint = _checkpoint(folder, source, is_named=bool(at) and str(folder) != os.path.expanduser(source))
+    return FoundCritic(merged, source, checkpoint.update, checkpoint)
+
+
+def _saved(given: Config, base: Config, source: str, *, has_reward: bool) -> FoundCritic:
+    """A critic in a folder of its own, at the start of PPO."""
+    for name, flag in {"model": "--model", "reward": "--reward"}.items():
+        if not getattr(base, name) and not (name == "reward" and has_reward):
+            raise ConfigError(f"evaluate.critic={source} is not a run of PPO: pass {flag}, or set {name}")
+    values = {**OFF, "ppo.critic": given.ppo.critic, "ppo.critic_init": source}
+    config = with_saved_critic(with_values(base, values))
+    return FoundCritic(config, str(config.model))
+
+
+def _policies(trained: Config, source: str, stage: str) -> list[str]:
+    """The models that may be named beside the critic of a run."""
+    return [find_model(str(trained.model))] if stage == "critic" else [find_model(source, in_shards=True)]
+
+
+def _checkpoint(folder: Path, source: str, *, is_named: bool) -> Checkpoint:
+    """The checkpoint that the name means; the newest for a run."""
+    if is_named:
+        model = Path(find_model(source, in_shards=True))
+        return open_checkpoint(model.parent if model.name == MODEL_FOLDER else model)
+    found = newest_valid(folder / CHECKPOINTS, on_rejected=say)
+    if found is None:
+        raise ConfigError(
+            f"evaluate.critic={source}: the run has no checkpoint, which would contain its critic "
+            "(checkpoint.keep_last=true keeps the last one)"
+        )
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A section or a list of them as settings."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value.model_dump() if isinstance(value, Section) else value

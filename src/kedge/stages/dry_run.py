@@ -23,11 +23,9 @@ from kedge.models import ModelCard, save_scalar_model
 from kedge.runs.run import Run, offloads_optimizer, open_run
 from kedge.stages.critic.inputs import load_critic_inputs
 from kedge.stages.critic.parts import Part
-from kedge.stages.ppo.engines import Publisher
+from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import load_roles
-from kedge.stages.ppo.saved_critic import with_saved_critic
-from kedge.stages.ppo.settings import coefficients_of, value_warmup_of
-from kedge.stages.ppo.steps import PpoSteps
+from kedge.stages.ppo.trainer import Trainer
 from kedge.stages.reward import load_reward_inputs, train_reward_model
 from kedge.stages.rlhf.setup import check_inputs, scored_config, stage_config, with_trained
 from kedge.stages.sft import load_sft_inputs, train_sft
@@ -171,10 +169,10 @@ def _critic(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     for _ in range(2):  # as in PPO's trial
         drawn = prompts.next(num_prompts)
         with _timed(seconds, "sampling"):
-            rollout = inputs.steps.sample(drawn, 1)
+            rollout = inputs.trainer.sample(drawn)
         with _timed(seconds, "scoring"):
-            scored = inputs.steps.score(rollout, drawn, 1)
-        experience = inputs.steps.collect(scored, coefficients_of(inputs.config))
+            scored = inputs.trainer.score(rollout, drawn)
+        experience = inputs.trainer.evaluate(scored)
         parts.append(Part.of(experience, experience.rollout.group).returns)
     done = num_prompts * settings.num_responses
     phases = [Phase(f"critic: {name}", each, done, total + held_out) for name, each in seconds.items()]
@@ -199,26 +197,27 @@ def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     run.data.say()
     say(schedule_in_words(config, len(roles.prompts)))
     say(roles.stop_tokens.line)
-    steps, coefficients = PpoSteps(trial, run, roles, value_warmup_of(trial)), coefficients_of(trial)
+    trainer = Trainer.of(trial, run, roles)
     prompts = PromptStream(roles.prompts, seed=stream_seed(config.runtime.seed, "prompts"))
     update = config.ppo.value_warmup_updates + 1  # the first one that trains the policy
     seconds: dict[str, float] = {}
     with closing(roles.engine):
-        Publisher(roles.engine, roles.actor_critic.policy, merged=config.rollout.engine == "vllm").publish(update - 1)
+        trainer.begin(update)
+        trainer.publish(update - 1)
         for _ in range(2):  # the second pass counts: the first also allocates memory and starts workers
             drawn = prompts.next(num_prompts)
             with _timed(seconds, "sampling"):
-                rollout = steps.sample(drawn, update)
-                greedy = steps.sample_greedy(drawn, update) if steps.needs_baseline else None
+                rollout, greedy = trainer.sample(drawn), None
+                if trainer.settings.needs_baseline:
+                    greedy = trainer.sample(drawn, groups=range(len(drawn)), greedy=True)
             with _timed(seconds, "scoring"):
-                scored = steps.score(rollout, drawn, update)
+                scored = trainer.score(rollout, drawn)
                 if greedy is not None:
-                    scored = scored.compared_with(steps.score(greedy, drawn, update, "greedy"))
-            learner = steps.learner(update, coefficients)
+                    scored = scored.compared_with(trainer.score(greedy, drawn, "reward", update, "greedy"))
             with _timed(seconds, "forward"):
-                experience = steps.collect(scored, coefficients, learner=learner)
+                experience = trainer.estimate(scored)
             with _timed(seconds, "epochs"):
-                steps.improve(learner, experience, coefficients, update, check_step=lambda *_: True)
+                trainer.improve(experience)
     done = num_prompts * config.rollout.num_responses
     total = config.ppo.num_updates * config.responses_per_update
     epochs = {"epochs": config.ppo.num_epochs}

@@ -1,14 +1,14 @@
-"""Loss coefficients of a PPO run, and the controllers that adapt them."""
+"""Loss coefficients of a PPO run with the controllers that adapt them, and the warm-up of its critic."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from kedge.algorithm.kl import adapt_entropy_coef, adapt_kl_coef_schulman, adapt_kl_coef_ziegler
 
-__all__ = ["Coefficients", "Controllers", "KLController"]
+__all__ = ["WARMUP_STATE", "Coefficients", "Controllers", "KLController", "ValueWarmup"]
 
 KLController = Literal["fixed", "ziegler", "schulman"]
 
@@ -88,6 +88,12 @@ class Coefficients:
             )
         self.update += 1
 
+    def follow(self, scheduled: Mapping[str, float]) -> None:
+        """Take the values of scheduled coefficients, by dotted name; no controller adapts these."""
+        self.kl_coef = scheduled.get("ppo.kl_coef", self.kl_coef)
+        self.entropy_coef = scheduled.get("ppo.entropy_coef", self.entropy_coef)
+        self.surrogate_kl_coef = scheduled.get("ppo.surrogate_kl_coef", self.surrogate_kl_coef)
+
     def state_dict(self) -> dict[str, float]:
         """The coefficients and the update number."""
         return {
@@ -100,5 +106,94 @@ class Coefficients:
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore a `state_dict`."""
         self.update = int(state["update"])
-        self.kl_coef, self.entropy_coef = state["kl_coef"], state["entropy_coef"]
+        self.kl_coef = state["kl_coef"]
+        self.entropy_coef = state["entropy_coef"]
         self.surrogate_kl_coef = state["surrogate_kl_coef"]
+
+
+EXPLAINED = "value/explained_variance"
+WARMUP_STATE = "value warm-up"
+"""Its name in a checkpoint."""
+
+
+class ValueWarmup:
+    """Ends after a number of updates, or after the first one whose explained variance is high enough.
+
+    An update's explained variance is measured before the critic is fitted to its responses.
+
+    Args:
+        most: Updates after which it ends in any case (`ppo.value_warmup_updates`).
+        until: Explained variance that ends it (`ppo.value_warmup_until`); None for none.
+        num_updates: Updates of the run.
+
+    Source: VC-PPO (arXiv 2503.01491) and VAPO (2504.05118) train the critic until loss and explained variance are good
+    enough; spec §7.34.
+    """
+
+    def __init__(self, *, most: int, until: float | None, num_updates: int) -> None:
+        self._most = most
+        self._until = until
+        self._total = num_updates
+        self._length: int | None = None
+
+    @property
+    def num_updates(self) -> int:
+        """Its length: as many updates as it took, or the most that it can take."""
+        return self._most if self._length is None else self._length
+
+    @property
+    def num_policy_updates(self) -> int:
+        """Updates of the run that train the policy, at least."""
+        return self._total - self.num_updates
+
+    @property
+    def ends_by_result(self) -> bool:
+        """Whether the length is not known from the start."""
+        return self._until is not None
+
+    def trains_policy(self, update: int) -> bool:
+        """False for the updates of the warm-up."""
+        return update > self.num_updates
+
+    def metrics(self, update: int) -> dict[str, float]:
+        """1 in the warm-up and 0 after it."""
+        return {"value/warmup": float(not self.trains_policy(update))}
+
+    def observe(self, update: int, metrics: Mapping[str, float]) -> str | None:
+        """Record an update; return a line for the user if the warm-up ends after it.
+
+        Args:
+            update: Its number, from 1.
+            metrics: Its metrics.
+        """
+        if self.trains_policy(update):
+            return None
+        explained = metrics[EXPLAINED]
+        reached = self._until is not None and explained >= self._until
+        if not reached and update < self._most:
+            return None
+        self._length = update
+        return f"The critic's warm-up ends after update {update}: {self._result(explained, reached)}."
+
+    def _result(self, explained: float, reached: bool) -> str:
+        measured = f"its values explain {explained:.3g} of the variance of the returns on new responses"
+        if self._until is None:
+            return measured
+        limit = f"ppo.value_warmup_until={self._until:g}"
+        if reached:
+            return f"{measured} ({limit})"
+        return f"{measured}, less than {limit}, but ppo.value_warmup_updates={self._most} is the most"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its length, null until it has ended."""
+        return {"length": self._length}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self._length = state["length"]
+
+    def resume(self, progress: Mapping[str, Any]) -> ValueWarmup:
+        """Restore it from the saved progress of a run, if it is there; return it."""
+        if saved := progress.get(WARMUP_STATE):
+            self.load_state_dict(saved)
+        return self

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from kedge.algorithm.experience import PolicyOutputs
 from kedge.errors import ConfigError
 from kedge.system.ranks import Ranks
-from kedge.training.critic_pass import Repeated, critic_pass, once
-from kedge.training.guard.guard import StepCheck, largest_ratio, refuse_nonfinite
-from kedge.training.guard.nonfinite import search_minibatch
-from kedge.training.learner import B, Batch, Learner
-from kedge.training.metrics import Metric, MetricTotals, Reduction, reduce_steps
-from kedge.training.objective import Objective
+from kedge.system.ranks.sharding import clip_shards
+from kedge.training.guard import BadValue, StepCheck, first_nonfinite, largest_ratio, refuse_nonfinite
+from kedge.training.learner import B, Batch, Learner, T
+from kedge.training.objective import Metric, MetricTotals, Objective, Reduction, reduce_steps
 from kedge.training.optimizer import clip_gradients, parameters_of, scale_output_gradients
 from kedge.training.optimizer_kinds import Optimizer
 
-__all__ = ["EpochPass", "ExtraLoss", "UpdateResult", "distance_moved", "minibatches_of", "ppo_update"]
+__all__ = [
+    "EpochPass",
+    "ExtraLoss",
+    "Repeated",
+    "UpdateResult",
+    "critic_pass",
+    "distance_moved",
+    "minibatches_of",
+    "once",
+    "ppo_update",
+    "search_minibatch",
+]
 
 ExtraLoss = Callable[[], Iterable[Tensor]]
 """An additional loss for a step (ptx mixing), in parts that add up, so that each is freed before the next."""
@@ -75,6 +87,8 @@ class UpdateResult:
         num_critic_gradients: The same of the critic alone.
         stopped_early: The approximate KL exceeded its limit; the policy's remaining steps were skipped.
         refused: `check_step` refused a step, and the remaining steps were skipped; or there was nothing to train on.
+        distance_moved: See the function of this name; None if it was not measured.
+        reused_first_pass: The first pass of the epochs was also the one that the experience was collected from.
     """
 
     steps: list[dict[str, float]] = field(default_factory=list)
@@ -86,6 +100,8 @@ class UpdateResult:
     num_critic_gradients: int = 0
     stopped_early: bool = False
     refused: bool = False
+    distance_moved: float | None = None
+    reused_first_pass: bool = False
 
     def metrics(self) -> dict[str, float]:
         """Each metric reduced over the steps, and the metrics of the whole update.
@@ -96,8 +112,22 @@ class UpdateResult:
         first = {"policy/first_ratio_max": largest_ratio(self.steps[0])} if self.steps else {}
         losses = [step["value/loss"] for step in self.critic_steps]
         extra = {"value/extra_steps": len(losses), "value/extra_loss": sum(losses) / len(losses)} if losses else {}
+        moved = {} if self.distance_moved is None else {"policy/distance_moved": self.distance_moved}
         reduced = reduce_steps(self.steps, self.reductions)
-        return {**reduced, **first, "policy/optimizer_steps": self.num_steps, **extra}
+        return {**reduced, **first, "policy/optimizer_steps": self.num_steps, **extra, **moved}
+
+
+class Repeated(Protocol):
+    """Makes all passes over a batch, and where memory runs out, makes them again in smaller parts."""
+
+    def __call__(self, batch: Any, attempt: Callable[[], T], /) -> T:
+        """The result of the attempt."""
+        ...
+
+
+def once(batch: object, attempt: Callable[[], T]) -> T:
+    """Makes all passes once."""
+    return attempt()
 
 
 def ppo_update(
@@ -115,7 +145,7 @@ def ppo_update(
     early_stop_kl: float | None = None,
     extra_loss: ExtraLoss | None = None,
     check_step: StepCheck = refuse_nonfinite,
-    repeated: Repeated[B] = once,
+    repeated: Repeated = once,
 ) -> UpdateResult:
     """Train policy and critic on one batch of experience.
 
@@ -207,7 +237,7 @@ def _policy_pass(
     early_stop_kl: float | None,
     extra_loss: ExtraLoss | None,
     check_step: StepCheck,
-    repeated: Repeated[B],
+    repeated: Repeated,
 ) -> Sequence[Int[Tensor, " rows"]]:
     """Take a step on the total loss for each minibatch and record it; return the minibatches that were skipped."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -260,6 +290,134 @@ def _gradients(
     return totals
 
 
+def critic_pass(
+    learner: Learner[B],
+    optimizer: Optimizer,
+    experience: B,
+    objective: Objective,
+    minibatches: Iterable[Int[Tensor, " rows"]],
+    *,
+    max_grad_norm: float | None,
+    first_step: int,
+    check_step: StepCheck,
+    repeated: Repeated,
+) -> tuple[list[dict[str, float]], bool]:
+    """One step on the value term per minibatch, on the parameters that only the critic has.
+
+    The policy is not evaluated, and no gradient reaches it: of a shared trunk only the forward pass is computed. Its
+    weights, moments and step counts stay as they are.
+
+    Args:
+        learner: Evaluates the critic.
+        optimizer: Of the learner's parameters.
+        experience: The batch.
+        objective: The total loss, of which the value term is used.
+        minibatches: The rows of each step.
+        max_grad_norm: Maximum norm of the critic's gradient; None or 0 disables clipping.
+        first_step: Number of the first step within the update, for `check_step`.
+        check_step: Called before each step; False refuses the step and ends the pass.
+        repeated: As for `ppo_update`.
+
+    Returns:
+        The metrics of each step taken, and whether all were taken.
+
+    Source: SAO (arXiv 2607.07508) §3.2: two passes. Open-Reasoner-Zero (arXiv 2503.24290) takes 12 critic steps for
+        each one of the policy, on the minibatches of one pass. Spec §6.31.
+    """
+    steps: list[dict[str, float]] = []
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for shuffled in minibatches:
+        rows = shuffled.to(experience.old_logprobs.device)
+        minibatch = experience.select(rows)
+        totals = repeated(minibatch, partial(_critic_gradients, learner, optimizer, objective, minibatch))
+        learner.ranks.sum_gradients(parameters)
+        scale_output_gradients(optimizer)
+        trained = [each for each in parameters if each.grad is not None]
+        metrics = {
+            **totals.values(learner.ranks),
+            "value/grad_norm": clip_gradients(trained, max_grad_norm, learner.ranks),
+        }
+        alone = replace(objective, train_policy=False)
+        search = partial(search_minibatch, learner, alone, minibatch, rows.tolist(), parameters)
+        if not check_step(first_step + len(steps), metrics, search):
+            return steps, False
+        optimizer.step()
+        steps.append(metrics)
+    return steps, True
+
+
+def _critic_gradients(learner: Learner[B], optimizer: Optimizer, objective: Objective, minibatch: B) -> MetricTotals:
+    """The critic's gradients of this rank's micro-batches."""
+    divisors, totals = objective.divisors(minibatch), MetricTotals()
+    optimizer.zero_grad(set_to_none=True)
+    for part_rows, part in learner.micro_batches(minibatch):
+        terms = objective.critic_terms(learner.evaluate_critic(part), part, divisors)
+        terms = terms if len(part_rows) else terms.without_effect()
+        terms.loss.backward()
+        totals.add(terms.metrics)
+    return totals
+
+
+def search_minibatch(
+    learner: Learner[B],
+    objective: Objective,
+    minibatch: B,
+    numbers: Sequence[int],
+    parameters: Sequence[nn.Parameter],
+) -> BadValue:
+    """Recompute a minibatch row by row to find the row behind a bad loss or gradient.
+
+    Slow; only for steps that failed. Overwrites the parameters' gradients.
+
+    Args:
+        learner: Evaluates policy and critic.
+        objective: The total loss.
+        minibatch: The rows of the step.
+        numbers: Their row numbers in the whole batch.
+        parameters: The trained parameters.
+
+    Returns:
+        The first non-finite value; if all are finite, the largest gradient norm of a row.
+    """
+    divisors = objective.divisors(minibatch)
+    found: list[BadValue] = []
+    for index, row in enumerate(numbers):
+        part = minibatch.select(slice(index, index + 1))
+        outputs = learner.evaluate(part)
+        loss = objective(outputs, part, divisors).loss
+        if bad := _find_in_outputs(outputs, part):
+            return replace(bad, row=row)
+        if loss.isfinite():
+            found.append(BadValue("the gradient norm", _gradient_norm(loss, parameters, learner.ranks), row))
+        else:
+            found.append(BadValue("the loss", float(loss.detach()), row))
+    if len(found) > 1 and not any(math.isfinite(each.value) for each in found):
+        return replace(found[0], what=f"{found[0].what} of each response", row=None)
+    return max(found, key=lambda each: each.value if math.isfinite(each.value) else math.inf)
+
+
+def _find_in_outputs(outputs: PolicyOutputs, batch: Batch) -> BadValue | None:
+    values = [
+        ("the policy's log probability", outputs.logprobs.detach(), batch.action_mask),
+        ("the policy's entropy", outputs.entropy.detach(), batch.action_mask),
+    ]
+    if outputs.values is not None:
+        values.append(("the critic's value", outputs.values.detach(), batch.reward_mask))
+    return first_nonfinite(values)
+
+
+def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter], ranks: Ranks) -> float:
+    """The norm of one row's gradient; every rank computes the same one."""
+    for parameter in parameters:
+        parameter.grad = None
+    if ranks.is_sharded:
+        (loss / ranks.count).backward()
+        ranks.sum_gradients(parameters)
+        return clip_shards([parameter.grad for parameter in parameters if parameter.grad is not None], None, ranks)
+    loss.backward()
+    return float(get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
+
+
 def _clipped_norms(optimizer: Optimizer, max_norm: float | None, ranks: Ranks) -> dict[str, float]:
     """Clip the gradients of the policy and of a separate critic, and return the norms before that.
 
@@ -277,7 +435,7 @@ def _clipped_norms(optimizer: Optimizer, max_norm: float | None, ranks: Ranks) -
 
 
 @torch.no_grad()
-def distance_moved(learner: Learner[B], experience: B, *, repeated: Repeated[B] = once) -> float:
+def distance_moved(learner: Learner[B], experience: B, *, repeated: Repeated = once) -> float:
     """KL from the sampling policy to the current one: the mean over the actions of the policy's own, where it gives
     one, else of ρ − 1 − log ρ, nats.
 

@@ -24,8 +24,7 @@ from kedge.runs.training import Callback, Watcher, logged_steps, stage_loop
 from kedge.system.ranks import adaptive_part, budget_metrics
 from kedge.training.checkpoint.resume import CheckpointedLoop
 from kedge.training.checkpoint.run_state import TrainingState
-from kedge.training.guard.guard import refuse_nonfinite
-from kedge.training.guard.nonfinite import BadValue
+from kedge.training.guard import BadValue, refuse_nonfinite
 from kedge.training.optimizer import learning_rate_at, set_learning_rate
 from kedge.training.runtime import memory_in_use, stream
 from kedge.training.update import UpdateResult, distance_moved, ppo_update

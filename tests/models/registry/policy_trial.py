@@ -23,11 +23,11 @@ from kedge.models import (
     load_scalar_model,
     save_policy,
 )
-from kedge.rollout import collect_experience
 from kedge.training.learner import LanguageLearner
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
 from kedge.training.update import ppo_update
+from tests.experience import collected
 from tests.models.registry.alone import (
     gradients,
     logprobs_alone,
@@ -140,9 +140,7 @@ def train(model: LanguageModel, rollout: Rollout) -> None:
     scores = torch.linspace(-1, 1, rollout.num_responses)
     advantage = GeneralizedAdvantage(gamma=1.0, gae_lambda=0.95)
     with phase("update"):
-        experience = collect_experience(
-            rollout, scores, models, None, temperature=TEMPERATURE, advantage=advantage, kl_coef=0.0
-        )
+        experience = collected(rollout, scores, models, None, temperature=TEMPERATURE, advantage=advantage, kl_coef=0.0)
         result = ppo_update(
             LanguageLearner(models, TEMPERATURE, micro_batch_tokens=60),
             build_optimizer(models.parameters(), learning_rate=1e-3),

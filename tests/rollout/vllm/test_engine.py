@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from kedge.errors import ConfigError, EngineError, NumericsError
 from kedge.stages.dry_run import dry_run
 from kedge.stages.ppo import run_ppo
-from kedge.stages.ppo.engines import importance_cap_of
+from kedge.stages.ppo.settings import PpoSettings
 from tests.rollout.vllm.stand_in import StandIn
 from tests.stages.ppo.test_ppo import PROMPTS, configure, varied, vowels
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
@@ -167,7 +167,7 @@ def test_everything_that_a_run_measures_is_sampled_on_the_server_and_a_dry_run_t
 )
 def test_importance_weights_are_the_default_where_the_engine_is_not_exact(policy, tmp_path, cap, is_exact, resolved):
     made = configure(policy, tmp_path / "run", importance_cap=cap)
-    assert importance_cap_of(made, SimpleNamespace(is_exact=is_exact)) == resolved  # type: ignore[arg-type]
+    assert PpoSettings.of(made, exact=is_exact).estimation.importance_cap == resolved
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from kedge.algorithm.experience import Rollout
 from kedge.models import ActorCritic, AdapterSettings, load_language_model, load_scalar_model, load_tokenizer
 from kedge.stages.ppo import run_ppo
-from kedge.stages.ppo.costs import Costs, ForwardCost
+from kedge.stages.ppo.log import Costs, ForwardCost
 from tests.stages.ppo.test_ppo import PROMPTS, configure, vowels
 from tests.tiny import save_tiny_policy
 

@@ -15,9 +15,8 @@ from kedge.config import schedule_in_words
 from kedge.errors import ConfigError, KedgeError
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, read_evaluations
 from kedge.models import response_logprobs
-from kedge.stages.ppo import prefixes, run_ppo
-from kedge.stages.ppo.settings import coefficients_of, value_warmup_of
-from kedge.stages.ppo.steps import PpoSteps
+from kedge.stages.ppo import measurements, run_ppo
+from kedge.stages.ppo.trainer import Trainer
 from kedge.system.ranks import ALONE
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy
@@ -58,10 +57,10 @@ def checked(tmp_path_factory):
     return SimpleNamespace(folder=result.folder, config=config, roles=kept["roles"], lines=lines)
 
 
-def steps_of(checked: Any) -> PpoSteps:
-    """The steps of the run."""
+def trainer_of(checked: Any) -> Trainer:
+    """The trainer of the run."""
     run: Any = SimpleNamespace(precision="fp32", micro_batch_tokens=None, ranks=ALONE)
-    return PpoSteps(checked.config, run, checked.roles, value_warmup_of(checked.config))
+    return Trainer.of(checked.config, run, checked.roles)
 
 
 def test_the_start_every_interval_and_the_end_are_checked(checked):
@@ -88,19 +87,17 @@ def test_each_check_prints_a_line(checked):
 
 @torch.no_grad()
 def test_returns_to_go_equal_those_of_a_slow_loop(checked, monkeypatch):
-    roles, config = checked.roles, checked.config
-    steps = steps_of(checked)
+    roles = checked.roles
+    trainer = trainer_of(checked)
     caught: dict[str, Any] = {}
-    sample = prefixes.sample_continuations
+    sample = measurements.sample_continuations
 
     def catch(*arguments: Any, **settings: Any) -> Any:
         caught.update(rows=arguments[2], cuts=arguments[3], whole=sample(*arguments, **settings))
         return caught["whole"]
 
-    monkeypatch.setattr(prefixes, "sample_continuations", catch)
-    found = prefixes.sample_prefixes(
-        steps, roles.held_out, coefficients_of(config), num_prefixes=2, num_continuations=3
-    )
+    monkeypatch.setattr(measurements, "sample_continuations", catch)
+    found = measurements.sample_prefixes(trainer, roles.held_out, num_prefixes=2, num_continuations=3)
     whole = caught["whole"]
     logprobs, ref = (
         response_logprobs(model, whole, temperature=1.0) for model in (roles.actor_critic.policy, roles.reference)
@@ -150,10 +147,8 @@ def test_the_schedule_says_what_checks_cost():
 
 def test_a_perfect_critic_passes(checked):
     roles = checked.roles
-    steps = steps_of(checked)
-    found = prefixes.sample_prefixes(
-        steps, roles.held_out, coefficients_of(checked.config), num_prefixes=2, num_continuations=3
-    )
+    trainer = trainer_of(checked)
+    found = measurements.sample_prefixes(trainer, roles.held_out, num_prefixes=2, num_continuations=3)
     test = prefix_test(found.returns.nanmean(-1), found.returns, found.prompt_returns, found.prompts)
     assert test.pairs_across is not None
     assert test.pairs_across.value == 1.0

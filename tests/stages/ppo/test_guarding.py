@@ -19,7 +19,7 @@ from kedge.models import ActorCritic
 from kedge.rollout import Sampler, collect
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
-from kedge.stages.ppo import steps as ppo_steps
+from kedge.stages.ppo import trainer as ppo_trainer
 from kedge.training.stopping import Terminated
 from tests.forking import forked_kedge
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times, vowels
@@ -81,14 +81,14 @@ def sabotage(monkeypatch):
     """Change the input of some updates' PPO step, or call a function before it."""
 
     def arrange(*updates, change=lambda experience: experience):
-        update_once, calls = ppo_steps.ppo_update, []
+        update_once, calls = ppo_trainer.ppo_update, []
 
         def sabotaged(models, optimizer, experience, *rest, **settings):
             calls.append(experience)
             experience = change(experience) if len(calls) in updates else experience
             return update_once(models, optimizer, experience, *rest, **settings)
 
-        monkeypatch.setattr(ppo_steps, "ppo_update", sabotaged)
+        monkeypatch.setattr(ppo_trainer, "ppo_update", sabotaged)
 
     return arrange
 
@@ -372,7 +372,7 @@ def test_a_run_that_left_something_out_goes_on_to_the_bit(configured, tmp_path, 
 def test_a_run_that_resumes_from_its_start_has_the_samples_of_the_start_once(configured, tmp_path, monkeypatch):
     config = configured(on_nonfinite="rollback", num_updates=1, num_fixed_prompts=2)  # which saves the start
     with monkeypatch.context() as patch:
-        patch.setattr(ppo_steps.PpoSteps, "improve", lambda *_, **__: (_ for _ in ()).throw(SystemExit))
+        patch.setattr(ppo_trainer.Trainer, "improve", lambda *_, **__: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit):
             run_ppo(config, prompts=PROMPTS, reward=vowels)
     assert (tmp_path / "run" / "checkpoints" / "update-000000").is_dir()

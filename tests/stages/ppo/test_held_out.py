@@ -19,7 +19,7 @@ from kedge.logs.metrics import MetricsLog
 from kedge.models import find_model
 from kedge.rewards import RewardTerm
 from kedge.runs.run import Resume
-from kedge.stages.ppo import evaluating, run_ppo
+from kedge.stages.ppo import measurements, run_ppo
 from kedge.system.output import best_checkpoint, kept_checkpoints
 from kedge.training.stopping import Terminated
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
@@ -130,7 +130,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(whole, policy, tmp_path, monkeypat
 def scripted(monkeypatch, scores: list[float]) -> None:
     """Replace the evaluations by given scores."""
     left = iter(scores)
-    monkeypatch.setattr(evaluating.HeldOutEvaluation, "_measure", lambda *_: {"eval/score": next(left), "eval/kl": 0.0})
+    monkeypatch.setattr(measurements.Measurements, "_evaluate", lambda *_: {"eval/score": next(left), "eval/kl": 0.0})
 
 
 def test_the_run_ends_when_the_held_out_metric_has_not_improved(policy, tmp_path, monkeypatch, capsys):

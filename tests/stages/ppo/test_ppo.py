@@ -22,8 +22,8 @@ from kedge.logs.json_lines import read_json_lines
 from kedge.logs.metrics import MEASURED
 from kedge.logs.samples import read_samples
 from kedge.models import load_language_model
-from kedge.stages.ppo import policy_and_critic, roles, run_ppo
-from kedge.stages.ppo import steps as ppo_steps
+from kedge.stages.ppo import critics, roles, run_ppo
+from kedge.stages.ppo import trainer as ppo_trainer
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import save_speaker
 from tests.tiny import CHAT_TEMPLATE, FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
@@ -169,7 +169,7 @@ def test_a_reference_is_loaded_only_where_something_is_asked_of_it(
         loaded.append(load_language_model(*arguments, **more))
         return loaded[-1]
 
-    for module in (roles, policy_and_critic):
+    for module in (roles, critics):
         monkeypatch.setattr(module, "load_language_model", load)
     rows = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=PROMPTS, reward=vowels).metrics
     assert len(loaded) == num_models
@@ -195,13 +195,13 @@ def test_activations_that_are_computed_again_change_nothing_but_memory(tmp_path,
 
 @pytest.mark.parametrize(("precision", "exact"), [("fp32", True), ("bf16", False)])
 def test_what_the_sampler_noted_is_taken_over_where_it_is_exact(tmp_path, policy, monkeypatch, precision, exact):
-    reused, collect = [], ppo_steps.collect_experience
+    reused, collect = [], ppo_trainer.collect_experience
 
-    def spy(*arguments, reuse_sampled, **settings):
-        reused.append(reuse_sampled)
-        return collect(*arguments, reuse_sampled=reuse_sampled, **settings)
+    def spy(scored, models, estimation, **settings):
+        reused.append(models.reuse_sampled)
+        return collect(scored, models, estimation, **settings)
 
-    monkeypatch.setattr(ppo_steps, "collect_experience", spy)
+    monkeypatch.setattr(ppo_trainer, "collect_experience", spy)
     run_ppo(configure(policy, tmp_path / "run", precision=precision), prompts=PROMPTS, reward=vowels)
     assert reused == [exact, exact]
 

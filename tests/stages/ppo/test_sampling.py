@@ -19,11 +19,11 @@ from kedge.errors import ConfigError, UnscoredError
 from kedge.logs.samples import read_samples
 from kedge.logs.stopwatch import Stopwatch
 from kedge.rewards import CallLimits, load_reward
-from kedge.rewards.score import MissingEos, ScoredRollout, score_rollout
+from kedge.rewards.score import ScoredRollout, score_rollout
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
-from kedge.stages.ppo.batch import SampledBatch
-from kedge.stages.ppo.sampling import Sampling, next_round_size
+from kedge.stages.ppo.sampling import SampledBatch, Sampling, next_round_size
+from kedge.stages.ppo.settings import PpoSettings
 from tests.models.test_actor_critic import make_rollout
 from tests.rewards.test_score import scored
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
@@ -235,11 +235,13 @@ def test_rewards_per_token_reach_the_tokens_that_they_were_given_for(
 
 
 class Scripted:
-    """The steps of an update whose two prompts get two responses and one, with these scores; None: the call fails."""
+    """A trainer in its first update: two prompts get two responses and one, with these scores; None: the call fails."""
+
+    update, trains_policy, pad_id = 1, True, 0
 
     def __init__(self, *scores: list[float | None] | None, **settings: Any) -> None:
-        self.config = config_from_settings("ppo", {"num_prompts": 2, "num_responses": 2, **settings})
-        self.needs_baseline, self.pad_id = settings.get("advantage") == "remax", 0
+        config = config_from_settings("ppo", {"num_prompts": 2, "num_responses": 2, **settings})
+        self.settings = PpoSettings.of(config, exact=True)
         limits = CallLimits(on_error="drop", retries=0)
         self._reward, self._scores = load_reward([self.judge], limits=limits), iter(scores)
 
@@ -247,24 +249,21 @@ class Scripted:
         assert self._given is not None, "the call fails"
         return self._given
 
-    def trains_policy(self, _: int) -> bool:
-        return True
+    def publish(self, version: int) -> dict[str, float]:
+        return {}
 
-    def sample(self, *_: Any) -> Rollout:
-        return replace(make_rollout(fill=7), group=torch.tensor([0, 0, 1]))
-
-    def sample_greedy(self, *_: Any) -> Rollout:
-        return make_rollout(fill=7).select(slice(0, 2))
+    def sample(self, *_: Any, greedy: bool = False, **__: Any) -> Rollout:
+        rollout = replace(make_rollout(fill=7), group=torch.tensor([0, 0, 1]))
+        return make_rollout(fill=7).select(slice(0, 2)) if greedy else rollout
 
     def score(self, rollout: Rollout, *_: Any) -> ScoredRollout:
         self._given = next(self._scores)
         prompts = [Prompt("Tell me") for _ in range(rollout.num_responses)]
-        settings = {"max_new_tokens": 5, "missing_eos": MissingEos(None)}
-        return score_rollout(rollout, prompts, self._reward, tiny_tokenizer(), **settings)
+        return score_rollout(rollout, prompts, self._reward, tiny_tokenizer(), max_new_tokens=5)
 
     def batch(self) -> SampledBatch:
-        sampling: Any = Sampling(cast(Any, self), check=lambda _: None, say=lambda _: None)
-        return sampling.batch(self, 1, Stopwatch(torch.device("cpu")))
+        sampling = Sampling(cast(Any, self), cast(Any, self), say=lambda _: None)
+        return sampling.batch(1, Stopwatch(torch.device("cpu")))
 
     def next(self, count: int) -> list[Prompt]:
         return [Prompt("Tell me") for _ in range(count)]

@@ -15,8 +15,8 @@ from kedge.errors import ConfigError, KedgeError, ModelError
 from kedge.models import ModelCard, initialize_head, load_language_model, load_tokenizer, save_policy
 from kedge.runs.fingerprint import input_hashes
 from kedge.runs.run import open_run
+from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import Roles, load_roles
-from kedge.stages.ppo.saved_critic import with_saved_critic
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 GIVEN = {"model": "m", "data.demonstrations": "d", "data.comparisons": "c", "data.prompts": "p"}

@@ -14,7 +14,7 @@ from kedge.config import config_from_settings
 from kedge.config.schema.ppo import PpoConfig
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of, value_warmup_of
-from kedge.stages.ppo.settings import advantage_of, coefficients_of, objective_of, reward_kl_coef
+from kedge.stages.ppo.settings import PpoSettings, advantage_of, coefficients_of
 from tests.training.test_update import make_experience, make_models, run_update
 
 
@@ -34,7 +34,7 @@ def adapt(coefficients, kl, **figures):
 
 
 def objective(experience, **settings):
-    return objective_of(configured(**settings), experience, start(**settings))
+    return PpoSettings.of(configured(**settings), exact=True).objective(experience, start(**settings))
 
 
 def test_a_fixed_coefficient_never_moves():
@@ -89,7 +89,7 @@ def test_the_surrogates_own_penalty_follows_the_ppo_papers_rule():
 def test_the_kl_coefficient_is_paid_in_one_place_only():
     experience = make_experience(make_models())
     for where, expected in (("reward", (0.05, 0.0)), ("loss", (0.0, 0.05))):
-        in_reward = reward_kl_coef(configured(kl_in=where), start())
+        in_reward = PpoSettings.of(configured(kl_in=where), exact=True).estimation_with(start()).kl_coef
         assert (in_reward, objective(experience, kl_in=where).kl_coef) == expected
 
 

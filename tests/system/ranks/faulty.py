@@ -22,13 +22,13 @@ from kedge.algorithm.experience import Experience
 from kedge.cli import main
 from kedge.errors import RewardError
 from kedge.stages.evaluation import policy
-from kedge.stages.ppo.steps import PpoSteps
+from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint import shards
 from kedge.training.learner import LanguageLearner
 from kedge.training.supervised import loop
 
 FAULTY_RANK, PLACE, FAULT = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-learner, describe, write_files = PpoSteps.learner, policy.describe_responses, shards.write_files
+estimate, describe, write_files = Trainer.estimate, policy.describe_responses, shards.write_files
 take_step, taken, evaluate = loop._take_step, count(1), LanguageLearner.evaluate
 
 
@@ -49,9 +49,9 @@ def fail_at(place: str) -> None:
         os.kill(os.getpid(), {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}[FAULT])
 
 
-def failing_learner(steps: PpoSteps, update: int, *arguments: Any) -> Any:
-    fail_at(str(update))
-    return learner(steps, update, *arguments)
+def failing_estimate(trainer: Trainer, *arguments: Any, **named: Any) -> Any:
+    fail_at(str(trainer.update))
+    return estimate(trainer, *arguments, **named)
 
 
 def failing_description(*arguments: Any, **named: Any) -> Any:
@@ -80,7 +80,7 @@ def failing_pass(learner: LanguageLearner, batch: Experience) -> Any:
 loop._take_step = failing_step
 LanguageLearner.evaluate = failing_pass  # type: ignore[method-assign]
 shards.write_files = failing_write
-PpoSteps.learner = failing_learner  # type: ignore[method-assign]
+Trainer.estimate = failing_estimate  # type: ignore[method-assign]
 policy.describe_responses = failing_description
 sys.argv[1:4] = []
 main()

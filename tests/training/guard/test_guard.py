@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from kedge.errors import NonfiniteScoreError, NumericsError
-from kedge.training.guard.guard import MAX_RATIO, Guard, GuardOptions, refuse_nonfinite
-from kedge.training.guard.nonfinite import BadValue
-from kedge.training.guard.spikes import SpikeDetector
+from kedge.training.guard import MAX_RATIO, BadValue, Guard, GuardOptions, SpikeDetector, refuse_nonfinite
 from tests.training.test_update import make_experience, make_models
 
 OPTIONS = {

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from kedge.models import ActorCritic
-from kedge.training.guard.nonfinite import (
+from kedge.training.guard import (
     BadValue,
     find_bad_weight,
     find_in_experience,
     find_in_rollout,
-    search_minibatch,
 )
+from kedge.training.update import search_minibatch
 from tests.training.test_update import make_experience, make_learner, make_models, make_objective
 
 

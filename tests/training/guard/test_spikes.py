@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from kedge.training.guard.spikes import SpikeDetector
+from kedge.training.guard import SpikeDetector
 
 
 def step(norm=1.0, loss=0.5):

@@ -15,8 +15,7 @@ from kedge.models import ActorCritic
 from kedge.runs.inputs import Rewards
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles, load_roles
-from kedge.stages.ppo.settings import value_warmup_of
-from kedge.stages.ppo.steps import PpoSteps
+from kedge.stages.ppo.trainer import Trainer
 from kedge.training.supervised.returns import ReturnsLoss, SampledReturns
 
 __all__ = ["CriticInputs", "as_first_update", "load_critic_inputs"]
@@ -33,13 +32,13 @@ class CriticInputs:
         config: The configuration of PPO's first update that the critic is for; see `as_first_update`.
         num_prompts: Prompts to sample responses to, besides the held-out ones; None for each of them once.
         roles: Policy, critic, rewards and prompts.
-        steps: Samples and scores as PPO does, without the critic, whose values nobody needs yet.
+        trainer: Samples and scores as PPO does, without the critic: its values are not needed yet.
     """
 
     config: Config
     num_prompts: int | None
     roles: Roles
-    steps: PpoSteps
+    trainer: Trainer
 
     def loss(self, sampled: SampledReturns, train_rows: Sequence[int]) -> ReturnsLoss:
         """The loss of the critic on sampled responses, in the unit of the returns to fit to."""
@@ -50,7 +49,7 @@ class CriticInputs:
             center=train.mean,
             unit=train.std,
             value_after_last=self.config.ppo.score_at == "after_last",
-            precision=self.steps.run.precision,
+            precision=self.trainer.run.precision,
         )
 
     @property
@@ -74,9 +73,9 @@ class CriticInputs:
         """What decides the responses and their returns: hashes of the inputs, and the settings that they depend on."""
         settings = self.config.model_dump(mode="json", exclude={"out", "checkpoint", "push", "critic", "sft"})
         settings["num_prompts"] = self.num_prompts
-        settings["runtime"] = {"seed": self.config.runtime.seed, "precision": self.steps.run.precision}
+        settings["runtime"] = {"seed": self.config.runtime.seed, "precision": self.trainer.run.precision}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        return {**self.steps.run.fingerprint, "settings": digest}
+        return {**self.trainer.run.fingerprint, "settings": digest}
 
     @property
     def trained(self) -> nn.Module:
@@ -145,4 +144,4 @@ def load_critic_inputs(
     roles = load_roles(first, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
     policy = roles.actor_critic.policy
     without = replace(roles, actor_critic=ActorCritic(policy)) if roles.actor_critic.critic is not None else roles
-    return CriticInputs(first, config.critic.num_prompts, roles, PpoSteps(first, run, without, value_warmup_of(first)))
+    return CriticInputs(first, config.critic.num_prompts, roles, Trainer.of(first, run, without))

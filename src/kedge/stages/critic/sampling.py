@@ -14,7 +14,6 @@ from kedge.logs.progress import Progress, say
 from kedge.runs.run import Run
 from kedge.stages.critic.inputs import CriticInputs
 from kedge.stages.critic.parts import Part, PartStore
-from kedge.stages.ppo.settings import coefficients_of
 from kedge.system.output import SAMPLED_FOLDER
 from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping
@@ -87,7 +86,8 @@ def sample_returns(inputs: CriticInputs, run: Run) -> Sampled:
                 part = sample_part(inputs, number, chunk)
                 if run.ranks.is_first:
                     store.write(number, part)
-            inputs.roles.missing_eos.load_state_dict(part.missing_eos)
+            if inputs.roles.missing_eos is not None:
+                inputs.roles.missing_eos.load_state_dict(part.missing_eos)
             parts.append(part)
             progress.update(number + 1)
         stop.raise_if_requested()
@@ -125,25 +125,23 @@ def _chunks(inputs: CriticInputs) -> Iterator[Chunk]:
 def sample_part(inputs: CriticInputs, number: int, chunk: Chunk) -> Part:
     """Sample and score a chunk's responses; their returns are those of PPO's first update."""
     started = time.perf_counter()
-    steps, coefficients = inputs.steps, coefficients_of(inputs.config)
-    groups = [place for place in range(len(chunk.prompts)) for _ in range(inputs.config.rollout.num_responses)]
-    rollout = steps.roll_out(chunk.prompts, groups, STREAM, number, policy_version=0)
-    scored = steps.score(rollout, chunk.prompts, number)
-    experience = steps.collect(scored, coefficients)
+    trainer, missing_eos = inputs.trainer, inputs.roles.missing_eos
+    rollout = trainer.sample(chunk.prompts, STREAM, number)
+    experience = trainer.evaluate(trainer.score(rollout, chunk.prompts, "reward", number))
     numbers = torch.tensor(chunk.numbers)[experience.rollout.group.cpu()]
     return Part.of(
         experience,
         numbers,
         is_held_out=chunk.is_held_out,
-        missing_eos=inputs.roles.missing_eos.state_dict(),
-        unscored=len(groups) - experience.num_rows,
+        missing_eos={} if missing_eos is None else missing_eos.state_dict(),
+        unscored=rollout.num_responses - experience.num_rows,
         seconds=time.perf_counter() - started,
     )
 
 
 def _joined(parts: Sequence[Part], inputs: CriticInputs) -> Sampled:
     held_out = [part.is_held_out for part in parts for _ in range(part.returns.rollout.num_responses)]
-    score = inputs.roles.missing_eos.score
+    score = None if inputs.roles.missing_eos is None else inputs.roles.missing_eos.score
     return Sampled(
         SampledReturns.joined([part.returns for part in parts]),
         [row for row, held in enumerate(held_out) if not held],

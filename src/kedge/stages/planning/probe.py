@@ -20,10 +20,8 @@ from kedge.runs.run import open_run
 from kedge.stages.planning.counting import Figures, extrapolated
 from kedge.stages.planning.plan import SHALLOW, Counted
 from kedge.stages.planning.shallow import save_shallow, text_of
-from kedge.stages.ppo.engines import Publisher
 from kedge.stages.ppo.roles import Roles, load_roles
-from kedge.stages.ppo.settings import coefficients_of, value_warmup_of
-from kedge.stages.ppo.steps import PpoSteps
+from kedge.stages.ppo.trainer import Trainer
 
 __all__ = ["probe_ppo"]
 
@@ -67,7 +65,7 @@ def _measured(counted: Counted, layers: Mapping[str, int]) -> Figures:
             run = open_run(config, "ppo", in_memory={"data.prompts": prompts, "reward": None if rewards else _score})
             roles = load_roles(config, run, prompts=prompts, reward=None if rewards else _score)
             with closing(roles.engine):
-                return _updates(config, PpoSteps(config, run, roles, value_warmup_of(config)), roles, counter)
+                return _updates(config, Trainer.of(config, run, roles), counter)
 
 
 def _changed(config: Config, policy: str, rewards: list[str], folder: Path) -> Config:
@@ -90,23 +88,23 @@ def _changed(config: Config, policy: str, rewards: list[str], folder: Path) -> C
     return with_values(config, settings)
 
 
-def _updates(config: Config, steps: PpoSteps, roles: Roles, counter: LiveBytes) -> Figures:
+def _updates(config: Config, trainer: Trainer, counter: LiveBytes) -> Figures:
     """Two updates, as `stages/ppo/main.py` has them, without logs."""
-    parts, coefficients = _Parts(counter), coefficients_of(config)
-    parts.watch(roles)
-    prompts = PromptStream(roles.prompts, seed=0)
-    Publisher(roles.engine, roles.actor_critic.policy).publish(0)
+    parts = _Parts(counter)
+    parts.watch(trainer.roles)
+    prompts = PromptStream(trainer.roles.prompts, seed=0)
+    trainer.publish(0)
     for update in range(1, UPDATES + 1):
         parts.start("rollout")
         drawn = prompts.next(config.rollout.num_prompts)
-        rollout = steps.sample(drawn, update)
+        trainer.begin(update)
+        rollout = trainer.sample(drawn)
         parts.start("reward")
-        scored = steps.score(rollout, drawn, update)
+        scored = trainer.score(rollout, drawn)
         parts.start("experience")
-        learner = steps.learner(update, coefficients)
-        experience = steps.collect(scored, coefficients, learner=learner)
+        experience = trainer.estimate(scored)
         parts.start("train")
-        steps.improve(learner, experience, coefficients, update, check_step=lambda *_: True)
+        trainer.improve(experience)
     parts.start("end")
     return parts.peaks
 

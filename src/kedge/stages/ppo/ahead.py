@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -32,17 +32,21 @@ from kedge.config import Config
 from kedge.data import Prompt, PromptStream
 from kedge.errors import ConfigError, NonfiniteScoreError
 from kedge.logs.stopwatch import Stopwatch
+from kedge.rewards import ScoredTerms
+from kedge.rewards.score import ScoredRollout
 from kedge.rollout import BackgroundEngine, Engine, Sampler, SharedEngine, frozen_copy
 from kedge.runs.run import Run
-from kedge.stages.ppo.batch import SampledBatch
 from kedge.stages.ppo.roles import Roles
-from kedge.stages.ppo.sampling import Sampling
-from kedge.stages.ppo.saved_batches import packed, unpacked
-from kedge.stages.ppo.steps import PpoSteps
+from kedge.stages.ppo.sampling import SampledBatch, Sampling
+from kedge.stages.ppo.trainer import Trainer
+from kedge.training.checkpoint.resume import CheckpointedLoop
 
-__all__ = ["SamplingAhead", "check_ahead", "choose_sampling", "with_background"]
+__all__ = ["SamplingAhead", "check_ahead", "open_sampling", "with_background"]
 
 PHASES = ("time/rollout", "time/reward")
+KINDS = {kind.__name__: kind for kind in (SampledBatch, ScoredRollout, ScoredTerms, Rollout)}
+TENSOR, PROMPT, KIND, SAME = "tensor", "prompt", "kind", "same"
+"""What a saved batch consists of."""
 
 
 def check_ahead(config: Config, run: Run) -> None:
@@ -72,20 +76,27 @@ def _with_copy(engine: Engine) -> Engine:
     return replace(engine, model=frozen_copy(engine.model), is_copy=True) if isinstance(engine, Sampler) else engine
 
 
-def choose_sampling(
-    prompts: PromptStream, steps: PpoSteps, *, check: Callable[[Rollout], None], say: Callable[[str], None]
+def open_sampling(
+    prompts: PromptStream, trainer: Trainer, loop: CheckpointedLoop, *, say: Callable[[str], None]
 ) -> Sampling | SamplingAhead:
-    """What samples a run's batches: each when it is needed, or ahead.
+    """The sampling of a run's batches, each when it is needed, or ahead; resumed with the run.
 
     Args:
         prompts: The stream of prompts.
-        steps: The run's steps.
-        check: Called with the responses of each round.
+        trainer: Samples and scores.
+        loop: The run's loop.
         say: Prints a line to the user.
     """
-    if isinstance(engine := steps.roles.engine, BackgroundEngine):
-        return SamplingAhead(prompts, steps, engine, check=check, say=say)
-    return Sampling(prompts, check=check, say=say)
+    loop.register("prompts", prompts)
+    if trainer.roles.missing_eos is not None:
+        loop.register("missing EOS", trainer.roles.missing_eos)
+    check = (lambda _: None) if trainer.guard is None else trainer.guard.check_rollout
+    engine = trainer.roles.engine
+    if not isinstance(engine, BackgroundEngine):
+        return Sampling(prompts, trainer, check=check, say=say)
+    ahead = SamplingAhead(prompts, trainer, engine, check=check, say=say)
+    loop.register_ahead(ahead)
+    return ahead
 
 
 @dataclass(frozen=True)
@@ -119,7 +130,7 @@ class SamplingAhead:
 
     Args:
         prompts: The stream of prompts; those of an update are drawn when its sampling is given to the background.
-        steps: The run's steps.
+        trainer: Samples and scores.
         engine: Samples in the background.
         check: Called with the responses of each round, when the batch is taken.
         say: Prints a line to the user.
@@ -128,29 +139,31 @@ class SamplingAhead:
     def __init__(
         self,
         prompts: PromptStream,
-        steps: PpoSteps,
+        trainer: Trainer,
         engine: BackgroundEngine,
         *,
         check: Callable[[Rollout], None],
         say: Callable[[str], None],
     ) -> None:
-        self._prompts, self._steps, self._engine, self._check, self._say = prompts, steps, engine, check, say
-        self._ahead, self._last = steps.config.rollout.max_staleness, steps.config.ppo.num_updates
+        self._prompts = prompts
+        self._trainer = trainer
+        self._engine = engine
+        self._check = check
+        self._say = say
         self._drawn = _Drawn()
         self._lines: list[str] = []
-        self._seen: Rollout | None = None
-        self._sampling = Sampling(self._drawn, check=self._note, say=self._lines.append)
+        self._checked: Rollout | None = None
+        self._sampling = Sampling(self._drawn, trainer, check=self._note, say=self._lines.append)
         # Tokenizers are not safe to use from two threads.
-        self._tokenizer = deepcopy(steps.roles.tokenizer)
+        self._tokenizer = deepcopy(trainer.roles.tokenizer)
         self._jobs: deque[_Job] = deque()
         self._idle_since: float | None = None
         self._figures: Mapping[str, float] = {}
 
-    def batch(self, now: PpoSteps, update: int, clock: Stopwatch) -> SampledBatch:
+    def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
         """The responses of an update; the sampling of later ones is under way from here on.
 
         Args:
-            now: The update's steps.
             update: Its number.
             clock: Times the phase `waiting_for_rollout`.
 
@@ -158,8 +171,10 @@ class SamplingAhead:
             RewardError: A reward failed or returned invalid scores.
             UnscoredError: No response of the first round has a score.
         """
+        published = self._trainer.publish(update - 1)
+        settings = self._trainer.run_settings
         first = self._jobs[-1].update + 1 if self._jobs else update
-        for coming in range(first, min(update + self._ahead, self._last) + 1):
+        for coming in range(first, min(update + settings.max_staleness, settings.num_updates) + 1):
             self._jobs.append(self._start(coming, version=update - 1))
         job = self._jobs.popleft()
         assert job.update == update, "batches are taken in order"
@@ -174,7 +189,7 @@ class SamplingAhead:
             self._say(line)
         for rollout in sampled.batch.rollouts:
             self._check(rollout)
-        self._figures = sampled.figures
+        self._figures = {**published, **sampled.figures}
         return sampled.batch
 
     def metrics(self) -> dict[str, float]:
@@ -204,7 +219,7 @@ class SamplingAhead:
                 "update": job.update,
                 "prompts": dict(job.prompts),
                 "figures": dict(sampled.figures),
-                "batch": packed(sampled.batch, tensors, self._steps.roles.prompts),
+                "batch": _packed(sampled.batch, tensors, self._trainer.roles.prompts),
             }
             for job, sampled in done
         ]
@@ -212,10 +227,10 @@ class SamplingAhead:
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Restore what `saved` returned; the stream of prompts is restored already."""
-        device = self._steps.run.device
+        device = self._trainer.run.device
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         for row in state["batches"]:
-            batch = unpacked(row["batch"], on_device, self._steps.roles.prompts)
+            batch = _unpacked(row["batch"], on_device, self._trainer.roles.prompts)
             future: Future[_Sampled] = Future()
             future.set_result(_Sampled(batch, row["figures"]))
             self._jobs.append(_Job(row["update"], row["prompts"], future))
@@ -223,20 +238,22 @@ class SamplingAhead:
             self._prompts.load_state_dict(state["prompts"])
 
     def _start(self, update: int, *, version: int) -> _Job:
-        steps, before = self._steps.behind(update, version), self._prompts.state_dict()
-        self._drawn.put(self._prompts.next(steps.config.rollout.num_prompts))
-        return _Job(update, before, self._engine.start(lambda engine, sent: self._sample(steps, update, engine, sent)))
+        before = self._prompts.state_dict()
+        self._drawn.put(self._prompts.next(self._trainer.run_settings.num_prompts))
+        sampled = self._engine.start(lambda engine, sent: self._sample(update, version, engine, sent))
+        return _Job(update, before, sampled)
 
-    def _sample(self, steps: PpoSteps, update: int, engine: Engine, sent: Mapping[str, float]) -> _Sampled:
+    def _sample(self, update: int, version: int, engine: Engine, sent: Mapping[str, float]) -> _Sampled:
         """In the background: draws from no global generator, and uses nothing that the trainer changes."""
-        started, clock = time.perf_counter(), Stopwatch(steps.run.device)
+        started = time.perf_counter()
+        clock = Stopwatch(self._trainer.run.device)
         waited = 0.0 if self._idle_since is None else started - self._idle_since
         self._lines.clear()
-        aside = replace(steps, roles=replace(steps.roles, engine=engine, tokenizer=self._tokenizer))
+        trainer = self._trainer.behind(update, version, engine, self._tokenizer)
         try:
-            batch = self._sampling.batch(aside, update, clock)
+            batch = self._sampling.sampled(trainer, clock)
         except NonfiniteScoreError as error:
-            raise _Rejected(error, self._seen) from None
+            raise _Rejected(error, self._checked) from None
         finally:
             self._idle_since = time.perf_counter()
         took = clock.metrics(num_tokens=batch.num_tokens)
@@ -244,7 +261,7 @@ class SamplingAhead:
         return _Sampled(batch, figures, tuple(self._lines))
 
     def _note(self, rollout: Rollout) -> None:
-        self._seen = rollout
+        self._checked = rollout
 
 
 class _Drawn:
@@ -260,3 +277,63 @@ class _Drawn:
         prompts = self._waiting.get_nowait()
         assert len(prompts) == num_prompts, "a single round"
         return prompts
+
+
+def _packed(batch: SampledBatch, tensors: dict[str, Tensor], prompts: Sequence[Prompt]) -> Any:
+    """A batch as JSON types. What it contains more than once is stored once.
+
+    Args:
+        batch: The batch.
+        tensors: Its tensors are added here, by the names that the result refers to.
+        prompts: All prompts of the run; those of the batch are stored as places among them.
+    """
+    places = {id(prompt): place for place, prompt in enumerate(prompts)}
+    numbers: dict[int, int] = {}
+
+    def pack(value: Any) -> Any:
+        if isinstance(value, Prompt):
+            return {PROMPT: places[id(value)]}
+        if isinstance(value, Tensor) or is_dataclass(value):
+            if id(value) in numbers:
+                return {SAME: numbers[id(value)]}
+            numbers[id(value)] = len(numbers)
+        if isinstance(value, Tensor):
+            name = f"{len(tensors)}"
+            tensors[name] = value.contiguous()
+            return {TENSOR: name}
+        if is_dataclass(value):
+            entries = {each.name: pack(getattr(value, each.name)) for each in fields(value)}
+            return {KIND: type(value).__name__, "fields": entries}
+        if isinstance(value, Mapping):
+            return {"entries": {str(name): pack(entry) for name, entry in value.items()}}
+        if isinstance(value, (list, tuple)):
+            return [pack(entry) for entry in value]
+        return value
+
+    return pack(batch)
+
+
+def _unpacked(value: Any, tensors: Mapping[str, Tensor], prompts: Sequence[Prompt]) -> Any:
+    """The value that `_packed` returned this for; arguments as there."""
+    found: list[Any] = []
+
+    def unpack(value: Any) -> Any:
+        if isinstance(value, list):
+            return [unpack(entry) for entry in value]
+        if not isinstance(value, dict):
+            return value
+        if SAME in value:
+            return found[value[SAME]]
+        if PROMPT in value:
+            return prompts[value[PROMPT]]
+        if "entries" in value:
+            return {name: unpack(entry) for name, entry in value["entries"].items()}
+        place = len(found)
+        found.append(None)
+        if TENSOR in value:
+            found[place] = tensors[value[TENSOR]]
+        else:
+            found[place] = KINDS[value[KIND]](**{name: unpack(entry) for name, entry in value["fields"].items()})
+        return found[place]
+
+    return unpack(value)

@@ -1,11 +1,10 @@
-"""Chooses the engine that samples, and keeps its weights up to date."""
+"""Chooses the engine that samples."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import disk_usage
 from tempfile import mkdtemp
@@ -15,7 +14,7 @@ import torch
 from kedge.config import Config
 from kedge.errors import ConfigError
 from kedge.logs.progress import say
-from kedge.models import LanguageModel, PolicyWeights, StopTokens, save_architecture
+from kedge.models import LanguageModel, StopTokens, save_architecture
 from kedge.rollout import CentralEngine, Engine, Sampler, SharedEngine
 from kedge.rollout.vllm import (
     Fleet,
@@ -29,10 +28,8 @@ from kedge.runs.run import Run
 from kedge.system.output import VLLM_LOG
 from kedge.system.ranks import AdaptiveTokens
 
-__all__ = ["IMPORTANCE_CAP", "Publisher", "check_engine", "choose_engine", "importance_cap_of"]
+__all__ = ["check_engine", "choose_engine"]
 
-IMPORTANCE_CAP = 2.0
-"""`ppo.importance_cap=auto` where the engine is not exact: truncated importance sampling's usual cap."""
 MEMORY_FOLDER = Path("/dev/shm")
 COPIES = 3
 """Copies of the weights for which the folder in memory must have room: the last version, the next, and one spare."""
@@ -91,48 +88,6 @@ def _adaptive(run: Run) -> AdaptiveTokens | None:
     """What halves the responses sampled at once when memory runs out; with sharded weights nothing can be repeated."""
     budget = run.micro_batch_tokens
     return budget if isinstance(budget, AdaptiveTokens) and not run.ranks.is_sharded else None
-
-
-def importance_cap_of(config: Config, engine: Engine) -> float | None:
-    """The cap of the importance weights; None for no weights."""
-    use = config.ppo
-    cap = use.importance_cap
-    if cap == "auto":
-        return None if engine.is_exact or use.old_logprobs == "sampler" else IMPORTANCE_CAP
-    return cap
-
-
-@dataclass
-class Publisher:
-    """Keeps the engine's weights those of the policy.
-
-    Attributes:
-        engine: The run's engine.
-        policy: The policy.
-        merged: See `PolicyWeights`.
-    """
-
-    engine: Engine
-    policy: LanguageModel
-    merged: bool = True
-    _version: int | None = field(default=None, init=False)
-
-    def publish(self, version: int) -> dict[str, float]:
-        """Let the engine sample with the current weights.
-
-        Args:
-            version: Updates that the policy has completed.
-
-        Returns:
-            Metrics, such as seconds.
-        """
-        metrics = self.engine.publish(PolicyWeights(self.policy, merged=self.merged), version)
-        self._version = version
-        return metrics
-
-    def catch_up(self, version: int) -> dict[str, float]:
-        """The same, unless this version is published: at the start, and after an update that was dropped."""
-        return {} if self._version == version else self.publish(version)
 
 
 def _check_python(python: str) -> None:

@@ -1,13 +1,18 @@
-"""The logs of a PPO run: metrics, details and samples in files, progress on the terminal."""
+"""The logs of a PPO run: the metrics of an update, details and samples in files, FLOPs, progress on the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
 
-from kedge.algorithm.experience import Experience
-from kedge.config import Config, config_at, field_advice, schedule_in_words
+from torch import Tensor, nn
+
+from kedge.algorithm.experience import Experience, Rollout
+from kedge.config import Config, field_advice, schedule_in_words
 from kedge.inspect.diagnosis import LiveDoctor
 from kedge.logs.details import DetailsLog, describe_update
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EvaluationsLog
@@ -20,15 +25,25 @@ from kedge.logs.experience_metrics import (
 from kedge.logs.metrics import MetricsLog
 from kedge.logs.progress import Progress
 from kedge.logs.samples import SamplesLog
+from kedge.models import LanguageModel, ScalarModel
+from kedge.models.adapters import is_frozen
+from kedge.models.frozen import num_weights
 from kedge.rewards import WeightedReward
+from kedge.rewards.source import ScoringModel
+from kedge.rollout import Evaluated, still_to_evaluate
 from kedge.runs.run import Run
 from kedge.runs.training import open_loggers
-from kedge.stages.ppo.batch import SampledBatch
 from kedge.stages.ppo.roles import Roles
+from kedge.stages.ppo.sampling import SampledBatch
+from kedge.stages.ppo.trainer import Trainer
+from kedge.system.output import ROLES_FILE, replace_file
+from kedge.system.ranks import budget_metrics
 from kedge.training.checkpoint.resume import CheckpointedLoop
+from kedge.training.host_state import unwrapped
+from kedge.training.optimizer_kinds import state_bytes
 from kedge.training.update import UpdateResult
 
-__all__ = ["PpoLog", "ppo_log"]
+__all__ = ["Event", "PpoLog", "ppo_log", "write_roles"]
 
 SHOWN = {
     "score": "reward/score_mean",
@@ -47,12 +62,30 @@ MAX_REFERENCE_ERROR = 0.01
 
 
 @dataclass(frozen=True)
-class PpoLog:
-    """The open logs of a run.
+class Event:
+    """An update that was made.
 
     Attributes:
-        config: The run's configuration.
-        roles: Its models.
+        update: Its number, from 1.
+        metrics: Its metrics; the measurements add theirs before the row is written.
+        batch: The sampled responses.
+        experience: The experience that it trained on.
+        result: The result of its epochs.
+    """
+
+    update: int
+    metrics: dict[str, float]
+    batch: SampledBatch
+    experience: Experience
+    result: UpdateResult
+
+
+@dataclass
+class PpoLog:
+    """The open logs of a run; as an observer, it writes each update.
+
+    Attributes:
+        trainer: The run's trainer.
         metrics: A row per update.
         details: Distributions per update.
         samples: Full responses.
@@ -60,11 +93,9 @@ class PpoLog:
         critic_checks: The checks of the critic.
         progress: The progress display.
         doctor: Prints serious findings as they appear.
-        is_kept: False on a rank whose logs nobody reads.
     """
 
-    config: Config
-    roles: Roles
+    trainer: Trainer
     metrics: MetricsLog
     details: DetailsLog
     samples: SamplesLog
@@ -72,76 +103,89 @@ class PpoLog:
     critic_checks: EvaluationsLog
     progress: Progress
     doctor: LiveDoctor
-    is_kept: bool = True
 
-    def describe(
-        self, update: int, batch: SampledBatch, experience: Experience, result: UpdateResult
-    ) -> dict[str, float]:
-        """The metrics of an update's experience, scores and optimizer steps."""
+    def describe(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
+        """The metrics of the current update's experience, scores, optimizer steps and settings."""
+        trainer, settings = self.trainer, self.trainer.settings
+        rates = trainer.learning_rates()
         return {
-            **describe_experience(experience, is_exact=self.roles.engine.is_exact),
-            **(reference_error(experience) | _reward_error(self.roles.reward) if update == 1 else {}),
-            **(describe_truncation(experience) if self.config.rollout.max_staleness else {}),
+            **describe_experience(experience, is_exact=settings.exact),
+            **(reference_error(experience) | _reward_error(trainer.roles.reward) if trainer.update == 1 else {}),
+            **(describe_truncation(experience) if settings.max_staleness else {}),
             **batch.metrics(),
             **result.metrics(),
+            **trainer.coefficients.metrics(),
+            **({} if trainer.roles.missing_eos is None else trainer.roles.missing_eos.metrics()),
+            **({} if trainer.guard is None else trainer.guard.metrics()),
+            **self._flops(batch, result),
+            "policy/learning_rate": rates["learning_rate"],
+            **({"value/learning_rate": rates["critic"]} if "critic" in rates else {}),
+            **({} if trainer.warmup is None else trainer.warmup.metrics(trainer.update)),
+            **budget_metrics(trainer.run.micro_batch_tokens),
+            "policy/staleness": trainer.update - 1 - int(batch.trained.rollout.policy_version.min()),
+            "prompt/distinct": len({prompt.text for prompt in batch.prompts}) / len(batch.prompts),
+            **{f"schedule/{field}": value for field, value in settings.scheduled.items()},
         }
 
-    @contextmanager
-    def saying_missing_eos(self) -> Iterator[None]:
-        """Say which score `rollout.missing_eos_score=auto` has become, if this turns out in the block."""
-        missing_eos, rollout = self.roles.missing_eos, self.config.rollout
-        was_known = missing_eos.is_known
-        yield
-        score = missing_eos.metrics().get("reward/missing_eos_score")
-        if not was_known and rollout.missing_eos_score == "auto" and score is not None:
-            effect = f"scores {score:.4g}" if rollout.missing_eos_mode == "replace" else f"loses {-score:.4g}"
-            self.progress.say(f"A response without a stop token {effect} (rollout.missing_eos_score=auto).")
-
-    def write(
-        self,
-        update: int,
-        metrics: Mapping[str, float],
-        experience: Experience,
-        prompts: Sequence[str],
-        result: UpdateResult,
-    ) -> None:
-        """Log an update.
-
-        Args:
-            update: Its number, from 1.
-            metrics: Its row of `metrics.jsonl`.
-            experience: Its experience.
-            prompts: One per response.
-            result: The result of the PPO epochs.
-        """
-        self.metrics.write(update, metrics)
-        if not self.is_kept:
+    def after_update(self, event: Event) -> None:
+        """Write an update to all logs."""
+        trainer, experience = self.trainer, event.experience
+        self.metrics.write(event.update, event.metrics)
+        if not trainer.run.ranks.is_first:  # nobody reads its logs
             return
-        passes, loss = result.passes, config_at(self.config, update).ppo
-        clipped = loss.policy_loss == "clipped" and loss.ratio == "token"
-        clip = (loss.clip_range, loss.clip_range_high or loss.clip_range) if clipped else None
+        passes = event.result.passes
         samples = describe_samples(
             experience,
-            prompts,
-            self.roles.tokenizer,
-            count=self.config.runtime.num_samples,
+            event.batch.trained.prompts,
+            trainer.roles.tokenizer,
+            count=trainer.settings.num_samples,
             entropies=passes[0].entropies if passes else None,
             new_logprobs=passes[-1].logprobs if passes else None,
         )
-        self.details.write(update, describe_update(experience, [each.logprobs for each in passes], clip=clip))
-        self.samples.write(update, samples)
-        self._say_reference_error(metrics.get("objective/reference_error", 0.0))
-        self.progress.update(update, {name: metrics[metric] for name, metric in SHOWN.items() if metric in metrics})
-        self.doctor.see(update, metrics)
+        figures = describe_update(experience, [each.logprobs for each in passes], clip=trainer.settings.clip)
+        self.details.write(event.update, figures)
+        self.samples.write(event.update, samples)
+        self._warn_of_rounding(event.metrics.get("objective/reference_error", 0.0))
+        shown = {name: event.metrics[metric] for name, metric in SHOWN.items() if metric in event.metrics}
+        self.progress.update(event.update, shown)
+        self.doctor.see(event.update, event.metrics)
 
-    def _say_reference_error(self, error: float) -> None:
+    def drop(self, update: int) -> None:
+        """Write the row of an update that the guard dropped."""
+        guard = self.trainer.guard
+        assert guard is not None
+        self.metrics.write(update, {**guard.metrics(), "policy/optimizer_steps": 0})
+
+    def _warn_of_rounding(self, error: float) -> None:
         """Warn if the KL is measured against a reference that rounding has changed."""
-        held = self.config.runtime.frozen_dtype
+        held = self.trainer.settings.config.runtime.frozen_dtype
         if error > MAX_REFERENCE_ERROR and held not in ("auto", "fp32"):
             self.progress.say(
                 f"Held in {held}, the reference differs from the policy by {error:.2g} nats per token before the first "
                 "step, and every KL by as much; runtime.frozen_dtype=auto rounds only what changes no result."
             )
+
+    def _flops(self, batch: SampledBatch, result: UpdateResult) -> dict[str, float]:
+        """The FLOPs of the current update's phases."""
+        trainer, rollout = self.trainer, batch.trained.rollout
+        # An update that lost responses can have fewer of them than minibatches.
+        steps_per_pass = min(trainer.settings.num_minibatches, rollout.num_responses)
+        after_last = trainer.settings.estimation.value_after_last
+        evaluated: Evaluated = still_to_evaluate(rollout, trainer.models, value_after_last=after_last)
+        return self._costs.metrics(
+            rollout,
+            sampled=batch.rollouts,
+            evaluated="nothing" if result.reused_first_pass else evaluated,
+            num_passes=result.num_gradients / steps_per_pass,
+            train_policy=trainer.trains_policy,
+            num_critic_passes=result.num_critic_gradients / steps_per_pass,
+            num_readings=int(trainer.settings.measures_distance),
+        )
+
+    @cached_property
+    def _costs(self) -> Costs:
+        recomputes = self.trainer.run_settings.config.runtime.activation_checkpointing
+        return Costs.of(self.trainer.roles, recomputes=recomputes)
 
 
 def _reward_error(reward: WeightedReward) -> dict[str, float]:
@@ -153,8 +197,9 @@ def _reward_error(reward: WeightedReward) -> dict[str, float]:
 
 
 @contextmanager
-def ppo_log(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop) -> Iterator[PpoLog]:
+def ppo_log(config: Config, run: Run, trainer: Trainer, loop: CheckpointedLoop) -> Iterator[PpoLog]:
     """Open the logs of a run, print the schedule and the stop tokens, and flush the logs before each checkpoint."""
+    roles = trainer.roles
     with (
         Progress("ppo", total=config.ppo.num_updates, done=loop.done) as progress,
         open_loggers(config, run, warn=progress.say) as loggers,
@@ -170,15 +215,157 @@ def ppo_log(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop) -> I
         doctor = LiveDoctor(
             run.folder, run.facts, config.model_dump(mode="json"), say=progress.say, advice=field_advice
         )
-        yield PpoLog(
-            config,
-            roles,
-            metrics,
-            details,
-            samples,
-            evaluations,
-            critic_checks,
-            progress,
-            doctor,
-            is_kept=run.ranks.is_first,
+        yield PpoLog(trainer, metrics, details, samples, evaluations, critic_checks, progress, doctor)
+
+
+@dataclass(frozen=True)
+class ForwardCost:
+    """The FLOPs of a model's passes: 2 per weight and token, without the attention products.
+
+    A backward pass costs as much for the gradient of the inputs, and again for that of the weights that are trained.
+
+    Attributes:
+        per_token: Weights used for every token: all except the embeddings, which are looked up.
+        per_action: Weights of the output layer, which is only computed at actions.
+        frozen_per_token: The part of `per_token` that no training changes, under an adapter.
+        frozen_per_action: The same of the output layer.
+
+    Source: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1.
+    """
+
+    per_token: int = 0
+    per_action: int = 0
+    frozen_per_token: int = 0
+    frozen_per_action: int = 0
+
+    @classmethod
+    def of(cls, model: LanguageModel | ScalarModel | None) -> ForwardCost:
+        """The cost of a model; 0 for None."""
+        if model is None:
+            return cls()
+        pretrained = model.causal if isinstance(model, LanguageModel) else model.classifier
+        output = pretrained.get_output_embeddings()
+        layer = list(output.parameters()) if isinstance(output, nn.Linear) else []
+        looked_up = [each.weight for each in pretrained.modules() if isinstance(each, nn.Embedding)]
+        excluded = {id(each) for each in (*layer, *looked_up)}  # a tied output layer is both
+        inner = [each for each in pretrained.parameters() if id(each) not in excluded]
+        return cls(*(num_weights(each) for each in (inner, layer, filter(is_frozen, inner), filter(is_frozen, layer))))
+
+    def flops(self, num_tokens: int, num_actions: int) -> float:
+        """The FLOPs of a forward pass."""
+        return 2.0 * (self.per_token * num_tokens + self.per_action * num_actions)
+
+    def backward_flops(self, num_tokens: int, num_actions: int) -> float:
+        """The FLOPs of a backward pass."""
+        frozen = 2.0 * (self.frozen_per_token * num_tokens + self.frozen_per_action * num_actions)
+        return 2 * self.flops(num_tokens, num_actions) - frozen
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The forward costs of a run's models.
+
+    Attributes:
+        policy: Policy and shared critic.
+        critic: A separate critic.
+        reference: The reference.
+        rewards: The sum of the reward models.
+        recomputes: Activations are recomputed in the backward pass.
+        judges: The sum of the reward models of weight 0; not part of the update's cost. None if there are none.
+    """
+
+    policy: ForwardCost
+    critic: ForwardCost
+    reference: ForwardCost
+    rewards: ForwardCost
+    recomputes: bool = False
+    judges: ForwardCost | None = None
+
+    @classmethod
+    def of(cls, roles: Roles, *, recomputes: bool) -> Costs:
+        """The costs of a run's models."""
+        return cls(
+            policy=ForwardCost.of(roles.actor_critic.policy),
+            critic=ForwardCost.of(roles.actor_critic.critic),
+            reference=ForwardCost.of(roles.reference),
+            rewards=_scoring(roles.reward.weighted_models),
+            recomputes=recomputes,
+            judges=_scoring(roles.reward.judges) if roles.reward.judges else None,
         )
+
+    def metrics(
+        self,
+        rollout: Rollout,
+        *,
+        sampled: Sequence[Rollout] = (),
+        evaluated: Evaluated,
+        num_passes: float,
+        train_policy: bool,
+        num_critic_passes: float = 0.0,
+        num_readings: int = 0,
+    ) -> dict[str, float]:
+        """`flops/PHASE`, their sum in steps of supervised fine-tuning on the same tokens, and the judges' FLOPs.
+
+        Args:
+            rollout: The responses that the update trains on.
+            sampled: Everything that was sampled and scored; empty for the same responses.
+            evaluated: The models that needed a separate forward pass for old log probabilities and values.
+            num_passes: Epochs of gradients of the total loss; can be a fraction.
+            train_policy: False if only the critic was trained.
+            num_critic_passes: Further epochs of the critic alone; can be a fraction. For a shared head they are forward
+                passes through the trunk.
+            num_readings: Forward passes after the epochs.
+        """
+        size = (rollout.num_tokens, rollout.num_actions)
+        sizes = [(each.num_tokens, each.num_actions) for each in sampled] if sampled else [size]
+        whole = tuple(sum(counts) for counts in zip(*sizes, strict=True))
+        policy, critic = self.policy.flops(*size), self.critic.flops(*size)
+        again = 1 + self.recomputes
+        policy_trained = again * policy + self.policy.backward_flops(*size)
+        critic_trained = again * critic + self.critic.backward_flops(*size)
+        phases = {
+            "rollout": self.policy.flops(*whole),
+            "reward": self.rewards.flops(*whole),
+            "experience": self.reference.flops(*size)
+            + {"nothing": 0.0, "critic": critic, "all": policy + critic}[evaluated],
+            "train": num_passes * ((policy_trained if train_policy else policy) + critic_trained)
+            + num_readings * (policy + critic)
+            + num_critic_passes * (critic_trained if critic else self.policy.flops(size[0], 0)),
+        }
+        sft_step = policy + self.policy.backward_flops(*size)
+        total = sum(phases.values()) / sft_step
+        if self.judges is not None:
+            phases["judge"] = self.judges.flops(*whole)
+        return {**{f"flops/{name}": flops for name, flops in phases.items()}, "cost/sft_steps": total}
+
+
+def _scoring(models: Mapping[str, ScoringModel]) -> ForwardCost:
+    return ForwardCost(sum(ForwardCost.of(each.model).per_token for each in models.values()))
+
+
+def write_roles(run: Run, roles: Roles) -> None:
+    """Write `roles.json`: parameters and bytes per model; adapter bases are listed separately."""
+    trained = {"policy": roles.actor_critic.policy, "critic": roles.actor_critic.critic}
+    frozen = {"reference": roles.reference, **{f"reward: {name}": e.model for name, e in roles.reward.models.items()}}
+    models = {name: list(model.parameters()) for name, model in {**trained, **frozen}.items() if model is not None}
+    kept = state_bytes(unwrapped(roles.optimizer))
+    bases = {weight for weights in models.values() for weight in weights if is_frozen(weight)}
+    sizes = {"base": _role(bases, trained=False)} if bases else {}
+    for name, weights in models.items():
+        own = [weight for weight in weights if weight not in bases]
+        sizes[name] = _role(own, trained=name in trained, kept=kept)
+    for name, each in roles.reward.models.items():
+        if (error := each.model.rounding_error) is not None:
+            sizes[f"reward: {name}"]["rounding_error"] = error
+    replace_file(run.folder / ROLES_FILE, [json.dumps(sizes, indent=2).encode()])
+
+
+def _role(
+    weights: Collection[Tensor], *, trained: bool, kept: Mapping[nn.Parameter, int] | None = None
+) -> dict[str, Any]:
+    return {
+        "parameters": num_weights(weights),
+        "weights_bytes": sum(each.nbytes for each in weights),
+        "optimizer_bytes": sum((kept or {}).get(cast(nn.Parameter, each), 0) for each in weights) if trained else 0,
+        "trained": trained,
+    }

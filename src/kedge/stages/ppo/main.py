@@ -7,9 +7,9 @@ Source: PPO algorithm 1; spec §§4–6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any, TypeAlias
+from typing import Any
 
 from kedge.config import Config
 from kedge.data import PromptStream
@@ -22,29 +22,21 @@ from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.resuming import finished_run
 from kedge.runs.run import Resume, Run, open_run
-from kedge.runs.training import Callback, Watcher, stage_loop
+from kedge.runs.training import Callback, stage_loop
 from kedge.stages.planning.compared import compared
-from kedge.stages.ppo.ahead import SamplingAhead, check_ahead, choose_sampling, with_background
-from kedge.stages.ppo.costs import write_roles
-from kedge.stages.ppo.early_end import EarlyEnd
-from kedge.stages.ppo.engines import Publisher
-from kedge.stages.ppo.guarding import guarded_update, marking_changes, new_guard
-from kedge.stages.ppo.log import ppo_log
-from kedge.stages.ppo.measuring import Measurements
+from kedge.stages.ppo.ahead import check_ahead, open_sampling, with_background
+from kedge.stages.ppo.critics import with_saved_critic
+from kedge.stages.ppo.log import Event, ppo_log, write_roles
+from kedge.stages.ppo.measurements import Measurements
+from kedge.stages.ppo.observers import new_guard, observers_of
 from kedge.stages.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles
-from kedge.stages.ppo.saved_critic import with_saved_critic
-from kedge.stages.ppo.settings import coefficients_of, value_warmup_of
-from kedge.stages.ppo.steps import PpoSteps
-from kedge.system.ranks import adaptive_part
+from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.resume import CheckpointedLoop
 from kedge.training.checkpoint.run_state import TrainingState
 from kedge.training.runtime import memory_in_use, stream_seed
 
 __all__ = ["PpoResult", "run_ppo"]
-
-AfterUpdate: TypeAlias = Callable[[int, Mapping[str, float]], None]
-"""Called with each update that was not dropped, and its metrics."""
 
 
 @ends_in_one_line("ppo")
@@ -94,7 +86,7 @@ def run_ppo(
     with resumable(config, run.folder, "ppo"), closing(roles.engine):
         try:
             with stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop:
-                train(config, run, roles, loop, _watching(config, run, roles, loop, callback, on_update))
+                train(config, run, roles, loop, callback=callback, on_update=on_update)
                 outcome = loop.summary()
         except KedgeError as error:
             fits = not isinstance(error, OutOfMemoryError)
@@ -111,88 +103,40 @@ def train(
     run: Run,
     roles: Roles,
     loop: CheckpointedLoop,
-    after_update: AfterUpdate,
+    *,
+    callback: Callback | None = None,
+    on_update: Callable[[int, Roles], None] = lambda update, roles: None,
 ) -> None:
     """The PPO loop: each update samples, scores, estimates advantages, and improves policy and critic."""
-    warmup = value_warmup_of(config)
-    steps, coefficients = PpoSteps(config, run, roles, warmup), coefficients_of(config)
+    trainer = Trainer.of(config, run, roles)
     seed = stream_seed(config.runtime.seed, "prompts")
     prompts = PromptStream(roles.prompts, seed=seed, curriculum=config.data.curriculum, mixture=roles.mixture)
-    with ppo_log(config, run, roles, loop) as log:
-        guard = new_guard(config, run, roles, loop, warn=log.progress.say)
-        allows = marking_changes(guard, loop)
-        sampling = choose_sampling(prompts, steps, check=guard.check_rollout, say=log.progress.say)
-        ahead = sampling if isinstance(sampling, SamplingAhead) else None
-        measurements, ending = Measurements(steps, log, loop), EarlyEnd(config, loop.best)
-        publisher = Publisher(roles.engine, roles.actor_critic.policy, merged=config.rollout.engine == "vllm")
-        resumed = {"prompts": prompts, "coefficients": coefficients, "guard": guard, "missing EOS": roles.missing_eos}
-        resumed |= {**measurements.state, **ending.state, **warmup.state}
-        added = adaptive_part(run.micro_batch_tokens)
-        loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer, resumed, ahead, added))
+    with ppo_log(config, run, trainer, loop) as log:
+        guard = trainer.guard = new_guard(config, run, roles, loop, warn=log.progress.say)
+        sampling = open_sampling(prompts, trainer, loop, say=log.progress.say)
+        measurements = Measurements(trainer, log, loop)
+        observers = observers_of(trainer, measurements, log, loop, callback=callback, on_update=on_update)
+        loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer))
 
-        for update in loop.steps(config.ppo.num_updates, until=ending.reason):
-            metrics: dict[str, float] = {}
-            with guarded_update(config, update, warmup, guard, loop, log.metrics):
-                clock, now = Stopwatch(run.device), steps.at(update, coefficients)
-                published = publisher.catch_up(update - 1)
-
-                with log.saying_missing_eos():
-                    batch = sampling.batch(now, update, clock)  # prompts, responses and their scores
-                measurements.at_start(coefficients, clock)
-
+        for update in loop.steps(config.ppo.num_updates):
+            clock = Stopwatch(run.device)
+            with guard.watching(update):
+                trainer.begin(update)
+                batch = sampling.batch(update, clock)  # prompts, responses and their scores
+                measurements.at_start(clock)
                 with clock.phase("experience"):
-                    learner = now.learner(update, coefficients)
-                    learner.find_tokens(batch.trained.rollout, roles.optimizer)
-                    reused = None if batch.is_flat else learner  # whose pass no step would use
-                    experience = now.collect(batch.trained, coefficients, learner=reused)
-                    guard.check_experience(experience)
-
+                    experience = trainer.estimate(batch.trained, takes_steps=not batch.is_flat)
                 with clock.phase("train"):
-                    result = now.improve(
-                        learner, experience, coefficients, update, check_step=allows, is_flat=batch.is_flat
-                    )
-                    moved = now.distance_moved(learner, experience)
-                published |= publisher.publish(update)
-
-                metrics = {
-                    **log.describe(update, batch, experience, result),
-                    **moved,
-                    **coefficients.metrics(),
-                    **roles.missing_eos.metrics(),
-                    **guard.metrics(),
-                    **now.costs(batch, learner, result, update),
-                    **now.metrics(update, batch),
-                    **clock.metrics(num_tokens=batch.num_tokens),
-                    **published,
-                    **sampling.metrics(),
-                    **memory_in_use(run.device),
-                    **measurements.metrics(update, coefficients),
-                }
-                log.write(update, metrics, experience, batch.trained.prompts, result)
-                if now.trains_policy(update) and not result.refused:
-                    coefficients.adapt(metrics, num_responses=experience.num_rows)
-                measurements.sample_fixed(update, coefficients)
-                loop.see(update, metrics)
-                ending.see(metrics)
-                if line := warmup.see(update, metrics):
-                    log.progress.say(line)
-            if not guard.dropped:
-                after_update(update, metrics)
-
-
-def _watching(
-    config: Config,
-    run: Run,
-    roles: Roles,
-    loop: CheckpointedLoop,
-    callback: Callback | None,
-    on_update: Callable[[int, Roles], None],
-) -> AfterUpdate:
-    """Calls both functions with an update."""
-    watcher, total = Watcher(callback, roles.actor_critic.policy.causal, roles.tokenizer), config.ppo.num_updates
-
-    def see(update: int, metrics: Mapping[str, float]) -> None:
-        watcher.see(loop, update, metrics, stage="ppo", num_updates=total, folder=run.shared_folder)
-        on_update(update, roles)
-
-    return see
+                    result = trainer.improve(experience, takes_steps=not batch.is_flat)
+            if guard.dropped:
+                log.drop(update)
+                continue
+            metrics = {
+                **log.describe(batch, experience, result),
+                **clock.metrics(num_tokens=batch.num_tokens),
+                **sampling.metrics(),
+                **memory_in_use(run.device),
+            }
+            event = Event(update, metrics, batch, experience, result)
+            for observer in observers:
+                observer.after_update(event)

@@ -11,8 +11,10 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.data import Mixture, Prompt, encode_example, room_for_prompt
 from kedge.data.fields import columns_of
+from kedge.data.prompts import difficulties
 from kedge.data.readers import read_demonstrations
 from kedge.data.sources import Sources
+from kedge.errors import ConfigError
 from kedge.models import (
     ActorCritic,
     LanguageModel,
@@ -30,12 +32,11 @@ from kedge.rewards.score import MissingEos
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
 from kedge.runs.frozen import bases_of, freeze_models, hold_bases_of, measuring_scores
-from kedge.runs.inputs import Rewards, configured_rewards, load_rewards
+from kedge.runs.inputs import Rewards, configured_rewards, load_prompts, load_rewards
 from kedge.runs.run import REJECTED_FILE, Run, offloads_optimizer
 from kedge.stages.evaluation.judges import Judge, load_judge
+from kedge.stages.ppo.critics import load_actor_critic
 from kedge.stages.ppo.engines import check_engine, choose_engine
-from kedge.stages.ppo.policy_and_critic import load_actor_critic
-from kedge.stages.ppo.prompts import RunPrompts, load_run_prompts
 from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pretraining_mix import PretrainingMix
@@ -59,7 +60,7 @@ class Roles:
         actor_critic: Policy and critic, if any, trained.
         reference: The initial policy, frozen; None if no KL is charged or logged.
         reward: Scores responses.
-        missing_eos: The penalty for responses without a stop token.
+        missing_eos: The penalty for responses without a stop token; None for no penalty.
         optimizer: The optimizer of policy and critic.
         pretraining: The pretraining loss of ptx mixing, or None.
     """
@@ -74,7 +75,7 @@ class Roles:
     actor_critic: ActorCritic
     reference: LanguageModel | None
     reward: WeightedReward
-    missing_eos: MissingEos
+    missing_eos: MissingEos | None
     optimizer: Optimizer
     pretraining: PretrainingMix | None
 
@@ -116,6 +117,7 @@ def load_roles(
         freeze_models(scoring, config, run)
         reference = _reference(config, run, tokenizer, bases) if config.ppo.needs_reference else None
         hold_bases_of([actor_critic, reference, *scoring], config, run.device)
+    eos_score = config.rollout.eos_score(reward_model=bool(models))
     return Roles(
         tokenizer=tokenizer,
         stop_tokens=stop_tokens,
@@ -127,7 +129,7 @@ def load_roles(
         actor_critic=actor_critic,
         reference=reference,
         reward=rewards,
-        missing_eos=MissingEos(config.rollout.eos_score(reward_model=bool(models)), config.rollout.missing_eos_mode),
+        missing_eos=None if eos_score is None else MissingEos(eos_score, config.rollout.missing_eos_mode),
         optimizer=_optimizer(config, run, actor_critic, head),
         pretraining=_load_pretraining(config, run, tokenizer, actor_critic.policy),
     )
@@ -211,3 +213,69 @@ def _load_pretraining(
         seed=config.runtime.seed,
         ranks=run.ranks,
     )
+
+
+@dataclass(frozen=True)
+class RunPrompts:
+    """The prompts of a run.
+
+    Attributes:
+        train: Prompts to train on.
+        held_out: Prompts to evaluate on; empty for a run that does not evaluate.
+        mixture: In which shares the first are drawn from their sources; None for every prompt once per pass.
+    """
+
+    train: list[Prompt]
+    held_out: list[Prompt]
+    mixture: Mixture | None
+
+    @property
+    def columns(self) -> list[list[str]]:
+        """The columns of each part that has prompts."""
+        return [list(part[0].columns) for part in (self.train, self.held_out) if part]
+
+
+def load_run_prompts(
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    room: int | None,
+    prompts: Sequence[Any] | None,
+    eval_prompts: Sequence[Any] | None,
+) -> RunPrompts:
+    """Read the prompts; hold some of them out if the run evaluates and has no prompts of its own for that.
+
+    Args:
+        config: Names the data and its limits.
+        run: Its folder receives the unusable rows.
+        tokenizer: The policy's tokenizer.
+        room: Longest prompt that the context allows.
+        prompts: Texts or rows in place of `config.data.prompts`.
+        eval_prompts: Texts or rows in place of `config.data.eval_prompts`.
+
+    Raises:
+        DataError: The data cannot be read, or a single prompt cannot be split.
+        ConfigError: Nothing is to be held out, or the held-out prompts would not be used.
+    """
+    evaluation, data = config.ppo, config.data
+    has_own = bool(data.eval_prompts) or eval_prompts is not None
+    if not evaluation.holds_out and has_own:
+        raise ConfigError("data.eval_prompts are only read with ppo.eval_every or ppo.critic_check; neither is set")
+    records = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
+    held_out: list[Prompt] = []
+    rows: list[int] | None = None
+    if evaluation.holds_out and has_own:
+        every = load_prompts(config, run, tokenizer, room=room, prompts=eval_prompts, role="eval_prompts")
+        held_out = every[: evaluation.num_held_out]
+        run.data.add("eval_prompts", used=len(held_out))
+    elif evaluation.holds_out:
+        if not data.eval_fraction:
+            field = "eval_every" if evaluation.eval_every is not None else "critic_check"
+            raise ConfigError(f"ppo.{field} needs held-out prompts: set data.eval_prompts, or data.eval_fraction > 0")
+        share = min(data.eval_fraction, evaluation.num_held_out / len(records))
+        split = run.data.split("prompts", records, config, fraction=share)
+        records, held_out, rows = split.train, split.eval, split.train_rows
+    if data.curriculum is not None:
+        difficulties(records, data.curriculum)
+    return RunPrompts(records, held_out, run.data.mixture("prompts", config, rows))

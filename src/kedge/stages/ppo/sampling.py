@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kedge.algorithm.experience import Rollout
+from kedge.algorithm.group_advantages import GroupScores, group_scores
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
+from kedge.logs.experience_metrics import describe_responses
+from kedge.logs.group_metrics import describe_groups
 from kedge.logs.stopwatch import Stopwatch
 from kedge.rewards.score import ScoredRollout, join_scored
-from kedge.stages.ppo.batch import SampledBatch
-from kedge.stages.ppo.steps import PpoSteps
+from kedge.stages.ppo.trainer import Trainer
 
-__all__ = ["Prompts", "Sampling", "next_round_size"]
+__all__ = ["Prompts", "SampledBatch", "Sampling", "next_round_size"]
 
 
 class Prompts(Protocol):
@@ -33,28 +35,62 @@ class Prompts(Protocol):
         ...
 
 
-@dataclass
-class _Round:
-    """A round of sampling.
+@dataclass(frozen=True)
+class SampledBatch:
+    """The responses of an update.
 
     Attributes:
-        prompts: Its prompts.
-        drawn: The responses.
-        greedy: The greedy response to each prompt, if the advantage needs its score.
-        scored: The responses that have a score; None if no response has one.
-        failures: The failed calls of reward functions, if no response has a score; else they are in `scored`.
+        prompts: The prompts that were drawn; the groups are numbered by their places.
+        rollouts: Everything that was sampled, greedy responses included.
+        num_sampled: Responses that were sampled, without the greedy ones.
+        scored: The responses that have a score and, if it is needed, a greedy response that has one.
+        trained: The responses that the update trains on, or only evaluates if it `is_flat`.
+        is_flat: Groups without spread were to be left out, and no other group was found: no step is taken.
+        num_rounds: Rounds of sampling.
     """
 
-    prompts: list[Prompt]
-    drawn: Rollout
-    greedy: Rollout | None = None
-    scored: ScoredRollout | None = None
-    failures: list[Mapping[str, float]] = field(default_factory=list)
+    prompts: Sequence[Prompt]
+    rollouts: Sequence[Rollout]
+    num_sampled: int
+    scored: ScoredRollout
+    trained: ScoredRollout
+    is_flat: bool = False
+    num_rounds: int = 1
 
     @property
-    def rollouts(self) -> list[Rollout]:
-        """Everything that was sampled."""
-        return [self.drawn] if self.greedy is None else [self.drawn, self.greedy]
+    def num_tokens(self) -> int:
+        """Tokens of prompts and responses that were sampled, without padding."""
+        return sum(rollout.num_tokens for rollout in self.rollouts)
+
+    @property
+    def num_scored(self) -> int:
+        """Responses that have a score, and could be trained on."""
+        return self.scored.rollout.num_responses
+
+    @property
+    def num_unused(self) -> int:
+        """Responses that have a score, and that the update does not train on."""
+        return self.num_scored if self.is_flat else self.num_scored - self.trained.rollout.num_responses
+
+    @property
+    def groups(self) -> GroupScores:
+        """The scores by prompt."""
+        return group_scores(self.scored.total_scores, self.scored.rollout.group)
+
+    def metrics(self) -> dict[str, float]:
+        """Terms of the reward, spread of the groups, and figures of all responses if not all are trained on."""
+        rollout, scores = self.scored.rollout, self.scored.total_scores
+        groups = describe_groups(rollout, scores)
+        if groups:
+            groups["group/resamples"] = self.num_rounds - 1
+            groups["group/sampled"] = self.num_sampled
+            groups["group/unused"] = self.num_unused
+        return {
+            **(describe_responses(rollout, scores) if self.num_unused else {}),
+            **self.scored.metrics(),
+            "reward/unscored": float(self.num_sampled - self.num_scored),
+            **groups,
+        }
 
 
 class Sampling:
@@ -62,84 +98,106 @@ class Sampling:
 
     Args:
         prompts: The stream of prompts. How many an update draws depends on the scores.
+        trainer: Samples and scores.
         check: Called with the responses of each round before they are scored.
         say: Prints a line to the user.
     """
 
-    def __init__(self, prompts: Prompts, *, check: Callable[[Rollout], None], say: Callable[[str], None]) -> None:
-        self._prompts, self._check, self._say = prompts, check, say
-        self._said: set[str] = set()
+    def __init__(
+        self,
+        prompts: Prompts,
+        trainer: Trainer,
+        *,
+        check: Callable[[Rollout], None] = lambda _: None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._prompts = prompts
+        self._trainer = trainer
+        self._check = check
+        self._say = say
+        self._shown: set[str] = set()
+        self._published: Mapping[str, float] = {}
 
-    def batch(self, now: PpoSteps, update: int, clock: Stopwatch) -> SampledBatch:
+    def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
         """The responses of an update.
 
         Args:
-            now: The update's steps.
-            update: Its number.
+            update: Its number, from 1.
             clock: Times the phases `rollout` and `reward`.
 
         Raises:
             RewardError: A reward failed or returned invalid scores.
             UnscoredError: No response of the first round has a score.
         """
-        wanted, size = now.config.rollout.num_prompts, now.config.rollout.num_prompts
-        mode = now.config.ppo.constant_groups if now.trains_policy(update) else "keep"
-        rounds: list[_Round] = []
-        while True:
-            rounds.append(self._round(now, update, len(rounds), size, clock))
-            batch = _join(rounds, pad_id=now.pad_id)
-            found = int(batch.groups.has_spread.sum())
-            if mode != "resample" or found >= wanted or len(rounds) > now.config.ppo.max_resamples:
-                break
-            size = next_round_size(wanted, len(batch.prompts), found)
-        return batch if mode == "keep" else self._with_spread(batch, wanted, update)
+        self._published = self._trainer.publish(update - 1)
+        return self.sampled(self._trainer, clock)
 
     def metrics(self) -> dict[str, float]:
-        """Nothing: the clock of `batch` has it all."""
-        return {}
+        """What sending the weights to the engine took; the clock of `batch` has the rest."""
+        return dict(self._published)
 
-    def _round(self, now: PpoSteps, update: int, number: int, size: int, clock: Stopwatch) -> _Round:
-        """Draw prompts, sample and score; with a greedy response per prompt if the advantage needs its score."""
-        stream = ("resample", number) if number else ()
-        with clock.phase("rollout"):
-            prompts = self._prompts.next(size)
-            done = _Round(prompts, now.sample(prompts, update, *stream))
-        try:
-            done.scored = self._score(now, done.drawn, prompts, update, *stream, clock=clock)
-            if now.needs_baseline:
-                done.scored = self._compared(now, done, done.scored, update, *stream, clock=clock)
-        except UnscoredError as error:
-            if number == 0:
-                raise
-            done.scored = None
-            done.failures.append(error.failures)
-        return done
-
-    def _compared(
-        self, now: PpoSteps, part: _Round, scored: ScoredRollout, update: int, *stream: str | int, clock: Stopwatch
-    ) -> ScoredRollout:
-        """The responses that have a score together with the greedy response to their prompt."""
-        with clock.phase("rollout"):
-            part.greedy = now.sample_greedy(part.prompts, update)
-        try:
-            greedy = self._score(now, part.greedy, part.prompts, update, *stream, "greedy", clock=clock)
-        except UnscoredError:
-            part.failures.append(scored.terms.failures)
-            raise
-        return scored.compared_with(greedy)
+    def sampled(self, trainer: Trainer, clock: Stopwatch) -> SampledBatch:
+        """The responses of the trainer's current update; arguments and exceptions as for `batch`."""
+        wanted = size = trainer.settings.num_prompts
+        mode = trainer.settings.constant_groups if trainer.trains_policy else "keep"
+        prompts: list[Prompt] = []
+        rollouts: list[Rollout] = []
+        parts: list[ScoredRollout] = []
+        failures: list[Mapping[str, float]] = []
+        num_sampled = num_rounds = 0
+        while True:
+            with clock.phase("rollout"):
+                drawn = self._prompts.next(size)
+                names = ("resample", num_rounds) if num_rounds else ()
+                sampled = [trainer.sample(drawn, "rollout", trainer.update, *names)]
+            try:
+                scored = self._score(trainer, sampled, drawn, names, failures, clock)
+                parts.append(scored.renumbered(len(prompts)))
+            except UnscoredError as error:
+                if not num_rounds:
+                    raise
+                failures.append(error.failures)
+            prompts += drawn
+            rollouts += sampled
+            num_sampled += sampled[0].num_responses
+            num_rounds += 1
+            scored = join_scored(parts, pad_id=trainer.pad_id)
+            if failures:
+                scored = replace(scored, terms=scored.terms.with_failures(*failures))
+            batch = SampledBatch(prompts, rollouts, num_sampled, scored, scored, num_rounds=num_rounds)
+            if mode == "keep":
+                return batch
+            found = int(batch.groups.has_spread.sum())
+            if mode == "drop" or found >= wanted or num_rounds > trainer.settings.max_resamples:
+                return self._with_spread(batch, wanted, trainer.update)
+            size = next_round_size(wanted, len(prompts), found)
 
     def _score(
         self,
-        now: PpoSteps,
-        rollout: Rollout,
+        trainer: Trainer,
+        sampled: list[Rollout],
         prompts: Sequence[Prompt],
-        update: int,
-        *stream: str | int,
+        names: tuple[str | int, ...],
+        failures: list[Mapping[str, float]],
         clock: Stopwatch,
     ) -> ScoredRollout:
+        """Score a round's responses; if the advantage needs it, sample and score a greedy response to each prompt."""
+        names = ("reward", trainer.update, *names)
         with clock.phase("reward"):
-            self._check(rollout)
-            return now.score(rollout, prompts, update, *stream)
+            self._check(sampled[0])
+            scored = trainer.score(sampled[0], prompts, *names)
+        if not trainer.settings.needs_baseline:
+            return scored
+        with clock.phase("rollout"):
+            sampled.append(trainer.sample(prompts, groups=range(len(prompts)), greedy=True))
+        with clock.phase("reward"):
+            self._check(sampled[1])
+            try:
+                greedy = trainer.score(sampled[1], prompts, *names, "greedy")
+            except UnscoredError:
+                failures.append(scored.terms.failures)
+                raise
+        return scored.compared_with(greedy)
 
     def _with_spread(self, batch: SampledBatch, wanted: int, update: int) -> SampledBatch:
         """The same responses; the update trains on the first `wanted` groups with spread."""
@@ -153,15 +211,15 @@ class Sampling:
         return batch
 
     def _report(self, batch: SampledBatch, found: int, wanted: int, update: int) -> None:
-        """Say, once of each kind, how many responses are not trained on, and that groups are missing."""
-        groups, rounds = len(batch.groups.group), batch.num_rounds
-        constant = int((~batch.groups.has_spread).sum())
+        """Print, once of each kind, how many responses are not trained on, and that groups are missing."""
+        rounds = batch.num_rounds
+        has_spread = batch.groups.has_spread
         if batch.num_unused:
             more = f" after {rounds} rounds of sampling" if rounds > 1 else ""
             self._once(
                 "unused",
-                f"update {update}: the responses of {constant} of {groups} groups all score the same{more}; "
-                f"{batch.num_unused} of {batch.num_scored} responses are not trained on",
+                f"update {update}: the responses of {int((~has_spread).sum())} of {len(has_spread)} groups all score "
+                f"the same{more}; {batch.num_unused} of {batch.num_scored} responses are not trained on",
             )
         if batch.is_flat:
             self._once("flat", f"update {update}: no group has spread, and no step is taken")
@@ -169,8 +227,8 @@ class Sampling:
             self._once("short", f"update {update}: ppo.max_resamples is reached with {found} of {wanted} groups")
 
     def _once(self, kind: str, line: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._shown:
+            self._shown.add(kind)
             self._say(f"{line} (shown once; later updates: group/… in metrics.jsonl).")
 
 
@@ -183,19 +241,3 @@ def next_round_size(wanted: int, drawn: int, found: int) -> int:
         found: Groups with spread among them.
     """
     return min(wanted, math.ceil((wanted - found) * drawn / found)) if found else wanted
-
-
-def _join(rounds: Sequence[_Round], *, pad_id: int) -> SampledBatch:
-    """All rounds as one; the groups are numbered by the places of their prompts among those of all rounds."""
-    prompts: list[Prompt] = []
-    parts: list[ScoredRollout] = []
-    for each in rounds:
-        if each.scored is not None:
-            parts.append(each.scored.renumbered(len(prompts)))
-        prompts += each.prompts
-    rollouts = [rollout for each in rounds for rollout in each.rollouts]
-    scored = join_scored(parts, pad_id=pad_id)
-    lost = [failures for each in rounds for failures in each.failures]
-    scored = replace(scored, terms=scored.terms.with_failures(*lost))
-    num_sampled = sum(each.drawn.num_responses for each in rounds)
-    return SampledBatch(prompts, rollouts, num_sampled, scored, scored, num_rounds=len(rounds))

@@ -1,6 +1,11 @@
-"""Builds the advantage estimator, the coefficients and the objective from the configuration."""
+"""The settings of PPO's updates, resolved once per run from the configuration."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
 
 from kedge.algorithm.advantages import (
     Advantage,
@@ -20,25 +25,24 @@ from kedge.algorithm.group_advantages import (
     ProcessAdvantage,
 )
 from kedge.algorithm.policy_losses import Surrogate, named_surrogate
-from kedge.config import Config, scheduled_values
-from kedge.training.controllers import Coefficients, Controllers
+from kedge.config import Config, config_at, scheduled_values
+from kedge.rollout import Estimation
+from kedge.training.controllers import Coefficients, Controllers, ValueWarmup
 from kedge.training.objective import Objective
-from kedge.training.value_warmup import ValueWarmup
+from kedge.training.optimizer import Schedule, learning_rate_at
 
 __all__ = [
+    "PpoSettings",
     "advantage_of",
     "coefficients_of",
     "controllers_of",
-    "follow_schedules",
     "learns_in_returns_std",
-    "objective_of",
-    "process_advantage_of",
-    "reward_kl_coef",
-    "surrogate_of",
     "value_bins_of",
     "value_warmup_of",
 ]
 
+IMPORTANCE_CAP = 2.0
+"""`ppo.importance_cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
 ZIEGLER_HORIZON = 10_000
 MIN_SPREAD = 1e-4
 """Returns whose standard deviation is a smaller share of their root mean square are treated as constant: rounding is
@@ -46,6 +50,186 @@ then a visible part of their differences."""
 MIN_SHARE_OF_ERROR = 0.1
 """The value loss's unit is at least this share of the critic's RMS error, so that the loss starts at ½ · 10² = 50 or
 less; the standard deviation of scores that are almost all equal would multiply it by up to a million."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoSettings:
+    """The settings of an update; `at` returns those of another one.
+
+    Attributes:
+        seed: The run's seed, from which every random stream is derived.
+        num_updates: Updates of the run.
+        num_prompts: Prompts per update.
+        num_responses: Responses per prompt.
+        max_new_tokens: Longest response, in tokens.
+        temperature: Divides the logits.
+        constant_groups: Treatment of groups of responses that all score the same.
+        max_resamples: Additional rounds of sampling.
+        max_staleness: Updates between the weights that sample and those that are trained.
+        gamma: Discount of the rewards.
+        estimation: How scores become advantages, without the current coefficients.
+        num_epochs: Epochs over an update's experience.
+        num_minibatches: Optimizer steps per epoch.
+        num_critic_epochs: Passes of the critic per epoch.
+        max_grad_norm: Largest gradient norm; None or 0 for no clipping.
+        early_stop_kl: Approximate KL that ends the policy's steps of an update, nats per action.
+        learning_rate: The policy's peak learning rate.
+        critic_learning_rate: The critic's; None for the same.
+        learning_rate_schedule: Shape of the learning rate after its rise.
+        warmup_fraction: Share of the updates in which it rises.
+        loss: The total loss, without the current coefficients and the unit of the returns.
+        surrogate: The policy loss, given the coefficient of its KL penalty.
+        kl_in: Where the KL to the reference is charged.
+        learns_in_returns_std: The unit of the value loss is the standard deviation of the returns.
+        clip: The limits (ε, ε_high) of single tokens' ratios; None if no token has such limits.
+        measures_distance: A controller needs the distance that each update moves the policy.
+        num_samples: Responses to log in full.
+        scheduled: The scheduled fields with their values in this update.
+        exact: The engine's log probabilities equal the trainer's.
+        config: The run's configuration.
+    """
+
+    seed: int
+    num_updates: int
+    num_prompts: int
+    num_responses: int
+    max_new_tokens: int
+    temperature: float
+    constant_groups: Literal["keep", "drop", "resample"]
+    max_resamples: int
+    max_staleness: int
+    gamma: float
+    estimation: Estimation
+    num_epochs: int
+    num_minibatches: int
+    num_critic_epochs: int
+    max_grad_norm: float | None
+    early_stop_kl: float | None
+    learning_rate: float
+    critic_learning_rate: float | None
+    learning_rate_schedule: Schedule
+    warmup_fraction: float
+    loss: Objective
+    surrogate: partial[Surrogate]
+    kl_in: Literal["reward", "loss"]
+    learns_in_returns_std: bool
+    clip: tuple[float, float] | None
+    measures_distance: bool
+    num_samples: int
+    scheduled: Mapping[str, float]
+    exact: bool
+    config: Config
+
+    @classmethod
+    def of(cls, config: Config, *, exact: bool, scheduled: Mapping[str, float] | None = None) -> PpoSettings:
+        """The settings of a configuration.
+
+        Args:
+            config: The configuration, of which scheduled fields have their values of an update.
+            exact: The engine's log probabilities equal the trainer's.
+            scheduled: The scheduled fields' values.
+        """
+        ppo, rollout = config.ppo, config.rollout
+        surrogate = partial(
+            named_surrogate,
+            ppo.policy_loss,
+            clip_range=ppo.clip_range,
+            clip_range_high=ppo.clip_range_high,
+            dual_clip=ppo.dual_clip,
+        )
+        high = ppo.clip_range_high
+        clip = (ppo.clip_range, ppo.clip_range if high is None else high)
+        is_clipped = ppo.policy_loss == "clipped" and ppo.ratio == "token"
+        return cls(
+            seed=config.runtime.seed,
+            num_updates=ppo.num_updates,
+            num_prompts=rollout.num_prompts,
+            num_responses=rollout.num_responses,
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature,
+            constant_groups=ppo.constant_groups,
+            max_resamples=ppo.max_resamples,
+            max_staleness=rollout.max_staleness,
+            gamma=ppo.gamma,
+            estimation=_estimation_of(config, exact=exact),
+            num_epochs=ppo.num_epochs,
+            num_minibatches=ppo.num_minibatches,
+            num_critic_epochs=ppo.num_critic_epochs,
+            max_grad_norm=ppo.max_grad_norm,
+            early_stop_kl=ppo.early_stop_kl,
+            learning_rate=ppo.learning_rate,
+            critic_learning_rate=ppo.critic_learning_rate,
+            learning_rate_schedule=ppo.schedule,
+            warmup_fraction=ppo.warmup_fraction,
+            loss=_loss_of(config, surrogate(kl_coef=ppo.surrogate_kl_coef)),
+            surrogate=surrogate,
+            kl_in=ppo.kl_in,
+            learns_in_returns_std=learns_in_returns_std(config),
+            clip=clip if is_clipped else None,
+            measures_distance=ppo.policy_loss == "kl_penalty_adaptive",
+            num_samples=config.runtime.num_samples,
+            scheduled=scheduled or {},
+            exact=exact,
+            config=config,
+        )
+
+    def at(self, update: int) -> PpoSettings:
+        """The settings of an update, called on those of the run; the same without schedules."""
+        if not self.config.schedules:
+            return self
+        values = scheduled_values(self.config, update)
+        return PpoSettings.of(config_at(self.config, update), exact=self.exact, scheduled=values)
+
+    @property
+    def needs_baseline(self) -> bool:
+        """True if the advantages need the score of a greedy response to each prompt."""
+        return self.estimation.advantage.needs == "baseline"
+
+    def estimation_with(self, coefficients: Coefficients) -> Estimation:
+        """How scores become advantages with the current β; 0 if the KL is in the loss."""
+        return replace(self.estimation, kl_coef=coefficients.kl_coef if self.kl_in == "reward" else 0.0)
+
+    def objective(self, experience: Experience, coefficients: Coefficients, *, train_policy: bool = True) -> Objective:
+        """The total loss of an update.
+
+        Args:
+            experience: The update's experience; the unit of the value loss can be the spread of its returns.
+            coefficients: The update's coefficients.
+            train_policy: False while the critic warms up.
+        """
+        return replace(
+            self.loss,
+            surrogate=self.surrogate(kl_coef=coefficients.surrogate_kl_coef),
+            value_unit=_returns_unit(experience) if self.learns_in_returns_std else 1.0,
+            entropy_coef=coefficients.entropy_coef,
+            kl_coef=coefficients.kl_coef if self.kl_in == "loss" else 0.0,
+            train_policy=train_policy,
+        )
+
+    def learning_rates(self, update: int, *, warmup_updates: int = 0, train_policy: bool = True) -> dict[str, float]:
+        """The learning rates of an update's steps, by argument of `set_learning_rate`.
+
+        The schedule covers the updates of the policy. The critic warms up at the peak rate, after a rise of its own.
+
+        Args:
+            update: Its number, from 1.
+            warmup_updates: Length of the critic's warm-up.
+            train_policy: False while the critic warms up.
+        """
+        num_policy_updates = self.num_updates - warmup_updates
+        peaks = {"learning_rate": self.learning_rate}
+        if self.critic_learning_rate is not None:
+            peaks["critic"] = self.critic_learning_rate
+        return {
+            name: learning_rate_at(
+                update - 1 - (warmup_updates if train_policy else 0),
+                num_policy_updates,
+                learning_rate=peak,
+                schedule=self.learning_rate_schedule if train_policy else "constant",
+                warmup_steps=round(self.warmup_fraction * num_policy_updates),
+            )
+            for name, peak in peaks.items()
+        }
 
 
 def advantage_of(config: Config) -> Advantage:
@@ -69,26 +253,6 @@ def advantage_of(config: Config) -> Advantage:
         "opo": OptimalBaselineAdvantage(use.gamma),
     }
     return estimates[use.advantage]
-
-
-def process_advantage_of(config: Config) -> Advantage | None:
-    """The estimator of the part of the rewards that a process reward gives per token; None to add it to the others."""
-    name = config.ppo.advantage
-    if advantage_of(config).needs != "group":
-        return None
-    return ProcessAdvantage(leave_one_out=name == "rloo", scale_by_std=name == "grpo")
-
-
-def surrogate_of(config: Config, coefficients: Coefficients) -> Surrogate:
-    """The policy loss selected by `ppo.policy_loss`."""
-    use = config.ppo
-    return named_surrogate(
-        use.policy_loss,
-        clip_range=use.clip_range,
-        clip_range_high=use.clip_range_high,
-        dual_clip=use.dual_clip,
-        kl_coef=coefficients.surrogate_kl_coef,
-    )
 
 
 def coefficients_of(config: Config) -> Coefficients:
@@ -117,54 +281,13 @@ def controllers_of(config: Config, num_policy_updates: int) -> Controllers:
     )
 
 
-def value_warmup_of(config: Config) -> ValueWarmup:
-    """The critic's warm-up, at its start."""
+def value_warmup_of(config: Config) -> ValueWarmup | None:
+    """The critic's warm-up, at its start; None for no warm-up."""
     value = config.ppo
+    if not value.value_warmup_updates:
+        return None
     return ValueWarmup(
         most=value.value_warmup_updates, until=value.value_warmup_until, num_updates=config.ppo.num_updates
-    )
-
-
-def follow_schedules(coefficients: Coefficients, config: Config, update: int) -> None:
-    """Give the coefficients that are scheduled the values of an update; no controller adapts these."""
-    values = scheduled_values(config, update)
-    coefficients.kl_coef = values.get("ppo.kl_coef", coefficients.kl_coef)
-    coefficients.entropy_coef = values.get("ppo.entropy_coef", coefficients.entropy_coef)
-    coefficients.surrogate_kl_coef = values.get("ppo.surrogate_kl_coef", coefficients.surrogate_kl_coef)
-
-
-def reward_kl_coef(config: Config, coefficients: Coefficients) -> float:
-    """β of the KL in the reward; 0 if the KL is in the loss."""
-    return coefficients.kl_coef if config.ppo.kl_in == "reward" else 0.0
-
-
-def objective_of(
-    config: Config, experience: Experience, coefficients: Coefficients, *, train_policy: bool = True
-) -> Objective:
-    """The total loss of one update.
-
-    Args:
-        config: The configuration.
-        experience: The update's experience; the unit of the value loss can be the spread of its returns.
-        coefficients: The update's coefficients.
-        train_policy: False while the critic warms up.
-    """
-    ppo = config.ppo
-    return Objective(
-        surrogate=surrogate_of(config, coefficients),
-        ratio=ppo.ratio,
-        value_clip_range=ppo.value_clip_range,
-        value_coef=ppo.value_weight,
-        value_huber_delta=ppo.value_huber_delta if ppo.value_loss == "huber" else None,
-        value_bins=value_bins_of(config),
-        value_unit=_returns_unit(experience) if learns_in_returns_std(config) else 1.0,
-        entropy_coef=coefficients.entropy_coef,
-        kl_coef=coefficients.kl_coef if ppo.kl_in == "loss" else 0.0,
-        kl_estimator=ppo.resolved_kl_estimator,
-        positive_nll_coef=ppo.positive_nll_coef,
-        aggregation=ppo.aggregation,
-        constant_length=config.rollout.max_new_tokens,
-        train_policy=train_policy,
     )
 
 
@@ -178,6 +301,44 @@ def value_bins_of(config: Config) -> Bins | None:
     """The bins of the critic's histogram; None if its output is a scalar."""
     value = config.ppo
     return Bins(value.value_min, value.value_max, value.value_num_bins) if value.value_loss == "hl_gauss" else None
+
+
+def _estimation_of(config: Config, *, exact: bool) -> Estimation:
+    ppo, advantage = config.ppo, advantage_of(config)
+    name = ppo.advantage
+    cap = ppo.importance_cap
+    if cap == "auto":
+        cap = None if exact or ppo.old_logprobs == "sampler" else IMPORTANCE_CAP
+    process = ProcessAdvantage(leave_one_out=name == "rloo", scale_by_std=name == "grpo")
+    return Estimation(
+        advantage=advantage,
+        process_advantage=process if advantage.needs == "group" else None,
+        positive_min_score=ppo.positive_nll_min_score if ppo.positive_nll_coef else None,
+        old_from=ppo.old_logprobs,
+        importance_cap=cap,
+        kl_coef=ppo.kl_coef,
+        kl_estimator=ppo.resolved_kl_estimator,
+        kl_scope=ppo.kl_scope,
+        score_at=ppo.score_at,
+        whiten_rewards=ppo.whiten_rewards,
+        whiten_advantages=ppo.whitens_advantages,
+    )
+
+
+def _loss_of(config: Config, surrogate: Surrogate) -> Objective:
+    ppo = config.ppo
+    return Objective(
+        surrogate=surrogate,
+        ratio=ppo.ratio,
+        value_clip_range=ppo.value_clip_range,
+        value_coef=ppo.value_weight,
+        value_huber_delta=ppo.value_huber_delta if ppo.value_loss == "huber" else None,
+        value_bins=value_bins_of(config),
+        kl_estimator=ppo.resolved_kl_estimator,
+        positive_nll_coef=ppo.positive_nll_coef,
+        aggregation=ppo.aggregation,
+        constant_length=config.rollout.max_new_tokens,
+    )
 
 
 def _automatic_horizon(config: Config, num_policy_updates: int) -> int:

@@ -30,8 +30,8 @@ class BestUpdate:
     value: float | None = None
     num_since: int = 0
 
-    def see(self, update: int, metrics: Mapping[str, float]) -> bool:
-        """Take note of an update's metrics; True if it is the new best. The first of equal values is the best."""
+    def observe(self, update: int, metrics: Mapping[str, float]) -> bool:
+        """Record an update's metrics; True if it is the new best. The first of equal values is the best."""
         value = metrics.get(self.metric)
         if value is None or not math.isfinite(value):
             return False
@@ -39,7 +39,9 @@ class BestUpdate:
         if self.value is not None and sign * value <= sign * self.value:
             self.num_since += 1
             return False
-        self.update, self.value, self.num_since = update, float(value), 0
+        self.update = update
+        self.value = float(value)
+        self.num_since = 0
         return True
 
     def summary(self) -> dict[str, object]:
@@ -53,4 +55,6 @@ class BestUpdate:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`; that of another metric is ignored, since its values cannot be compared."""
         if state["metric"] == self.metric:
-            self.update, self.value, self.num_since = state["update"], state["value"], state["num_since"]
+            self.update = state["update"]
+            self.value = state["value"]
+            self.num_since = state["num_since"]

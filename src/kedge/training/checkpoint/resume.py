@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -11,7 +12,7 @@ from kedge.system.memory import in_phase, is_out_of_memory, release
 from kedge.system.ranks import ALONE, Ranks
 from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
-from kedge.training.checkpoint.run_state import Log, RunState, TrainingState
+from kedge.training.checkpoint.run_state import Deferred, Log, RunState, Stateful, TrainingState
 from kedge.training.checkpoint.save_schedule import SaveSchedule
 from kedge.training.checkpoint.store import Checkpoint
 from kedge.training.stopping import Stopping
@@ -50,6 +51,8 @@ class CheckpointedLoop:
     Attributes:
         done: Complete steps.
         ended: Why the run ended before its last step; None if it did not.
+        until: Called before each step; the run ends early for the reason that it returns, if any.
+        saves_start: Save the state before the first step, so that there is a checkpoint to roll back to.
     """
 
     def __init__(
@@ -81,16 +84,38 @@ class CheckpointedLoop:
             sharded_above=sharded_above,
         )
         self._ranks = ranks
-        self._schedule, self._stop, self._keep_last, self._warn = schedule, stop, keep_last, warn
+        self._schedule = schedule
+        self._stop = stop
+        self._keep_last = keep_last
+        self._warn = warn
+        self._parts: dict[str, Stateful] = {}
+        self._added: dict[str, Stateful] = {}
+        self._ahead: Deferred | None = None
         self._is_best = self._is_changing = False
         self._asked_to_end: str | None = None
         self.best = best
         self.ended: str | None = None
         self.done = found.update if found else 0
+        self.until: Callable[[], str | None] = lambda: None
+        self.saves_start = False
 
     def sync_before_saving(self, *logs: Log) -> None:
         """Flush these logs before each save, so that a checkpoint never refers to rows that are not on the disk."""
         self._run_state.logs = logs
+
+    def register(self, name: str, part: Stateful, *, optional: bool = False) -> None:
+        """Save a part of the run with every checkpoint; `restore` restores it.
+
+        Args:
+            name: Its name in a checkpoint.
+            part: The part.
+            optional: A checkpoint may lack it, because a run with other settings has none.
+        """
+        (self._added if optional else self._parts)[name] = part
+
+    def register_ahead(self, ahead: Deferred) -> None:
+        """Save work for later steps that is under way with every checkpoint; `restore` restores it."""
+        self._ahead = ahead
 
     def restore(self, state: TrainingState) -> None:
         """Register the state to save; if the run is resumed, restore all of it from the checkpoint.
@@ -98,7 +123,8 @@ class CheckpointedLoop:
         Raises:
             DataError: The checkpoint does not fit the run.
         """
-        self._run_state.restore(state)
+        parts, added = {**self._parts, **state.parts}, {**self._added, **state.added}
+        self._run_state.restore(replace(state, parts=parts, added=added, ahead=self._ahead or state.ahead))
 
     def roll_back(self, *, on_rejected: Callable[[str], None]) -> None:
         """Restore weights and optimizer from the newest valid checkpoint; keep data streams and coefficients.
@@ -112,12 +138,11 @@ class CheckpointedLoop:
         self.begin_changes()
         self._run_state.restore_weights(on_rejected=on_rejected)
 
-    def steps(self, num_steps: int, until: Callable[[], str | None] = lambda: None) -> Iterator[int]:
+    def steps(self, num_steps: int) -> Iterator[int]:
         """Yield the numbers of the remaining steps, counted from 1; save or stop between steps.
 
         Args:
             num_steps: Steps of the whole run.
-            until: Called before each step; the run ends early for the reason that it returns, if any.
 
         Raises:
             KeyboardInterrupt, Terminated: The run was interrupted; the state after the last step is saved.
@@ -126,10 +151,12 @@ class CheckpointedLoop:
         self._run_state.remember()
         for step in range(self.done + 1, num_steps + 1):
             self._stop.raise_if_requested()
-            if self.done > 0 and (reason := self._asked_to_end or until()) is not None:
+            if self.done > 0 and (reason := self._asked_to_end or self.until()) is not None:
                 self.ended = reason
                 self._warn(f"The run ends after update {self.done}: {reason}.")
                 break
+            if step == 1 and self.saves_start:
+                self.save()
             yield step
             self.complete(step)
             if step % CHECK_EVERY == 1:
@@ -153,9 +180,9 @@ class CheckpointedLoop:
 
         self._asked_to_end = self._ranks.first(done)
 
-    def see(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Note a step's metrics; if they are the best so far, the state after the step is saved and kept."""
-        if self.best is None or not self.best.see(step, metrics) or not self.best.is_kept:
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record a step's metrics; if they are the best so far, the state after the step is saved and kept."""
+        if self.best is None or not self.best.observe(step, metrics) or not self.best.is_kept:
             return
         if step == self.done:  # the start
             self.save()
@@ -215,6 +242,8 @@ class CheckpointedLoop:
         if kind is not None and not issubclass(kind, OutputError) and self.done > 0 and self.can_save:
             self.save()
         self._run_state.release()
+        self._parts.clear()
+        self._ahead = None
 
     def _save_last(self) -> None:
         """Save the final state; the run has succeeded even if the disk has no room for it."""

@@ -3,30 +3,62 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.kl import sampler_mismatch
 from kedge.errors import NonfiniteScoreError, NumericsError
-from kedge.training.guard.nonfinite import BadValue, find_in_experience, find_in_rollout
-from kedge.training.guard.spikes import SpikeDetector
 
 __all__ = [
     "MAX_K3",
     "MAX_RATIO",
     "Action",
+    "BadValue",
     "Guard",
     "GuardOptions",
     "Incident",
+    "SpikeDetector",
     "StepCheck",
+    "find_bad_weight",
+    "find_in_experience",
+    "find_in_rollout",
+    "first_nonfinite",
     "largest_ratio",
     "refuse_nonfinite",
 ]
+
+
+@dataclass(frozen=True)
+class BadValue:
+    """A value that must not be trained on, and its location.
+
+    Attributes:
+        what: The name of the quantity.
+        value: The value.
+        row: The response, counted from 0; None if it does not belong to a single one.
+        token: The token of the response, counted from 0; None if it belongs to the whole response.
+    """
+
+    what: str
+    value: float
+    row: int | None = None
+    token: int | None = None
+
+    def __str__(self) -> str:
+        """`the critic's value at token 3 of response 2 is nan`."""
+        place = "" if self.token is None else f" at token {self.token}"
+        place += "" if self.row is None else f" of response {self.row}"
+        return f"{self.what}{place} is {self.value:.4g}"
+
 
 Action = Literal["stop", "skip", "rollback"]
 
@@ -52,6 +84,14 @@ CONSEQUENCES: Mapping[Action, str] = {
     "skip": "the rest of this update is skipped",
     "rollback": "the weights are restored from the newest checkpoint, and the run continues with the next prompts",
 }
+
+
+NORMAL = 1.4826
+"""Ratio of standard deviation to median absolute deviation of a normal distribution."""
+
+SMALLEST_SPREAD = 0.01
+"""Lower bound of the spread, so that rounding errors are no spikes in a nearly constant history: 1 % of a norm, 0.01 of
+a loss."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +161,7 @@ class Guard:
         warn: Prints a line to the user.
         roll_back: Restores weights and optimizer from the newest checkpoint.
         find_bad_weight: Returns a description of a non-finite weight, or None.
+        before_step: Called before each step that is taken.
     """
 
     def __init__(
@@ -132,16 +173,22 @@ class Guard:
         warn: Callable[[str], None],
         roll_back: Callable[[], None],
         find_bad_weight: Callable[[], str | None],
+        before_step: Callable[[], None] = lambda: None,
     ) -> None:
-        self._options, self._spikes = options, spikes
-        self._record, self._warn = record, warn
-        self._roll_back, self._find_bad_weight = roll_back, find_bad_weight
+        self._options = options
+        self._spikes = spikes
+        self._record = record
+        self._warn = warn
+        self._roll_back = roll_back
+        self._find_bad_weight = find_bad_weight
+        self._before_step = before_step
         self._in_a_row = 0
         self._warned_of_mismatch = False
         self._begin(0)
 
     def _begin(self, update: int) -> None:
-        self._update, self._taken = update, 0
+        self._update = update
+        self._taken = 0
         self._evidence: Rollout | Experience | None = None
         self._consequence: Action | None = None
         self._ratios_start_at_1 = True
@@ -205,6 +252,7 @@ class Guard:
             self._taken += 1
             if self._spikes:
                 self._spikes.add(figures)
+            self._before_step()
             return True
         return False
 
@@ -276,7 +324,7 @@ class Guard:
         self._warn(f"update {self._update}: {what} (shown once; --strict stops the run)")
 
     def _distance(self, k3: float) -> str:
-        """What a message says of k3, if rounding does not explain it."""
+        """The part of a message about k3, if rounding does not explain it."""
         bound = self._options.max_k3
         return f" (k3 is {k3:.3g} nats per token, at most {bound:g} by rounding)" if k3 > bound else ""
 
@@ -302,3 +350,127 @@ def largest_ratio(figures: Mapping[str, float]) -> float:
 
 def _nonfinite(figures: Mapping[str, float]) -> str | None:
     return next((f"{name} is {figure}" for name, figure in figures.items() if not math.isfinite(figure)), None)
+
+
+def find_in_rollout(rollout: Rollout) -> BadValue | None:
+    """The first non-finite output of the sampler."""
+    values = [("the sampler's log probability", rollout.logprobs, rollout.action_mask)]
+    if rollout.values is not None:
+        values.append(("the sampler's value", rollout.values, rollout.action_mask))
+    return first_nonfinite(values)
+
+
+def find_in_experience(experience: Experience) -> BadValue | None:
+    """The first non-finite value of experience, in the order of computation."""
+    mask, slots = experience.action_mask, experience.reward_mask
+    values = [
+        ("the score", experience.scores, None),
+        ("the token score", experience.token_scores, mask),
+        ("the policy's log probability", experience.old_logprobs, mask),
+        ("the reference's log probability", experience.ref_logprobs, mask),
+        ("the critic's value", experience.values, slots),
+        ("the reward", experience.rewards, slots),
+        ("the return", experience.returns, slots),
+        ("the advantage", experience.advantages, mask),
+    ]
+    return first_nonfinite((what, value, counted) for what, value, counted in values if value is not None)
+
+
+def find_bad_weight(modules: Mapping[str, nn.Module]) -> str | None:
+    """Describe the first non-finite weight; skipping steps cannot repair it.
+
+    Args:
+        modules: All models of the run, by their name in messages.
+    """
+    for owner, module in modules.items():
+        for name, parameter in module.named_parameters():
+            weight = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if not bool(weight.isfinite().all()):
+                return f"{owner}: {name} contains {_nonfinite_value(weight.detach()):.4g}"
+    return None
+
+
+def first_nonfinite(values: Iterable[tuple[str, Tensor, Tensor | None]]) -> BadValue | None:
+    """The first non-finite value in several named tensors, each with its mask."""
+    counted = [(what, value if mask is None else torch.where(mask, value, 0.0)) for what, value, mask in values]
+    # One device synchronization if all values are finite.
+    finite = torch.stack([value.isfinite().all() for _, value in counted]).tolist()
+    for (what, value), is_finite in zip(counted, finite, strict=True):
+        if not is_finite:
+            place = (~value.isfinite()).nonzero()[0].tolist()
+            return BadValue(what, float(value[tuple(place)]), *place)
+    return None
+
+
+def _nonfinite_value(tensor: Tensor) -> float:
+    return float(tensor[~tensor.isfinite()][0])
+
+
+def _log(norm: float) -> float:
+    """Norms are compared by their logarithm; 0 is treated as 1e-30."""
+    return math.log(max(norm, 1e-30))
+
+
+WATCHED: Mapping[str, Callable[[float], float]] = {
+    "policy/grad_norm": _log,
+    "value/grad_norm": _log,
+    "loss/total": float,
+}
+"""The metrics checked for spikes, with the scale of the comparison; a step need not have all of them."""
+
+
+class SpikeDetector:
+    """Compares each step with the steps before it.
+
+    spike:  x > median + k·σ,   σ = 1.4826 · median |x − median|   over the last n steps taken
+
+    x is the log of the gradient norm, or the loss. Medians are used because the spikes themselves would inflate a mean
+    and a standard deviation. The first n steps are never spikes.
+
+    Args:
+        sigma: k > 0.
+        history: n ≥ 1.
+
+    Source: Leys et al. 2013, "Detecting outliers: do not use standard deviation around the mean".
+    """
+
+    def __init__(self, *, sigma: float, history: int) -> None:
+        self._sigma = sigma
+        self._length = history
+        self._past: dict[str, deque[float]] = {name: deque(maxlen=history) for name in WATCHED}
+
+    def find(self, figures: Mapping[str, float]) -> str | None:
+        """Describe the first metric of a step that is a spike; None if there is none."""
+        for name, scale in WATCHED.items():
+            past = self._past[name]
+            if name not in figures or len(past) < self._length:
+                continue
+            middle = median(past)
+            spread = max(NORMAL * median(abs(x - middle) for x in past), SMALLEST_SPREAD)
+            distance = (scale(figures[name]) - middle) / spread
+            if distance > self._sigma:
+                return (
+                    f"{name} is {figures[name]:.4g}, {distance:.3g} σ above the median of the last {self._length} steps"
+                )
+        return None
+
+    def add(self, figures: Mapping[str, float]) -> None:
+        """Add a step to the history."""
+        for name, scale in WATCHED.items():
+            if name in figures:
+                self._past[name].append(scale(figures[name]))
+
+    def clear(self) -> None:
+        """Forget the history."""
+        for past in self._past.values():
+            past.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history, as JSON types."""
+        return {name: list(past) for name, past in self._past.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self.clear()
+        for name, past in self._past.items():
+            past.extend(state.get(name, []))  # earlier versions watched fewer metrics

@@ -1,0 +1,365 @@
+"""Measurements during a run, on prompts that it does not train on: fixed prompts, held-out prompts, the critic.
+
+held-out prompts ─▶ rollout ─▶ scores, KL, length ─▶ eval/… in metrics.jsonl and evaluations.jsonl
+                        └─▶ judge: better than the start's response? ─▶ eval/win_rate
+
+prompts ─▶ responses ─▶ prefixes ─▶ continuations ─▶ scores ─▶ returns to go ─▶ critic/… and critic_checks.jsonl
+                            └─────▶ V(prefix)
+
+Source: VinePPO (arXiv 2410.01679), section 7.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kedge.algorithm.advantages import RewardToGo
+from kedge.algorithm.experience import Rollout
+from kedge.algorithm.prefix_test import PrefixTest, prefix_test
+from kedge.data import Prompt
+from kedge.errors import NonfiniteScoreError, UnscoredError
+from kedge.logs.critic_checks import CheckedPrefix, check_line, check_row, describe_check
+from kedge.logs.experience_metrics import describe_experience, describe_samples
+from kedge.logs.stopwatch import Stopwatch
+from kedge.rewards import Responses
+from kedge.rewards.score import describe_responses
+from kedge.rollout.continuations import sample_continuations
+from kedge.stages.evaluation.judges import Judge, ScoredResponses
+from kedge.stages.ppo.log import Event, PpoLog
+from kedge.stages.ppo.trainer import Trainer
+from kedge.training.checkpoint.resume import CheckpointedLoop
+from kedge.training.checkpoint.state import random_state, restore_random_state
+from kedge.training.runtime import stream, stream_seed
+
+__all__ = ["FixedPrompts", "Measurements", "PrefixSample", "sample_prefixes"]
+
+FIGURES = {
+    "eval/score": "reward/score_mean",
+    "eval/kl": "objective/kl",
+    "eval/length": "response/length",
+    "eval/eos_rate": "response/eos_rate",
+}
+"""The metrics of an evaluation, and the corresponding metrics of a training batch."""
+
+TIMES = 10
+"""Number of times the fixed prompts are sampled in a run, not counting the start."""
+
+MIN_INTERVAL = 5
+"""Minimum number of updates in between, because sampling a few rows takes as long as sampling many."""
+
+
+class Measurements:
+    """Measures policy and critic at the start of a run, every few updates, and at the end.
+
+    The same random numbers are used each time, so that only the weights differ, and the global generators are restored
+    afterwards, so that training does not depend on it.
+
+    Args:
+        trainer: The run's trainer.
+        log: The run's log.
+        loop: The run's loop, which keeps the best update.
+    """
+
+    def __init__(self, trainer: Trainer, log: PpoLog, loop: CheckpointedLoop) -> None:
+        config = trainer.run_settings.config
+        self._config = config.ppo
+        self._trainer = trainer
+        self._log = log
+        self._loop = loop
+        self._is_start = loop.done == 0
+        self._last = config.ppo.num_updates
+        self._held_out = trainer.roles.held_out[: self._config.eval_num_prompts]
+        self._start: dict[str, Any] | None = None
+        if self._config.eval_every:
+            loop.register("evaluation", self)
+
+    def at_start(self, clock: Stopwatch) -> None:
+        """Measure the untrained policy and critic, once.
+
+        Called after the first responses are scored: the score for a missing stop token can depend on them.
+        """
+        if self._is_start:
+            self._is_start = False
+            with clock.paused():
+                FixedPrompts(self._trainer, self._log).sample(0)
+                evaluated = self._evaluated(0)
+                self._loop.observe(0, evaluated)
+                self._checked(0)
+
+    def after_update(self, event: Event) -> None:
+        """Add the measurements that are due to an update's metrics; they are also logged by themselves.
+
+        Raises:
+            RewardError: A reward or the judge failed.
+        """
+        event.metrics.update({**self._evaluated(event.update), **self._checked(event.update)})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The start's responses to the held-out prompts, which later ones are compared with."""
+        return {"start": self._start}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self._start = state["start"]
+
+    def _is_due(self, update: int, every: int | None) -> bool:
+        return bool(every) and (update % every == 0 or update == self._last)
+
+    def _evaluated(self, update: int) -> dict[str, float]:
+        """The metrics on held-out prompts."""
+        if not self._is_due(update, self._config.eval_every):
+            return {}
+        with _measuring("time/evaluation") as took:
+            metrics = self._evaluate(update)
+        self._log.evaluations.write(update, metrics)
+        return metrics | took
+
+    def _evaluate(self, update: int) -> dict[str, float]:
+        self._trainer.publish(update)
+        trainer, prompts = self._trainer.unscheduled(), self._held_out
+        rollout = trainer.sample(prompts, "evaluation", groups=range(len(prompts)), policy_version=update)
+        metrics = {} if trainer.roles.judge is None else self._win_rate(trainer.roles.judge, rollout)
+        try:
+            scored = trainer.score(rollout, prompts, "evaluation reward")
+        except (UnscoredError, NonfiniteScoreError) as error:  # not an error, because nothing is trained on it
+            self._log.progress.say(f"The evaluation after update {update} has no score: {error}")
+            return metrics
+        found = describe_experience(trainer.evaluate(scored))
+        metrics |= {name: found[source] for name, source in FIGURES.items() if source in found}
+        return metrics | {f"eval/{name}": mean for name, mean in scored.terms.term_means().items()}
+
+    def _win_rate(self, judge: Judge, rollout: Rollout) -> dict[str, float]:
+        """The share of prompts with a response better than the start's; ties count half."""
+        settings = self._trainer.run_settings
+        responses: Responses = describe_responses(
+            rollout,
+            self._held_out,
+            self._trainer.roles.tokenizer,
+            max_new_tokens=settings.max_new_tokens,
+            seed=stream_seed(settings.seed, "evaluation reward"),
+        )
+        ours = ScoredResponses(responses, judge.score(responses))
+        if self._start is None:
+            texts = {name: getattr(responses, name) for name in ("completions", "response_ids", "stopped")}
+            self._start = {"texts": texts, "scores": ours.scores}
+            return {"eval/win_rate": 0.5}
+        theirs = ScoredResponses(replace(responses, **self._start["texts"]), self._start["scores"])
+        wins = judge.compare(ours, theirs).wins
+        decided = [win for win in wins if win is not None]
+        return {"eval/win_rate": sum(decided) / len(decided)} if decided else {}
+
+    def _checked(self, update: int) -> dict[str, float]:
+        """The metrics of the critic."""
+        if not self._is_due(update, self._config.critic_check):
+            return {}
+        with _measuring("time/critic_check") as took:
+            metrics = self._check_critic(update)
+        return metrics | took
+
+    def _check_critic(self, update: int) -> dict[str, float]:
+        self._trainer.publish(update)
+        try:
+            sample = sample_prefixes(
+                self._trainer,
+                self._trainer.roles.held_out[: self._config.critic_check_prompts],
+                num_prefixes=self._config.critic_check_prefixes,
+                num_continuations=self._config.critic_check_continuations,
+                policy_version=update,
+            )
+            test = sample.test()
+        except (UnscoredError, NonfiniteScoreError) as error:  # not an error, because nothing is trained on it
+            self._log.progress.say(f"The critic was not checked after update {update}: {error}")
+            return {}
+        self._log.critic_checks.write(update, check_row(test, sample.listed()))
+        self._log.progress.say(check_line(test, update))
+        return describe_check(test)
+
+
+class FixedPrompts:
+    """Samples a few fixed prompts every few updates, always with the same random numbers, to show what changes.
+
+    Args:
+        trainer: The run's trainer.
+        log: The run's log; the responses go to `samples.jsonl`.
+    """
+
+    def __init__(self, trainer: Trainer, log: PpoLog) -> None:
+        self._trainer = trainer
+        self._log = log
+        self._prompts = trainer.roles.prompts[: trainer.run_settings.config.runtime.num_fixed_prompts]
+        self._last = trainer.run_settings.num_updates
+        self._every = max(MIN_INTERVAL, math.ceil(self._last / TIMES))
+
+    def after_update(self, event: Event) -> None:
+        """Sample if this is due."""
+        if event.update % self._every == 0 or event.update == self._last:
+            self.sample(event.update)
+
+    def sample(self, update: int) -> None:
+        """Sample the prompts, and log the responses.
+
+        Args:
+            update: Updates that the policy has completed; 0 is the start.
+        """
+        if not self._prompts:
+            return
+        self._trainer.publish(update)
+        trainer = self._trainer.unscheduled()
+        groups = range(len(self._prompts))
+        rollout = trainer.sample(self._prompts, "fixed prompts", groups=groups, policy_version=update)
+        try:
+            scored = trainer.score(rollout, self._prompts, "reward", update)
+        except (UnscoredError, NonfiniteScoreError):  # unlike a training batch without scores, this is not an error
+            return
+        experience = trainer.evaluate(scored)
+        samples = describe_samples(experience, scored.prompts, trainer.roles.tokenizer, count=len(scored.prompts))
+        numbers = scored.rollout.group.tolist()
+        self._log.samples.write(update, [sample.as_fixed(n) for n, sample in zip(numbers, samples, strict=True)])
+
+
+@contextmanager
+def _measuring(name: str) -> Iterator[dict[str, float]]:
+    """Context that restores the global generators; it yields a metric with the seconds that it took."""
+    took: dict[str, float] = {}
+    started = time.perf_counter()
+    generators = random_state()
+    try:
+        yield took
+    finally:
+        restore_random_state(*generators)
+    took[name] = time.perf_counter() - started
+
+
+@dataclass(frozen=True)
+class PrefixSample:
+    """Prefixes with the returns of their continuations.
+
+    Attributes:
+        prompts: Number of each prefix's prompt.
+        tokens: Length of each prefix.
+        lengths: Length of the response that it was cut from.
+        values: The critic's value of the state after the prefix.
+        returns: Return to go of each continuation; NaN where it has no score.
+        prompt_returns: Mean return of other responses to the prompt.
+    """
+
+    prompts: Int[Tensor, " prefixes"]
+    tokens: Int[Tensor, " prefixes"]
+    lengths: Int[Tensor, " prefixes"]
+    values: Float[Tensor, " prefixes"]
+    returns: Float[Tensor, "prefixes continuations"]
+    prompt_returns: Float[Tensor, " prefixes"]
+
+    @property
+    def num(self) -> int:
+        """Number of prefixes."""
+        return len(self.values)
+
+    @classmethod
+    def joined(cls, parts: Sequence[PrefixSample]) -> PrefixSample:
+        """Samples of different prompts as one."""
+        return cls(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(cls)))
+
+    def test(self, *, confidence: float = 0.95) -> PrefixTest:
+        """The figures; see `prefix_test`.
+
+        Raises:
+            UnscoredError: There is no prefix.
+        """
+        if not self.num:
+            raise UnscoredError("no response of two or more tokens has enough scored continuations")
+        return prefix_test(self.values, self.returns, self.prompt_returns, self.prompts, confidence=confidence)
+
+    def listed(self) -> list[CheckedPrefix]:
+        """The prefixes one by one."""
+        columns = (
+            self.prompts, self.tokens, self.lengths, self.values, self.returns.nanmean(-1), self.prompt_returns
+        )  # fmt: skip
+        return [CheckedPrefix(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+@torch.no_grad()
+def sample_prefixes(
+    trainer: Trainer,
+    prompts: Sequence[Prompt],
+    *,
+    num_prefixes: int,
+    num_continuations: int,
+    policy_version: int = 0,
+    first_prompt: int = 0,
+) -> PrefixSample:
+    """Cut responses at random tokens, continue each prefix, and compute what PPO's critic is to predict there.
+
+    That is the return to go by the run's own rewards: scores, the penalty for a missing stop token, the KL of the
+    tokens after the prefix if it is part of the reward, and γ. The random numbers depend on the run's seed only.
+
+    Args:
+        trainer: Samples, scores and evaluates as in training.
+        prompts: The prompts.
+        num_prefixes: Prefixes per prompt. Responses of one token have none.
+        num_continuations: Continuations per prefix, and further responses per prompt.
+        policy_version: Updates that the policy has completed.
+        first_prompt: Number of the first prompt, for prompts that are sampled in several parts.
+
+    Raises:
+        RewardError: A reward failed.
+        UnscoredError: No response has a score.
+    """
+    settings, name = trainer.settings, ("critic check", first_prompt)
+    groups = [group for group in range(len(prompts)) for _ in range(num_prefixes)]
+    sources = trainer.sample(prompts, *name, groups=groups, policy_version=policy_version)
+    lengths = sources.response_lengths.cpu()
+    draws = torch.rand(len(groups), generator=stream(settings.seed, *name, "cuts"), dtype=torch.float64)
+    cuts = 1 + (draws * (lengths - 1)).long()
+    cut_rows = (lengths > 1).nonzero().squeeze(1)
+    # The further responses of a prompt are continuations of nothing; they come first.
+    rows = torch.cat([torch.arange(len(prompts)) * num_prefixes, cut_rows]).repeat_interleave(num_continuations)
+    starts = torch.cat([torch.zeros(len(prompts), dtype=torch.long), cuts[cut_rows]]).repeat_interleave(
+        num_continuations
+    )
+    whole = sample_continuations(
+        trainer.roles.engine,
+        sources,
+        rows.tolist(),
+        starts.tolist(),
+        seeds=[stream_seed(settings.seed, *name, "continuation", number) for number in range(len(rows))],
+        max_new_tokens=settings.max_new_tokens,
+        temperature=settings.temperature,
+        room=trainer.roles.actor_critic.policy.sampling_length,
+    )
+    returns, values = (
+        each.gather(1, starts[:, None]).view(-1, num_continuations)
+        for each in _returns_and_values(trainer, whole, prompts)
+    )
+    prompt_returns, to_go = returns[: len(prompts)].nanmean(-1), returns[len(prompts) :]
+    prompt = sources.group.cpu()[cut_rows]
+    kept = ((~to_go.isnan()).sum(-1) >= 2) & ~prompt_returns[prompt].isnan()
+    # The continuations of a prefix share its value, up to rounding.
+    scored = (~to_go.isnan()).int().argmax(-1, keepdim=True)
+    value = values[len(prompts) :].gather(1, scored).squeeze(1)
+    columns = prompt + first_prompt, cuts[cut_rows], lengths[cut_rows], value, to_go, prompt_returns[prompt]
+    return PrefixSample(*(column[kept] for column in columns))
+
+
+def _returns_and_values(
+    trainer: Trainer, rollout: Rollout, prompts: Sequence[Prompt]
+) -> tuple[Float[Tensor, "rows time"], Float[Tensor, "rows time"]]:
+    """Return to go and value at each token, on the CPU; NaN in rows without a score."""
+    scored = trainer.score(rollout, prompts, "critic check", "reward")
+    experience = trainer.evaluate(scored, advantage=RewardToGo(trainer.settings.gamma))
+    assert experience.values is not None, "a run without a critic is refused"
+    known = torch.tensor([score is not None for score in scored.terms.scores])
+    returns = torch.full(rollout.response_ids.shape, math.nan)
+    values = returns.clone()
+    returns[known] = experience.returns.float().cpu()
+    values[known] = experience.values.float().cpu()
+    return returns, values

@@ -1,0 +1,290 @@
+"""The observers of an update: measurements, logs, coefficients, best checkpoint, early end, warm-up, callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from torch import nn
+
+from kedge.algorithm.experience import Rollout
+from kedge.config import Config
+from kedge.logs.incidents import add_incident, describe_row
+from kedge.runs.run import Run
+from kedge.runs.training import Callback, Watcher
+from kedge.stages.ppo.log import Event, PpoLog
+from kedge.stages.ppo.measurements import FixedPrompts, Measurements
+from kedge.stages.ppo.roles import Roles
+from kedge.stages.ppo.trainer import Trainer
+from kedge.system.ranks import Ranks
+from kedge.training.checkpoint.resume import CheckpointedLoop
+from kedge.training.controllers import WARMUP_STATE, ValueWarmup
+from kedge.training.guard import MAX_K3, MAX_RATIO, Guard, GuardOptions, Incident, SpikeDetector, find_bad_weight
+
+__all__ = ["EarlyEnd", "Observer", "new_guard", "observers_of"]
+
+
+class Observer(Protocol):
+    """Something that acts on an update that was made."""
+
+    def after_update(self, event: Event) -> None:
+        """Act on an update."""
+        ...
+
+
+def observers_of(
+    trainer: Trainer,
+    measurements: Measurements,
+    log: PpoLog,
+    loop: CheckpointedLoop,
+    *,
+    callback: Callback | None,
+    on_update: Callable[[int, Roles], None],
+) -> list[Observer]:
+    """The observers of a run, in the order in which they are called; options that are off have none.
+
+    Publishing and measurements come first, because the row that the log writes has their metrics. The coefficients
+    adapt before the fixed prompts are evaluated. The user's callbacks come last: they see a complete update, and may
+    end the run.
+    """
+    config = trainer.run_settings.config
+    evaluation = config.ppo
+    publishing = [PublishedWeights(trainer)] if config.rollout.engine != "builtin" else []
+    observers: list[Observer] = [
+        *publishing,
+        measurements,
+        log,
+        AdaptedCoefficients(trainer),
+        FixedPrompts(trainer, log),
+    ]
+    loop.register("coefficients", trainer.coefficients)
+    if loop.best is not None:
+        observers.append(BestCheckpoint(loop))
+    if evaluation.max_kl is not None or evaluation.eval_patience is not None:
+        observers.append(EarlyEnd(evaluation.eval_patience, evaluation.max_kl, loop))
+    missing_eos = trainer.roles.missing_eos
+    if loop.done == 0 and missing_eos is not None and not missing_eos.is_known:
+        observers.append(AutomaticScore(trainer, log.progress.say))
+    if trainer.warmup is not None:
+        observers.append(WarmupEnd(trainer.warmup, loop, log.progress.say))
+    return [*observers, Callbacks(trainer, loop, callback, on_update)]
+
+
+@dataclass(frozen=True)
+class PublishedWeights:
+    """Sends the weights to an engine in other processes after every update, the last one included."""
+
+    trainer: Trainer
+
+    def after_update(self, event: Event) -> None:
+        """Send them, and add what it took to the metrics."""
+        event.metrics.update(self.trainer.publish(event.update))
+
+
+@dataclass(frozen=True)
+class AdaptedCoefficients:
+    """Adapts the coefficients for the next update."""
+
+    trainer: Trainer
+
+    def after_update(self, event: Event) -> None:
+        """Adapt them, if the update trained the policy."""
+        if self.trainer.trains_policy and not event.result.refused:
+            self.trainer.coefficients.adapt(event.metrics, num_responses=event.experience.num_rows)
+
+
+@dataclass(frozen=True)
+class BestCheckpoint:
+    """Keeps the checkpoint of the best update."""
+
+    loop: CheckpointedLoop
+
+    def after_update(self, event: Event) -> None:
+        """Save the update if it is the best so far."""
+        self.loop.observe(event.update, event.metrics)
+
+
+class AutomaticScore:
+    """Prints the score that `rollout.missing_eos_score=auto` has become.
+
+    Args:
+        trainer: The run's trainer.
+        say: Prints a line to the user.
+    """
+
+    def __init__(self, trainer: Trainer, say: Callable[[str], None]) -> None:
+        self._mode = trainer.run_settings.config.rollout.missing_eos_mode
+        self._say: Callable[[str], None] | None = say
+
+    def after_update(self, event: Event) -> None:
+        """Print it once."""
+        if self._say is not None:
+            score = event.metrics["reward/missing_eos_score"]
+            effect = f"scores {score:.4g}" if self._mode == "replace" else f"loses {-score:.4g}"
+            self._say(f"A response without a stop token {effect} (rollout.missing_eos_score=auto).")
+            self._say = None
+
+
+class WarmupEnd:
+    """Ends the critic's warm-up.
+
+    Args:
+        warmup: The warm-up.
+        loop: The run's loop; a length that is not known from the start is resumed with it.
+        say: Prints a line to the user.
+    """
+
+    def __init__(self, warmup: ValueWarmup, loop: CheckpointedLoop, say: Callable[[str], None]) -> None:
+        self._warmup = warmup
+        self._say = say
+        if warmup.ends_by_result:
+            loop.register(WARMUP_STATE, warmup)
+
+    def after_update(self, event: Event) -> None:
+        """End the warm-up if the critic is good enough."""
+        if line := self._warmup.observe(event.update, event.metrics):
+            self._say(line)
+
+
+class Callbacks:
+    """Calls the user's functions.
+
+    Args:
+        trainer: The run's trainer.
+        loop: The run's loop, which a callback may end.
+        callback: The user's function; None for none.
+        on_update: Called with the update's number and the models.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        loop: CheckpointedLoop,
+        callback: Callback | None,
+        on_update: Callable[[int, Roles], None],
+    ) -> None:
+        self._roles = trainer.roles
+        self._on_update = on_update
+        self._watch = None
+        if callback is not None:
+            watcher = Watcher(callback, trainer.roles.actor_critic.policy.causal, trainer.roles.tokenizer)
+            total, folder = trainer.run_settings.num_updates, trainer.run.shared_folder
+            self._watch = partial(watcher.see, loop, stage="ppo", num_updates=total, folder=folder)
+
+    def after_update(self, event: Event) -> None:
+        """Call them."""
+        if self._watch is not None:
+            self._watch(event.update, event.metrics)
+        self._on_update(event.update, self._roles)
+
+
+class EarlyEnd:
+    """Ends a run before its last update: the held-out metric has stopped improving, or the KL is too large.
+
+    Args:
+        patience: Evaluations without an improvement (`ppo.eval_patience`); None for any number.
+        max_kl: Largest KL to the reference, nats per response (`ppo.max_kl`); None for no limit.
+        loop: The run's loop, which asks it before every update, and keeps the best one by the held-out metric.
+    """
+
+    def __init__(self, patience: int | None, max_kl: float | None, loop: CheckpointedLoop) -> None:
+        self._patience = patience
+        self._max_kl = max_kl
+        self._best = loop.best
+        self._kl = 0.0
+        loop.until = self.reason
+        if max_kl is not None:
+            loop.register("early end", self)
+
+    def after_update(self, event: Event) -> None:
+        """Record an update's KL."""
+        self._kl = event.metrics.get("objective/kl", self._kl)
+
+    def reason(self) -> str | None:
+        """Why the run ends here; None if it continues."""
+        best = self._best
+        if self._max_kl is not None and self._kl > self._max_kl:
+            return f"the KL to the reference is {self._kl:.3g} nats per response, above ppo.max_kl={self._max_kl:g}"
+        if self._patience is not None and best is not None and best.num_since >= self._patience:
+            return (
+                f"{best.metric} has not improved in {best.num_since} evaluations (ppo.eval_patience); its best value "
+                f"is {best.value:.4g}, after update {best.update}"
+            )
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last KL."""
+        return {"kl": self._kl}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self._kl = state["kl"]
+
+
+def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[[str], None]) -> Guard:
+    """The configured guard of a run; resumed with it.
+
+    Args:
+        config: The configuration.
+        run: The run.
+        roles: Its models.
+        loop: Rolls the weights back.
+        warn: Prints a line to the user.
+    """
+    options, ppo = config.ppo, config.ppo
+    modules: dict[str, nn.Module | None] = {
+        "policy and critic": roles.actor_critic,
+        "the reference": roles.reference,
+        **{name: each.model for name, each in roles.reward.weighted_models.items()},
+    }
+    loaded = {name: module for name, module in modules.items() if module is not None}
+    sigma = options.spike_sigma
+    guard = Guard(
+        GuardOptions(
+            on_nonfinite=options.on_nonfinite,
+            on_spike=options.on_spike,
+            max_skips=options.max_skips,
+            max_ratio=MAX_RATIO[run.precision],
+            max_k3=MAX_K3[run.precision],
+            strict=config.runtime.strict,
+            num_steps=ppo.num_epochs * ppo.num_minibatches * ppo.num_critic_epochs,
+        ),
+        spikes=None if sigma is None else SpikeDetector(sigma=sigma, history=options.spike_history),
+        record=lambda incident: add_incident(run.folder, _row(incident, roles)),
+        warn=warn,
+        roll_back=partial(loop.roll_back, on_rejected=warn),
+        find_bad_weight=lambda: _find_bad_weight(loaded, run.ranks),
+        before_step=loop.begin_changes,
+    )
+    loop.register("guard", guard)
+    loop.saves_start = "rollback" in (options.on_nonfinite, options.on_spike)
+    return guard
+
+
+def _find_bad_weight(modules: Mapping[str, nn.Module], ranks: Ranks) -> str | None:
+    """A description of a non-finite weight, the same on every rank."""
+    found = find_bad_weight(modules)
+    if not ranks.is_sharded or not ranks.largest(int(found is not None)):
+        return found
+    return found or "a weight on another rank is not finite"
+
+
+def _row(incident: Incident, roles: Roles) -> dict[str, object]:
+    """An incident as a row of `incidents.jsonl`, with the response concerned."""
+    row: dict[str, object] = {
+        "update": incident.update,
+        "kind": incident.kind,
+        "what": incident.what,
+        "consequence": incident.consequence,
+        "row": incident.row,
+        "token": incident.token,
+        "figures": incident.figures,
+    }
+    if incident.row is not None and (evidence := incident.evidence) is not None:
+        row |= describe_row(evidence, incident.row, roles.tokenizer)
+        if incident.token is not None:  # its place among the tokens listed, which are the actions
+            rollout = evidence if isinstance(evidence, Rollout) else evidence.rollout
+            row["token"] = int(rollout.action_mask[incident.row, : incident.token].sum())
+    return row

@@ -1,0 +1,317 @@
+"""The trainer: samples, scores, estimates advantages, and improves policy and critic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import cast
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from kedge.algorithm.advantages import Advantage, RewardToGo
+from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
+from kedge.config import Config
+from kedge.data import Prompt, encode_prompt
+from kedge.models import PolicyWeights
+from kedge.rewards.score import ScoredRollout, score_rollout
+from kedge.rollout import Engine, Models, collect_experience
+from kedge.runs.run import Run
+from kedge.stages.ppo.roles import Roles
+from kedge.stages.ppo.settings import PpoSettings, coefficients_of, controllers_of, value_warmup_of
+from kedge.system.ranks import AdaptiveTokens
+from kedge.training.controllers import Coefficients, ValueWarmup
+from kedge.training.guard import Guard
+from kedge.training.learner import LanguageLearner
+from kedge.training.optimizer import set_learning_rate
+from kedge.training.runtime import stream, stream_seed
+from kedge.training.update import UpdateResult, distance_moved, ppo_update
+
+__all__ = ["Trainer"]
+
+
+@dataclass
+class Trainer:
+    """The four steps of a PPO update, on the models of a run.
+
+        trainer.begin(update)
+        rollout = trainer.sample(prompts)
+        scored = trainer.score(rollout, prompts)
+        experience = trainer.estimate(scored)
+        result = trainer.improve(experience)
+
+    Attributes:
+        run: The run.
+        roles: Its models.
+        run_settings: The run's settings.
+        coefficients: The current coefficients.
+        warmup: The critic's warm-up; None for no warm-up.
+        guard: Checks experience and steps; None checks nothing.
+        update: The current update, from 1.
+        settings: The current update's settings.
+        staleness: Updates between the weights that sample and those that are trained.
+    """
+
+    run: Run
+    roles: Roles
+    run_settings: PpoSettings
+    coefficients: Coefficients
+    warmup: ValueWarmup | None = None
+    guard: Guard | None = None
+    update: int = 1
+    settings: PpoSettings = field(init=False)
+    staleness: int = 0
+    _learner: LanguageLearner | None = field(default=None, init=False)
+    _published: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.settings = self.run_settings
+
+    @classmethod
+    def of(cls, config: Config, run: Run, roles: Roles) -> Trainer:
+        """The trainer at the start of a run."""
+        settings = PpoSettings.of(config, exact=roles.engine.is_exact)
+        return cls(run, roles, settings, coefficients_of(config), value_warmup_of(config))
+
+    def begin(self, update: int) -> None:
+        """Start an update: scheduled settings and coefficients take their values."""
+        self.update = update
+        self.settings = self.run_settings.at(update)
+        if self.warmup is not None:
+            if self.warmup.ends_by_result:
+                num_policy_updates = self.warmup.num_policy_updates
+                self.coefficients.controllers = controllers_of(self.settings.config, num_policy_updates)
+            if update == self.warmup.num_updates + 1 and self.guard is not None:
+                self.guard.forget_steps()  # the critic's alone; the policy's are larger
+        if self.settings.scheduled:
+            self.coefficients.follow(self.settings.scheduled)
+
+    @property
+    def trains_policy(self) -> bool:
+        """False while the critic warms up."""
+        return self.warmup is None or self.warmup.trains_policy(self.update)
+
+    @property
+    def pad_id(self) -> int:
+        """The token id of padding."""
+        return cast(int, self.roles.tokenizer.pad_token_id)
+
+    def publish(self, version: int) -> dict[str, float]:
+        """Send the policy's weights to an engine that has a copy of its own, unless it has this version already.
+
+        Args:
+            version: Updates that the policy has completed.
+
+        Returns:
+            Metrics, such as seconds.
+        """
+        if self._published == version:
+            return {}
+        metrics = self.roles.engine.publish(self._weights, version)
+        self._published = version
+        return metrics
+
+    def sample(
+        self,
+        prompts: Sequence[Prompt],
+        *names: str | int,
+        groups: Sequence[int] | None = None,
+        policy_version: int | None = None,
+        greedy: bool = False,
+    ) -> Rollout:
+        """Sample responses, each from its own random stream.
+
+        Args:
+            prompts: The prompts.
+            names: The name of the random streams; by default the current update's.
+            groups: For each response, the index of its prompt; by default `rollout.num_responses` for each prompt.
+            policy_version: Updates that the policy has completed; by default all before this one.
+            greedy: Take the most likely tokens, instead of drawing them.
+        """
+        settings = self.settings
+        if groups is None:
+            groups = [group for group in range(len(prompts)) for _ in range(settings.num_responses)]
+        if policy_version is None:
+            policy_version = self.update - 1 - self.staleness
+        names = names or ("rollout", self.update)
+        encoded = [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts]
+        engine = self.roles.engine.with_sampling(
+            max_new_tokens=settings.max_new_tokens, temperature=settings.temperature, greedy=greedy
+        )
+        return engine.generate(
+            [encoded[group] for group in groups],
+            seeds=[stream_seed(settings.seed, *names, row) for row in range(len(groups))],
+            groups=groups,
+            policy_version=policy_version,
+        )
+
+    def score(self, rollout: Rollout, prompts: Sequence[Prompt], *names: str | int) -> ScoredRollout:
+        """Score each response with the weighted sum of the rewards; drop responses without a score.
+
+        Args:
+            rollout: The responses.
+            prompts: The prompts, indexed by the rollout's groups.
+            names: The name of the random stream of the rewards; by default the current update's.
+
+        Raises:
+            RewardError: A reward failed or returned invalid scores.
+            UnscoredError: No response has a score.
+        """
+        return score_rollout(
+            rollout,
+            [prompts[group] for group in rollout.group.tolist()],
+            self.roles.reward,
+            self.roles.tokenizer,
+            max_new_tokens=self.settings.max_new_tokens,
+            missing_eos=self.roles.missing_eos,
+            seed=stream_seed(self.settings.seed, *(names or ("reward", self.update))),
+        )
+
+    def estimate(self, scored: ScoredRollout, *, takes_steps: bool = True) -> Experience:
+        """Compute rewards, values, advantages and returns of every action to train on; they are then frozen.
+
+        Args:
+            scored: The responses with their scores.
+            takes_steps: `improve` will take steps on them, whose first forward pass is used here as well if possible.
+                A new critic's values start from the first returns that it is trained on.
+        """
+        learner = self._learner = self._new_learner()
+        budget = self.run.micro_batch_tokens
+        if isinstance(budget, AdaptiveTokens) and not budget.is_found:
+            learner.find_tokens(scored.rollout, self.roles.optimizer)
+        started = self.roles.actor_critic.values_started
+        starts = takes_steps and started is not None and not started
+        experience = self._collect(
+            scored,
+            first_pass=learner.first_pass(scored.rollout) if takes_steps and not starts else None,
+            first_returns=RewardToGo(self.settings.gamma) if starts else None,
+        )
+        if self.guard is not None:
+            self.guard.check_experience(experience)
+        return experience
+
+    def evaluate(self, scored: ScoredRollout, *, advantage: Advantage | None = None) -> Experience:
+        """Compute the same for responses that are not trained on.
+
+        Args:
+            scored: The responses with their scores. They need no baseline: theirs is 0, and their advantages are the
+                returns.
+            advantage: The estimator to use instead of `ppo.advantage`.
+        """
+        return self._collect(scored, advantage=advantage)
+
+    def improve(self, experience: Experience, *, takes_steps: bool = True) -> UpdateResult:
+        """Make the epochs of the update over the experience.
+
+        Args:
+            experience: The experience.
+            takes_steps: False for groups without spread: Adam would scale even the small gradient that is left, of the
+                KL or the entropy, to full size.
+        """
+        learner, settings = self._learner, self.settings
+        assert learner is not None, "`estimate` comes first"
+        result = self._epochs(learner, experience) if takes_steps else UpdateResult(refused=True)
+        if settings.measures_distance:
+            result.distance_moved = distance_moved(learner, experience, repeated=learner.repeated)
+        result.reused_first_pass = learner.reused_first_pass
+        return result
+
+    def learning_rates(self) -> dict[str, float]:
+        """The learning rates of the update, by argument of `set_learning_rate`."""
+        warmup_updates = 0 if self.warmup is None else self.warmup.num_updates
+        return self.settings.learning_rates(self.update, warmup_updates=warmup_updates, train_policy=self.trains_policy)
+
+    def behind(self, update: int, version: int, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Trainer:
+        """A trainer that samples an update's responses ahead of it, in another thread.
+
+        Args:
+            update: The update's number.
+            version: Updates that the policy that samples has completed.
+            engine: Samples in that thread.
+            tokenizer: A copy for that thread: tokenizers are not safe to use from two.
+        """
+        roles = replace(self.roles, engine=engine, tokenizer=tokenizer)
+        ahead = replace(self, roles=roles, guard=None, update=update, staleness=update - 1 - version)
+        ahead.settings = self.run_settings.at(update)
+        return ahead
+
+    def unscheduled(self) -> Trainer:
+        """A trainer with the run's settings in every update, for measurements that are to be comparable."""
+        return replace(self, guard=None)
+
+    @property
+    def models(self) -> Models:
+        """The models that read the responses of the current update."""
+        return Models(
+            self.roles.actor_critic,
+            self.roles.reference,
+            temperature=self.settings.temperature,
+            reuse_sampled=self.settings.exact,
+            precision=self.run.precision,
+            micro_batch_tokens=self.run.micro_batch_tokens,
+            ranks=self.run.ranks,
+        )
+
+    @cached_property
+    def _weights(self) -> PolicyWeights:
+        merged = self.run_settings.config.rollout.engine == "vllm"
+        return PolicyWeights(self.roles.actor_critic.policy, merged=merged)
+
+    def _new_learner(self) -> LanguageLearner:
+        return LanguageLearner(
+            self.roles.actor_critic,
+            one_minibatch=self.settings.num_minibatches == 1 and self.trains_policy,
+            entropy_gradient=self.coefficients.entropy_coef != 0,
+            value_after_last=self.settings.estimation.value_after_last,
+            temperature=self.settings.temperature,
+            precision=self.run.precision,
+            micro_batch_tokens=self.run.micro_batch_tokens,
+            ranks=self.run.ranks,
+        )
+
+    def _collect(
+        self,
+        scored: ScoredRollout,
+        *,
+        advantage: Advantage | None = None,
+        first_pass: PolicyOutputs | None = None,
+        first_returns: Advantage | None = None,
+    ) -> Experience:
+        estimation = self.settings.estimation_with(self.coefficients)
+        if advantage is not None:
+            estimation = replace(estimation, advantage=advantage, process_advantage=None)
+        if scored.baseline is None and self.settings.needs_baseline:
+            scored = replace(scored, baseline=torch.zeros_like(scored.scores))
+        return collect_experience(scored, self.models, estimation, first_pass=first_pass, first_returns=first_returns)
+
+    def _epochs(self, learner: LanguageLearner, experience: Experience) -> UpdateResult:
+        settings, update, trains_policy = self.settings, self.update, self.trains_policy
+        objective = settings.objective(experience, self.coefficients, train_policy=trains_policy)
+        optimizer, pretraining = self.roles.optimizer, self.roles.pretraining
+        set_learning_rate(optimizer, **self.learning_rates(), value_unit=objective.value_unit)
+        with nullcontext() if trains_policy else learner.frozen_policy():
+            result = ppo_update(
+                learner,
+                optimizer,
+                experience,
+                objective,
+                num_epochs=settings.num_epochs,
+                num_minibatches=settings.num_minibatches,
+                max_grad_norm=settings.max_grad_norm,
+                num_critic_epochs=settings.num_critic_epochs,
+                early_stop_kl=settings.early_stop_kl,
+                generator=stream(settings.seed, "minibatches", update),
+                critic_generator=stream(settings.seed, "critic minibatches", update),
+                extra_loss=pretraining.draw(update) if pretraining and trains_policy else None,
+                check_step=_unchecked if self.guard is None else self.guard.allows,
+                repeated=learner.repeated,
+            )
+        # Nothing reads them again, and the next update's sampling and passes need the memory.
+        optimizer.zero_grad(set_to_none=True)
+        return result
+
+
+def _unchecked(*_: object) -> bool:
+    return True
