@@ -30,7 +30,8 @@ from bench.study.stories_task import StoryFiles, stories_task
 from bench.study.summaries_task import SUMMARIES
 from bench.study.task import QUIET, Problem, start_folder
 from bench.systems import Job, Machine, Measurement, Runner
-from kedge.logs.evaluations import read_evaluations
+from kedge.logs.evaluations import EVALUATIONS_FILE
+from kedge.logs.json_lines import read_json_lines
 
 RANK, ROUNDS, SEEDS = 16, 3, (0, 1, 2)
 ADAPTED = ("adapter.kind=lora", f"adapter.rank={RANK}")
@@ -144,7 +145,7 @@ def train(name: str, problem: Problem, out: Path, kind: str, seed: int) -> tuple
         out=out,
         **settings,
     )
-    scores = [float(each[problem.score]) for each in read_evaluations(out)]
+    scores = [float(each[problem.score]) for each in read_json_lines(out / EVALUATIONS_FILE)]
     share = 1.0 if kind == "all weights" else count(result.model) / count(problem.model)
     shutil.rmtree(out)
     return scores[0], scores[-1], share

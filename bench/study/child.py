@@ -24,7 +24,8 @@ from bench.study.stories_task import StoryFiles, stories_task
 from bench.study.summaries_task import SUMMARIES
 from bench.study.task import QUIET, Problem, Task, critic_folder, start_folder
 from bench.study.unit import Budget, Outcome, Unit
-from kedge.logs.evaluations import read_evaluations
+from kedge.logs.evaluations import EVALUATIONS_FILE
+from kedge.logs.json_lines import read_json_lines
 from kedge.system.output import replace_file
 
 __all__ = ["main", "run_unit"]
@@ -78,7 +79,7 @@ def run_unit(unit: Unit, problem: Problem, critic: Path, out: Path) -> Outcome:
     outcome = outcome_of(
         unit,
         result.metrics,
-        read_evaluations(out),
+        read_json_lines(out / EVALUATIONS_FILE),
         score=problem.score,
         start=_digest(problem.model),
         seconds=time.perf_counter() - started,

@@ -37,15 +37,13 @@ def write_sweep(
             add(folder / name(*run), "metrics.jsonl", *rows)
         if run in finished:
             (folder / name(*run) / "finished.json").write_text('{"updates": 40}', encoding="utf-8")
-        if run in failed:
-            (folder / "logs" / f"{name(*run)}.log").write_text(f"loading\n{failed[run]}\n\n", encoding="utf-8")
     described = [{"name": name(*run), "values": {"ppo.learning_rate": run[0]}, "seed": run[1]} for run in runs]
     content = {
         "stage": "ppo",
         "metric": None,
         "goal": None,
         "runs": described,
-        "failed": [name(*run) for run in failed],
+        "errors": {name(*run): error for run, error in failed.items()},
     }
     (folder / "sweep.json").write_text(json.dumps(content), encoding="utf-8")
     return folder

@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from kedge.logs.incidents import add_incident, describe_row, read_incidents, truncate_incidents
+from kedge.logs.incidents import add_incident, describe_row, truncate_incidents
+from kedge.logs.json_lines import read_json_lines
 from kedge.system.output import DIAGNOSTIC_FILES, INCIDENTS_FILE
 from tests.tiny import tiny_tokenizer
 from tests.training.test_update import make_experience, make_models
@@ -16,8 +17,8 @@ def test_rows_are_appended_with_nonfinite_values_as_text(tmp_path):
     add_incident(tmp_path, {"update": 1, "what": "ü\ud800", "figures": {"loss": math.nan}})
     add_incident(tmp_path, {"update": 2, "values": [1.5, math.inf, -math.inf], "row": None})
     lines = (tmp_path / "incidents.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == read_incidents(tmp_path)
-    first, second = read_incidents(tmp_path)
+    assert [json.loads(line) for line in lines] == read_json_lines(tmp_path / INCIDENTS_FILE)
+    first, second = read_json_lines(tmp_path / INCIDENTS_FILE)
     assert first["figures"] == {"loss": "nan"}
     assert second == {"update": 2, "values": [1.5, "inf", "-inf"], "row": None}
 
@@ -48,4 +49,7 @@ def test_a_resumed_run_keeps_earlier_incidents_and_what_stopped_it(tmp_path):
     path = tmp_path / INCIDENTS_FILE
     path.write_bytes(b'[1]\n{"half": \n' + path.read_bytes() + b'{"update": 1, "conse')
     truncate_incidents(tmp_path, 2)
-    assert [(row["update"], row["consequence"]) for row in read_incidents(tmp_path)] == [(1, "skip"), (3, "stop")]
+    assert [(row["update"], row["consequence"]) for row in read_json_lines(tmp_path / INCIDENTS_FILE)] == [
+        (1, "skip"),
+        (3, "stop"),
+    ]

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from kedge.logs.notebook_block import NotebookBlock, in_notebook
-from kedge.logs.progress import Progress
+from kedge.logs.progress import Progress, _NotebookBlock, in_notebook
 
 
 class Display:
@@ -45,7 +44,7 @@ def test_a_notebook_is_told_from_a_terminal(monkeypatch):
 def test_a_stage_is_one_block_that_is_replaced(monkeypatch, capsys):
     display = Display()
     kernel(monkeypatch, SimpleNamespace(kernel=object()))
-    monkeypatch.setattr("kedge.logs.notebook_block._ipython_display", lambda: display)
+    monkeypatch.setattr("kedge.logs.progress._ipython_display", lambda: display)
     now = [0.0]
     with Progress("sft <b>", total=1_000, clock=lambda: now[0]) as progress:
         for step in range(1, 1_001):
@@ -61,7 +60,7 @@ def test_a_stage_is_one_block_that_is_replaced(monkeypatch, capsys):
 
 
 def test_a_block_without_a_start_shows_nothing():
-    NotebookBlock(3, lambda: 0.0, Display()).show(1, "a", "", "?", last=True)
+    _NotebookBlock(3, lambda: 0.0, Display()).show(1, "a", "", "?", last=True)
 
 
 @pytest.mark.parametrize(("seconds_per_step", "most"), [(1.0, 22), (60.0, 202)])

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from kedge.cli import main
 from kedge.config import Config, config_from_settings
-from kedge.logs.loggers import LoggedRun, group, opening
+from kedge.logs.loggers import LoggedRun, group
 from kedge.logs.metrics import read_metrics
 from kedge.logs.samples import read_samples
 from kedge.stages.ppo import run_ppo
@@ -121,7 +121,7 @@ def test_a_missing_package_is_reported_before_anything_is_loaded(tmp_path, monke
     def refuse(name: str) -> NoReturn:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(opening, "distribution", refuse)
+    monkeypatch.setattr(group, "distribution", refuse)
     out = tmp_path / "run"
     command = ["kedge", "sft", "--model", str(tmp_path / "none"), "--data", "none.jsonl", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", [*command, "runtime.loggers=wandb"])

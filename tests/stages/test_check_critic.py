@@ -15,7 +15,8 @@ from kedge.inspect.doctor import examine
 from kedge.inspect.page.checks import critic
 from kedge.inspect.page.verdict import describe_run
 from kedge.inspect.record import read_run
-from kedge.logs.evaluations import CRITIC_CHECKS_FILE, read_evaluations
+from kedge.logs.evaluations import CRITIC_CHECKS_FILE
+from kedge.logs.json_lines import read_json_lines
 from kedge.stages.check_critic import run_check_critic
 from kedge.stages.ppo import run_ppo
 from tests.stages.ppo.test_critic_check import HELD_OUT, SETTINGS, vowels
@@ -29,7 +30,7 @@ def check(out: Path, **settings: Any) -> dict[str, Any]:
     """The row of a check of a critic on the held-out prompts."""
     config = config_from_settings("evaluate", {**CHECK, "out": str(out), **settings})
     run_check_critic(config, prompts=HELD_OUT, reward=vowels)
-    [row] = read_evaluations(out, CRITIC_CHECKS_FILE)
+    [row] = read_json_lines(out / CRITIC_CHECKS_FILE)
     return row
 
 
@@ -53,7 +54,7 @@ def place(tmp_path_factory) -> Path:
     ("run", "name", "update"), [("shared", "shared", 2), ("separate", "separate@1", 1), ("adapter", "adapter", 2)]
 )
 def test_the_critic_of_a_run_is_checked_as_in_the_run(place, tmp_path, run, name, update):
-    rows = {row["update"]: row for row in read_evaluations(place / run, CRITIC_CHECKS_FILE)}
+    rows = {row["update"]: row for row in read_json_lines(place / run / CRITIC_CHECKS_FILE)}
     assert check(tmp_path / "check", critic=str(place / name)) == rows[update]
 
 
@@ -62,7 +63,7 @@ def test_the_python_function_is_the_same_and_says_where_its_files_are(place, tmp
     result = kedge.check_critic(critic=place / "shared", prompts=HELD_OUT, reward=vowels, out=out, **settings)
     last = "".join(capsys.readouterr().err.splitlines(keepends=True)[-2:])
     assert last == f"Result: {out / 'summary.json'}\nReport: {out / 'report.html'}\n"
-    row = read_evaluations(place / "shared", CRITIC_CHECKS_FILE)[-1]
+    row = read_json_lines(place / "shared" / CRITIC_CHECKS_FILE)[-1]
     assert result.summary["pairs_across"] == row["pairs_across"]
     assert f"The critic of {place / 'shared'} was checked" in repr(result)
 
@@ -72,7 +73,7 @@ def test_a_trained_critic_is_checked_as_at_the_start_of_ppo(place, tmp_path):
     settings = {f"ppo.{name}": value for name, value in ours.items()}
     settings |= {"rollout.max_new_tokens": 8, "rollout.missing_eos_score": -2.0, "model": str(place / "policy")}
     found = check(tmp_path / "check", critic=str(place / "critic"), **settings)
-    assert found == read_evaluations(place / "separate", CRITIC_CHECKS_FILE)[0]
+    assert found == read_json_lines(place / "separate" / CRITIC_CHECKS_FILE)[0]
     record = read_run(tmp_path / "check")
     assert critic(record)["figures"][0]["critic"]["value"] == pytest.approx(found["pairs_across"]["value"], rel=1e-4)
     assert describe_run(record)[0].startswith("The critic of ")

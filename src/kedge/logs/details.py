@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kedge.algorithm.experience import Experience
-from kedge.logs.json_lines import JsonLines
+from kedge.logs.json_lines import RunLog
 
 __all__ = ["DETAILS_FILE", "DetailsLog", "describe_update"]
 
@@ -22,7 +22,7 @@ WIDEST = 1.0
 """Largest |log ρ| of the bins; values beyond count in the outermost bins."""
 
 
-class DetailsLog:
+class DetailsLog(RunLog):
     """Writes `details.jsonl`; flushed after each row.
 
     Args:
@@ -30,25 +30,11 @@ class DetailsLog:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._lines = JsonLines(folder / DETAILS_FILE)
+        super().__init__(folder / DETAILS_FILE)
 
     def write(self, update: int, details: Mapping[str, Any]) -> None:
         """Append the row of one update."""
-        self._lines.write({"update": update, **details})
-
-    def sync(self) -> None:
-        """Flush all rows to disk, before a checkpoint that relies on them."""
-        self._lines.sync()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._lines.close()
-
-    def __enter__(self) -> DetailsLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self.append(update, details)
 
 
 def describe_update(

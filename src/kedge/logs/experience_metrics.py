@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.experience import Experience, Rollout
+from kedge.algorithm.group_advantages import group_scores
 from kedge.algorithm.kl import sampler_mismatch
 from kedge.data.tokens import token_pieces
 from kedge.logs.samples import Sample
@@ -18,6 +19,7 @@ from kedge.logs.samples import Sample
 __all__ = [
     "correlation",
     "describe_experience",
+    "describe_groups",
     "describe_responses",
     "describe_samples",
     "describe_truncation",
@@ -28,6 +30,10 @@ __all__ = [
 GRAM = 4
 """Length of the repeated sequences that count: shorter ones recur in good prose too."""
 HASH = 1_000_003
+
+SMALL = 0.1
+"""Standard deviation within a group, relative to that of all scores within their groups, which a division by it blows
+up tenfold."""
 
 
 def describe_experience(experience: Experience, *, is_exact: bool = True) -> dict[str, float]:
@@ -210,3 +216,35 @@ def correlation(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> Floa
     centered = [values - values.mean() for values in (first, second)]
     norms = centered[0].norm() * centered[1].norm()
     return torch.where(norms > 0, (centered[0] * centered[1]).sum() / norms.clamp(min=1e-30), 0.0)
+
+
+def describe_groups(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[str, float]:
+    """Metrics of an update's groups; none if every response has its own prompt.
+
+    `group/constant`: share of the groups whose responses all score the same. `group/score_std`: standard deviation of
+    the scores within their groups. `group/small_spread`: share of the groups with spread whose own is below a tenth of
+    that. `group/length_above`, `group/length_below`: mean length of the responses that score above and below their
+    group's mean.
+
+    Args:
+        rollout: The responses.
+        scores: One per response, token scores included.
+    """
+    groups = group_scores(scores, rollout.group)
+    if not (groups.count > 1).any():
+        return {}
+    within = float((groups.std.square() * groups.count).sum() / groups.count.sum()) ** 0.5
+    found = groups.std[groups.has_spread]
+    metrics = {
+        "group/constant": 1 - float(groups.has_spread.double().mean()),
+        "group/score_std": within,
+        "group/small_spread": float((found < SMALL * within).double().mean()) if len(found) else 0.0,
+    }
+    if len(found):
+        lengths, distance = rollout.response_lengths.cpu().float(), scores.cpu() - groups.mean[groups.place]
+        counted = groups.has_spread[groups.place]
+        metrics |= {
+            "group/length_above": float(lengths[counted & (distance > 0)].mean()),
+            "group/length_below": float(lengths[counted & (distance < 0)].mean()),
+        }
+    return metrics

@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.data.tokens import token_pieces
-from kedge.logs.json_lines import JsonLines, plain_json, read_json_lines
+from kedge.logs.json_lines import JsonLines, plain_json
 from kedge.system.output import INCIDENTS_FILE, replace_file
 
-__all__ = ["add_incident", "describe_row", "read_incidents", "truncate_incidents"]
+__all__ = ["add_incident", "describe_row", "truncate_incidents"]
 
 
 def add_incident(folder: Path, incident: Mapping[str, Any]) -> None:
@@ -50,11 +50,6 @@ def _stays(line: bytes, last_update: int) -> bool:
         return row["consequence"] == "stop" or int(row["update"]) <= last_update
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return False
-
-
-def read_incidents(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `incidents.jsonl`; raises `DataError` as `read_json_lines`."""
-    return read_json_lines(folder / INCIDENTS_FILE)
 
 
 def describe_row(

@@ -6,19 +6,20 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import Self
 
 from kedge.errors import DataError
 from kedge.system.durable import replace_contents, sync, sync_folder
 from kedge.system.output import replace_file, writing
 
-__all__ = ["JsonLines", "parse_row", "plain_json", "read_json_lines", "read_rows", "skipped_lines", "truncate_rows"]
+__all__ = ["JsonLines", "RunLog", "plain_json", "read_json_lines", "read_rows", "truncate_rows"]
 
 PIECE_BYTES = 1 << 16
 
@@ -96,6 +97,40 @@ class JsonLines:
             self._file.close()
 
 
+class RunLog:
+    """A log of a run: each row has the number of its update and is flushed. A context that closes the file.
+
+    Args:
+        path: The file.
+        is_lazy: Whether it is created with its first row.
+    """
+
+    def __init__(self, path: Path, *, is_lazy: bool = False) -> None:
+        self._path = path
+        self._lines = None if is_lazy else JsonLines(path)
+
+    def append(self, update: int, values: Mapping[str, Any]) -> None:
+        """Append a row."""
+        self._lines = self._lines or JsonLines(self._path)
+        self._lines.write({"update": update, **values})
+
+    def sync(self) -> None:
+        """Flush all rows to disk, before a checkpoint that relies on them."""
+        if self._lines is not None:
+            self._lines.sync()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._lines is not None:
+            self._lines.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def _whole_rows(file: io.FileIO) -> int:
     """The length of a file up to its last newline, in bytes."""
     end = file.seek(0, os.SEEK_END)
@@ -109,26 +144,13 @@ def _whole_rows(file: io.FileIO) -> int:
     return 0
 
 
-def parse_row(line: str | bytes, *, numbered: bool) -> dict[str, Any] | None:
-    """A line as a row; None if it is none.
-
-    Args:
-        line: The line.
-        numbered: Whether rows have an update.
-    """
+def _parsed(line: bytes, *, numbered: bool) -> dict[str, Any] | None:
+    """A line as a row; None if it is none."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):  # too many digits or levels, too
         return None
-    if not isinstance(row, dict) or (numbered and not _is_update(row.get("update"))):
-        return None
-    return row
-
-
-def skipped_lines(path: Path, lines: Sequence[int]) -> str:
-    """What to tell about lines that are no rows, by their numbers."""
-    first = f"line {lines[0]}" if len(lines) == 1 else f"{len(lines):,} lines, first line {lines[0]}"
-    return f"{path}: {first}: damaged, left out"
+    return row if isinstance(row, dict) and (not numbered or _is_update(row.get("update"))) else None
 
 
 def read_rows(path: Path, *, numbered: bool, on_skipped: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -142,11 +164,12 @@ def read_rows(path: Path, *, numbered: bool, on_skipped: Callable[[str], None]) 
     if not path.is_file():  # a pipe would be waited for
         return []
     *lines, last = path.read_bytes().split(b"\n")
-    found = [parse_row(line, numbered=numbered) for line in lines]
+    found = [_parsed(line, numbered=numbered) for line in lines]
     skipped = [number for number, (line, row) in enumerate(zip(lines, found, strict=True), 1) if row is None and line]
     if skipped:
-        on_skipped(skipped_lines(path, skipped))
-    return [row for row in [*found, parse_row(last, numbered=numbered) if last else None] if row is not None]
+        first = f"line {skipped[0]}" if len(skipped) == 1 else f"{len(skipped):,} lines, first line {skipped[0]}"
+        on_skipped(f"{path}: {first}: damaged, left out")
+    return [row for row in [*found, _parsed(last, numbered=numbered) if last else None] if row is not None]
 
 
 def _is_update(value: object) -> bool:

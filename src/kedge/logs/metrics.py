@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kedge.logs.json_lines import JsonLines, read_json_lines
+from kedge.logs.json_lines import RunLog, read_json_lines
 
 __all__ = ["METRICS_FILE", "MetricsLog", "read_metrics"]
 
@@ -15,7 +15,7 @@ MEASURED = ("time/", "tokens_per_second", "memory/")
 """Prefixes of the metrics that differ between two runs with the same seed."""
 
 
-class MetricsLog:
+class MetricsLog(RunLog):
     """Writes `metrics.jsonl`: `update` first, times and memory last, the rest by name; flushed after each row.
 
     Equal metrics give equal bytes. NaN and ±∞ become null. An existing file is appended to.
@@ -26,7 +26,8 @@ class MetricsLog:
     """
 
     def __init__(self, folder: Path, also: Callable[[int, Mapping[str, Any]], None] | None = None) -> None:
-        self._lines, self._also = JsonLines(folder / METRICS_FILE), also
+        super().__init__(folder / METRICS_FILE)
+        self._also = also
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
         """Append the row of one update.
@@ -36,23 +37,9 @@ class MetricsLog:
             metrics: Values by name: numbers, one-element tensors or arrays, text, None.
         """
         names = sorted(metrics, key=lambda name: (name.startswith(MEASURED), name))
-        self._lines.write({"update": update, **{name: metrics[name] for name in names}})
+        self.append(update, {name: metrics[name] for name in names})
         if self._also is not None:
             self._also(update, metrics)
-
-    def sync(self) -> None:
-        """Flush all rows to disk, before a checkpoint that relies on them."""
-        self._lines.sync()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._lines.close()
-
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -6,21 +6,22 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from html import escape
 from types import TracebackType
-from typing import Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from kedge.logs.notebook_block import NotebookBlock, in_notebook
 from kedge.system.invocation import is_first_rank
 from kedge.system.texts import printable
 
-__all__ = ["Progress", "format_duration", "format_figure", "say"]
-
 PLAIN_INTERVAL, LONGEST_INTERVAL = 1.0, 300.0
 """Least and most seconds between two plain lines, so that a log file is neither filled nor silent."""
+
+NOTEBOOK_INTERVAL = 0.3
+"""Seconds between two replacements of a notebook's block: more would fill the connection to the browser."""
 
 PLAIN_PARTS = 20
 """Parts of a stage after each of which there is a plain line."""
@@ -114,63 +115,59 @@ def format_figure(value: float | None) -> str:
     return f"{value:,.0f}" if 1_000 <= abs(value) < 1_000_000 else f"{value:.2e}"
 
 
-class _View(Protocol):
-    def start(self, stage: str, done: int) -> None: ...
-    def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None: ...
-    def say(self, line: str) -> None: ...
-    def stop(self, line: str) -> None: ...
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook. IPython is not imported if it is not in use."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
 
 
 def _view(stream: TextIO | None, total: int, clock: Callable[[], float]) -> _View:
     if stream is None and not is_first_rank():
-        return _Silence()
+        return _View()
     if stream is None and in_notebook():
-        return NotebookBlock(total, clock)
+        return _NotebookBlock(total, clock)
     console = Console(file=stream or sys.stderr, highlight=False, force_jupyter=False)
     return _Bar(console, total) if console.is_terminal else _PlainLines(console, total, clock)
 
 
-class _Silence:
+class _View:
     """No lines, on a rank that is not the first."""
 
     def start(self, stage: str, done: int) -> None:
-        pass
+        """Show that the stage starts."""
 
     def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None:
-        pass
+        """Show the newest step."""
 
     def say(self, line: str) -> None:
-        pass
+        """Print a permanent line."""
 
     def stop(self, line: str) -> None:
-        pass
+        """Print the last line."""
+        self.say(line)
 
 
-class _PlainLines:
+class _PlainLines(_View):
     """A line at the first step, after every part of the stage, after a long time without one, and at the last step."""
 
     def __init__(self, console: Console, total: int, clock: Callable[[], float]) -> None:
         self._console, self._clock = console, clock
-        self._part, self._step, self._written = total / PLAIN_PARTS, -math.inf, -math.inf
-
-    def start(self, stage: str, done: int) -> None:
-        pass
+        self._part = total / PLAIN_PARTS
+        self._step = self._written = -math.inf
 
     def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None:
         elapsed = self._clock() - self._written
         is_due = step - self._step >= self._part or elapsed >= LONGEST_INTERVAL
         if last or (is_due and elapsed >= PLAIN_INTERVAL):
             self._step, self._written = step, self._clock()
-            self.say("  ".join(part for part in (position, values, f"eta {eta}") if part))
+            self.say(_line(position, values, eta))
 
     def say(self, line: str) -> None:
         self._console.out(line)
 
-    def stop(self, line: str) -> None:
-        self.say(line)
 
-
-class _Bar:
+class _Bar(_View):
     """A live bar with the newest values behind it."""
 
     def __init__(self, console: Console, total: int) -> None:
@@ -192,3 +189,54 @@ class _Bar:
     def stop(self, line: str) -> None:
         self._live.stop()
         self._live.console.out(line)
+
+
+class _NotebookBlock(_View):
+    """A bar and a line of figures in one output block.
+
+    A bar drawn with carriage returns would be kept in the notebook's file frame by frame, and rich needs ipywidgets.
+
+    Args:
+        total: Number of steps.
+        clock: A monotonic clock, in seconds.
+        display: IPython's `display`; None imports it.
+    """
+
+    def __init__(self, total: int, clock: Callable[[], float], display: Callable[..., Any] | None = None) -> None:
+        self._total, self._clock, self._written = total, clock, -math.inf
+        self._display, self._handle = display or _ipython_display(), None
+
+    def start(self, stage: str, done: int) -> None:
+        self._handle = self._display(self._bundle(f"{stage} {done}/{self._total}", done), raw=True, display_id=True)
+
+    def show(self, step: int, position: str, values: str, eta: str, *, last: bool) -> None:
+        if last or self._clock() - self._written >= NOTEBOOK_INTERVAL:
+            self._written = self._clock()
+            self._replace(_line(position, values, eta), step)
+
+    def say(self, line: str) -> None:
+        print(line)
+
+    def stop(self, line: str) -> None:
+        self._replace(line, None)
+
+    def _replace(self, line: str, step: int | None) -> None:
+        if self._handle is not None:
+            self._handle.update(self._bundle(line, step), raw=True)
+
+    def _bundle(self, line: str, step: int | None) -> dict[str, str]:
+        bar = "" if step is None else f'<progress value="{step}" max="{self._total}"></progress> '
+        return {
+            "text/plain": line,
+            "text/html": f'<div style="font-variant-numeric:tabular-nums">{bar}{escape(line)}</div>',
+        }
+
+
+def _ipython_display() -> Callable[..., Any]:
+    from IPython.display import display  # pyright: ignore[reportMissingImports]
+
+    return display
+
+
+def _line(position: str, values: str, eta: str) -> str:
+    return "  ".join(part for part in (position, values, f"eta {eta}") if part)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import ShapeError
-from kedge.logs.json_lines import JsonLines, plain_json, read_json_lines
+from kedge.logs.json_lines import RunLog, plain_json, read_json_lines
 
 __all__ = ["SAMPLES_FILE", "Sample", "SamplesLog", "read_samples"]
 
@@ -66,7 +66,7 @@ class Sample:
                 raise ShapeError(f"{name} has {len(values)} entries; expected {len(self.tokens)}, one per token")
 
 
-class SamplesLog:
+class SamplesLog(RunLog):
     """Writes `samples.jsonl`: one row per kept response, flushed after each update.
 
     Values are rounded to six significant digits: they are for reading.
@@ -77,30 +77,17 @@ class SamplesLog:
     """
 
     def __init__(self, folder: Path, also: Callable[[int, Sequence[Sample]], None] | None = None) -> None:
-        self._lines, self._also = JsonLines(folder / SAMPLES_FILE), also
+        super().__init__(folder / SAMPLES_FILE)
+        self._also = also
 
     def write(self, update: int, samples: Iterable[Sample]) -> None:
         """Append the kept responses of one update."""
         samples = list(samples)
         for sample in samples:
             row = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
-            self._lines.write({"update": update, **_rounded(plain_json(row))})
+            self.append(update, _rounded(plain_json(row)))
         if self._also is not None and samples:
             self._also(update, samples)
-
-    def sync(self) -> None:
-        """Flush all rows to disk, before a checkpoint that relies on them."""
-        self._lines.sync()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._lines.close()
-
-    def __enter__(self) -> SamplesLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_samples(folder: Path) -> list[dict[str, Any]]:

@@ -26,17 +26,14 @@ PLAIN_WIDTH = 80
 GAP = 3
 """Characters between two columns."""
 
-NARROWEST = 16
-"""Characters of a row's name that stay together when it is folded."""
-
 
 def print_table(
     title: str, columns: Sequence[str], rows: Mapping[str, Sequence[Cell]], *, stream: TextIO | None = None
 ) -> None:
     """Print named rows of values: intervals as `0.71 (0.66–0.76)`, numbers with three digits, `–` for None.
 
-    A column without any value is left out. A table that is wider than the terminal is turned on its side, with one
-    column per row, and if that is still too wide, printed as one list per row. No cell is ever shortened.
+    A column without any value is left out. A table that is wider than the terminal is printed as one list per row.
+    No cell is ever shortened.
 
     Args:
         title: Title above the table.
@@ -57,8 +54,6 @@ def print_table(
     console.print(Text(f"{printable(title)}\n", style="bold"), soft_wrap=True)
     if _width([heads, *([name, *cells] for name, cells in texts.items())]) <= console.width:
         console.print(_upright(heads, texts))
-    elif _width(_folded(heads, texts)) <= console.width:
-        console.print(_turned(heads, texts))
     else:
         _print_lists(console, heads, texts)
     console.print()
@@ -78,29 +73,12 @@ def _width(rows: Iterable[Sequence[str]]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
-def _folded(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """The cells of the turned table with the row names folded as far as they may be."""
-    names = [name[:NARROWEST] for name in rows]
-    return [[heads[0], *names], *([head, *cells] for head, *cells in zip(heads[1:], *rows.values(), strict=True))]
-
-
 def _upright(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for at, head in enumerate(heads):
         table.add_column(head, justify="right" if at else "left", no_wrap=True)
     for name, cells in rows.items():
         table.add_row(name, *cells)
-    return table
-
-
-def _turned(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
-    """One column per row; their names are folded where they do not fit."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column(heads[0], no_wrap=True)
-    for name, cells in rows.items():
-        table.add_column(name, justify="right", overflow="fold", min_width=max(map(cell_len, cells), default=0))
-    for at, head in enumerate(heads[1:]):
-        table.add_row(head, *(cells[at] for cells in rows.values()))
     return table
 
 

@@ -13,7 +13,8 @@ import torch
 from kedge.algorithm.prefix_test import prefix_test
 from kedge.config import schedule_in_words
 from kedge.errors import ConfigError, KedgeError
-from kedge.logs.evaluations import CRITIC_CHECKS_FILE, read_evaluations
+from kedge.logs.evaluations import CRITIC_CHECKS_FILE
+from kedge.logs.json_lines import read_json_lines
 from kedge.models import response_logprobs
 from kedge.stages.ppo import measurements, run_ppo
 from kedge.stages.ppo.trainer import Trainer
@@ -64,7 +65,7 @@ def trainer_of(checked: Any) -> Trainer:
 
 
 def test_the_start_every_interval_and_the_end_are_checked(checked):
-    rows = read_evaluations(checked.folder, CRITIC_CHECKS_FILE)
+    rows = read_json_lines(checked.folder / CRITIC_CHECKS_FILE)
     assert [row["update"] for row in rows] == [0, 2, 3]
     logged = {row["update"]: row for row in metrics_without_times(checked.folder)}
     assert not [name for name in logged[1] if name.startswith("critic/")]
@@ -77,7 +78,7 @@ def test_the_start_every_interval_and_the_end_are_checked(checked):
 
 
 def test_each_check_prints_a_line(checked):
-    rows = read_evaluations(checked.folder, CRITIC_CHECKS_FILE)
+    rows = read_json_lines(checked.folder / CRITIC_CHECKS_FILE)
     across, within = ("{value:.2f} ({low:.2f}–{high:.2f})".format(**rows[2][f"pairs_{name}"])
                       for name in ("across", "within"))  # fmt: skip
     said = [line for line in checked.lines if line.startswith("critic check after update ")]

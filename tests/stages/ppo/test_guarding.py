@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kedge.errors import NumericsError
-from kedge.logs.incidents import read_incidents
+from kedge.logs.json_lines import read_json_lines
 from kedge.logs.metrics import read_metrics
 from kedge.logs.samples import read_samples
 from kedge.models import ActorCritic
@@ -20,6 +20,7 @@ from kedge.rollout import Sampler, collect
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo import trainer as ppo_trainer
+from kedge.system.output import INCIDENTS_FILE
 from kedge.training.stopping import Terminated
 from tests.forking import forked_kedge
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times, vowels
@@ -98,7 +99,7 @@ def test_a_score_that_is_nan_stops_the_run_and_names_function_and_response(confi
         run_ppo(configured(), prompts=PROMPTS, reward=named("judge", Clockwork(3, act=set_nan)))
     assert "\n" not in str(caught.value)
     assert [row["update"] for row in read_metrics(tmp_path / "run")] == [1, 2]
-    [incident] = read_incidents(tmp_path / "run")
+    [incident] = read_json_lines(tmp_path / "run" / INCIDENTS_FILE)
     told = {name: incident[name] for name in ("update", "kind", "consequence", "row", "token")}
     assert told == {"update": 3, "kind": "nonfinite", "consequence": "stop", "row": 2, "token": None}
     assert incident["prompt"] in PROMPTS
@@ -119,7 +120,7 @@ def test_a_function_in_a_process_of_its_own_is_named_with_the_response_too(confi
         run_ppo(configured(reward=f"{tmp_path}/rewards.py:judge"), prompts=PROMPTS)
     # The run produced nothing: the diagnostic files remain, and the folder can be used again.
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["incidents.jsonl", "reward.log"]
-    assert read_incidents(tmp_path / "run")[0]["row"] == 1
+    assert read_json_lines(tmp_path / "run" / INCIDENTS_FILE)[0]["row"] == 1
     run_ppo(configured(num_updates=1), prompts=PROMPTS, reward=vowels)
     assert not (tmp_path / "run/incidents.jsonl").exists()
 
@@ -133,7 +134,7 @@ def test_the_update_is_left_out_where_that_is_wanted(configured, tmp_path):
     assert rows[2] == {"update": 3, "guard/rolled_back": 0.0, "guard/skipped_steps": 4, "policy/optimizer_steps": 0}
     assert sorted(taken) == [1, 2, 4, 5]
     assert "PPO updates | 5" in (tmp_path / "run/model/README.md").read_text()
-    assert read_incidents(tmp_path / "run")[0]["consequence"] == "skip"
+    assert read_json_lines(tmp_path / "run" / INCIDENTS_FILE)[0]["consequence"] == "skip"
 
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
@@ -185,7 +186,7 @@ def test_a_log_probability_that_is_nan_is_traced_to_its_token(configured, sabota
         NumericsError, match=r"update 3: .* is nan in step \d: the policy's log prob.* at token 1 of re"
     ):
         run_ppo(configured(), prompts=PROMPTS, reward=vowels)
-    [incident] = read_incidents(tmp_path / "run")
+    [incident] = read_json_lines(tmp_path / "run" / INCIDENTS_FILE)
     assert (incident["row"], incident["token"]) == (2, 1)
     assert "nan" in incident["figures"].values()
     assert len(incident["advantages"]) == len(incident["tokens"])
@@ -209,7 +210,7 @@ def test_weights_that_are_broken_are_named_and_not_skipped(configured, tmp_path)
             reward=Clockwork(3, act=break_critic),
             on_update=lambda update, roles: models.append(roles),
         )
-    assert read_incidents(tmp_path / "run")[0]["values"][0] in ("nan", "inf", "-inf")
+    assert read_json_lines(tmp_path / "run" / INCIDENTS_FILE)[0]["values"][0] in ("nan", "inf", "-inf")
 
 
 def test_but_they_are_mended_by_going_back(configured, tmp_path):
@@ -273,7 +274,7 @@ def test_a_reward_models_nan_is_named_with_the_model(configured, tmp_path):
     words = "update 3: reward model 'umpire' gave response 0 nan; .*; umpire: .* contains nan"
     with pytest.raises(NumericsError, match=words):
         run_ppo(configured(reward=str(model), on_nonfinite="skip"), prompts=PROMPTS, on_update=break_reward)
-    assert read_incidents(tmp_path / "run")[0]["row"] == 0
+    assert read_json_lines(tmp_path / "run" / INCIDENTS_FILE)[0]["row"] == 0
 
 
 @pytest.mark.parametrize("rule", ["stop", "skip", "rollback"])
@@ -300,7 +301,7 @@ def test_a_gradient_spike_is_seen_and_the_response_behind_it(configured, sabotag
         assert skipped[:3] == [0, 0, 0]
         assert skipped[3] > 0
         assert skipped[4] == 0
-    incident = read_incidents(tmp_path / "run")[0]
+    incident = read_json_lines(tmp_path / "run" / INCIDENTS_FILE)[0]
     assert (incident["kind"], incident["update"], incident["row"]) == ("spike", 4, 2)
 
 
@@ -308,7 +309,11 @@ def test_what_happens_time_and_again_ends_the_run(configured, tmp_path):
     reward = Clockwork(2, 3, 4, 5, act=set_nan)
     with pytest.raises(NumericsError, match=r"update 4: .* the last 2 updates skipped steps"):
         run_ppo(configured(on_nonfinite="skip", max_skips=2), prompts=PROMPTS, reward=reward)
-    assert [incident["consequence"] for incident in read_incidents(tmp_path / "run")] == ["skip", "skip", "stop"]
+    assert [incident["consequence"] for incident in read_json_lines(tmp_path / "run" / INCIDENTS_FILE)] == [
+        "skip",
+        "skip",
+        "stop",
+    ]
 
 
 @pytest.fixture
@@ -336,7 +341,7 @@ def test_sampler_and_trainer_that_disagree_are_doubted_once_and_refused_by_stric
     mistaken_sampler(shift)
     run_ppo(configured(num_updates=2, **settings), prompts=PROMPTS, reward=vowels)
     assert capsys.readouterr().err.replace("\n", " ").count("sampler and trainer disagree") == 1
-    [incident] = read_incidents(tmp_path / "run")
+    [incident] = read_json_lines(tmp_path / "run" / INCIDENTS_FILE)
     assert (incident["kind"], incident["consequence"]) == ("mismatch", "warn")
     strict = configured("strict", strict=True, **settings)
     with pytest.raises(NumericsError, match=r"update 1: .*sampler and trainer disagree"):
@@ -394,7 +399,10 @@ def test_a_run_that_was_stopped_by_nan_goes_on_without_it(configured, tmp_path):
     )
     rows = read_metrics(tmp_path / "run")
     assert [row["guard/skipped_steps"] for row in rows] == [0, 0, 0, STEPS, 0]
-    assert [incident["consequence"] for incident in read_incidents(tmp_path / "run")] == ["stop", "skip"]
+    assert [incident["consequence"] for incident in read_json_lines(tmp_path / "run" / INCIDENTS_FILE)] == [
+        "stop",
+        "skip",
+    ]
 
 
 def test_the_command_says_it_in_one_line(policy, tmp_path):

@@ -14,7 +14,8 @@ import torch
 
 from kedge.config import load_config, schedule_in_words
 from kedge.errors import ConfigError
-from kedge.logs.evaluations import read_evaluations
+from kedge.logs.evaluations import EVALUATIONS_FILE
+from kedge.logs.json_lines import read_json_lines
 from kedge.logs.metrics import MetricsLog
 from kedge.models import find_model
 from kedge.rewards import RewardTerm
@@ -78,7 +79,7 @@ def test_training_is_the_same_to_the_bit_without_evaluation(whole, policy, tmp_p
 
 
 def test_the_start_every_interval_and_the_end_are_measured(whole):
-    rows = read_evaluations(whole)
+    rows = read_json_lines(whole / EVALUATIONS_FILE)
     assert [row["update"] for row in rows] == [0, 2, 4, 5]
     measured = {"eval/score", "eval/kl", "eval/length", "eval/eos_rate", "eval/win_rate"}
     assert all(measured | {"eval/score/draws", "eval/score/vowels"} == row.keys() - {"update"} for row in rows)
@@ -91,7 +92,7 @@ def test_the_start_every_interval_and_the_end_are_measured(whole):
 
 
 def test_the_best_checkpoint_is_kept_and_named(whole):
-    rates = {row["update"]: row["eval/win_rate"] for row in read_evaluations(whole)}
+    rates = {row["update"]: row["eval/win_rate"] for row in read_json_lines(whole / EVALUATIONS_FILE)}
     best = max(rates, key=lambda update: rates[update])  # the first of equal ones
     assert best_checkpoint(whole) == best
     assert {best, 5} <= set(kept_checkpoints(whole))

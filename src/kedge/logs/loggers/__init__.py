@@ -1,8 +1,6 @@
 """Third-party loggers, off by default: TensorBoard, Weights & Biases, Trackio."""
 
-from kedge.logs.loggers.group import LoggerGroup
-from kedge.logs.loggers.logger import LoggedRun, Logger
-from kedge.logs.loggers.opening import check_loggers
-from kedge.logs.loggers.state import LoggerState
+from kedge.logs.loggers.group import LoggerGroup, check_loggers
+from kedge.logs.loggers.logger import LoggedRun, LoggerState
 
-__all__ = ["LoggedRun", "Logger", "LoggerGroup", "LoggerState", "check_loggers"]
+__all__ = ["LoggedRun", "LoggerGroup", "LoggerState", "check_loggers"]

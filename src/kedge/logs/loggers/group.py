@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from kedge.errors import ConfigError, install_line
 from kedge.logs.json_lines import plain_json, read_json_lines
-from kedge.logs.loggers.logger import LoggedRun, Logger
-from kedge.logs.loggers.opening import open_logger
-from kedge.logs.loggers.state import LoggerState
+from kedge.logs.loggers.logger import LoggedRun, Logger, LoggerState
 from kedge.logs.metrics import METRICS_FILE
 from kedge.logs.samples import SAMPLES_FILE, Sample
 
-__all__ = ["LoggerGroup"]
+__all__ = ["LoggerGroup", "check_loggers"]
 
 
 class LoggerGroup:
@@ -118,3 +118,35 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     return read_json_lines(path) if path.is_file() else []
+
+
+def check_loggers(names: Iterable[str]) -> None:
+    """Check that the packages are installed, without importing them.
+
+    Raises:
+        ConfigError: One is missing.
+    """
+    for name in names:
+        try:
+            distribution(name)
+        except PackageNotFoundError as error:
+            raise ConfigError(f"runtime.loggers: {name} is not installed; {install_line(name)}") from error
+
+
+def open_logger(name: str, run: LoggedRun) -> Logger:
+    """Start a run's log in one of the packages, or continue it; only that package is imported."""
+    match name:
+        case "tensorboard":
+            from kedge.logs.loggers.tensorboard import TensorBoardLogger
+
+            return TensorBoardLogger(run)
+        case "wandb":
+            from kedge.logs.loggers.wandb import WandbLogger
+
+            return WandbLogger(run)
+        case "trackio":
+            from kedge.logs.loggers.trackio import TrackioLogger
+
+            return TrackioLogger(run)
+        case _:
+            raise ConfigError(f"unknown logger {name!r}; expected tensorboard, wandb or trackio")

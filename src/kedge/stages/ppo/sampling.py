@@ -18,8 +18,7 @@ from kedge.algorithm.experience import Rollout
 from kedge.algorithm.group_advantages import GroupScores, group_scores
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
-from kedge.logs.experience_metrics import describe_responses
-from kedge.logs.group_metrics import describe_groups
+from kedge.logs.experience_metrics import describe_groups, describe_responses
 from kedge.logs.stopwatch import Stopwatch
 from kedge.rewards.score import ScoredRollout, join_scored
 from kedge.stages.ppo.trainer import Trainer

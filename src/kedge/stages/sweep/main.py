@@ -15,8 +15,7 @@ from typing import Any
 from kedge.config import field_advice, preset_conflicts, resolved_yaml, with_values
 from kedge.errors import ConfigError, KedgeError
 from kedge.inspect.report import write_report
-from kedge.inspect.sweeps import Goal, Row, choose_goal, compare, leaders, read_sweep
-from kedge.inspect.sweeps.folder import last_line
+from kedge.inspect.sweeps import Goal, Row, choose_goal, compare, last_line, leaders, read_sweep
 from kedge.logs.metrics import read_metrics
 from kedge.logs.progress import Progress, format_figure, say
 from kedge.logs.table import print_table
