@@ -126,7 +126,7 @@ def _train(config: Config, roles: Roles, experience: Experience) -> list[Tensor]
             objective,
             num_epochs=1,
             num_minibatches=1,
-            max_grad_norm=config.ppo.max_grad_norm,
+            max_grad_norm=config.optimization.of("ppo").max_grad_norm,
             generator=stream(SEED, "handbook", epoch),
         )
         with torch.no_grad():

@@ -36,7 +36,11 @@ from tests.tiny import save_tiny_policy, save_tiny_reward_model
 RENAMED: Mapping[str, str | None] = {"policy/optimiser_steps": "policy/optimizer_steps"}
 """Earlier metrics and entries of results with their current names; None if they were dropped."""
 
-RENAMED_SETTINGS: Mapping[str, str] = {}
+RENAMED_SETTINGS: Mapping[str, str] = {
+    "ppo.value_bins=[-2,1,101]": "ppo.value_min=-2 ppo.value_max=1",
+    "ppo.critic_check_prefixes=2": "evaluate.critic_prefixes=2",
+    "ppo.critic_check_continuations=3": "evaluate.critic_continuations=3",
+}
 """Earlier settings, `name` or `name=value`, with what replaces them in the commands below."""
 
 RENAMED_FILES = {"ppo-without-leash/": "ppo-without-kl/"}
@@ -90,9 +94,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
             reward="reward_model",
         ),
     ),
-    "histogram": (
-        _ppo(SHARED, "ppo.value_loss=hl_gauss ppo.value_min=-2 ppo.value_max=1 ppo.num_minibatches=2", FP32),
-    ),
+    "histogram": (_ppo(SHARED, "ppo.value_loss=hl_gauss ppo.value_bins=[-2,1,101] ppo.num_minibatches=2", FP32),),
     "critic-epochs": (
         _ppo(
             f"{SEPARATE} ppo.num_critic_epochs=3 ppo.num_updates=2 ppo.eval_every=2 data.eval_fraction=0.2",
@@ -138,7 +140,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "evaluate": (f"{EVALUATE} --against other --judge reward_model generate.max_new_tokens=8",),
     "check-critic": (
         f"{EVALUATE} --critic reward_model --reward reward.py:short ppo.critic=separate {SAMPLING} "
-        "evaluate.critic_prefixes=2 evaluate.critic_continuations=3",
+        "ppo.critic_check_prefixes=2 ppo.critic_check_continuations=3",
     ),
     "control": (
         "control --env CartPole-v1 control.num_steps=64 control.num_envs=2 control.num_minibatches=4 "

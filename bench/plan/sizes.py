@@ -47,7 +47,7 @@ SIZES: Mapping[str, PreTrainedConfig] = {
     "70B (Llama 3.1)": _llama(8192, 80, 64, 28_672),
 }
 CHECKPOINTED: Mapping[str, Any] = {"runtime.activation_checkpointing": True, "runtime.micro_batch_tokens": 2048}
-SMALL: Mapping[str, Any] = {"ppo.optimizer": "adamw8bit", "runtime.frozen_dtype": "int8"}
+SMALL: Mapping[str, Any] = {"optimization.optimizer": "adamw8bit", "runtime.frozen_dtype": "int8"}
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "full": {},
     "full, recomputed": CHECKPOINTED,

@@ -328,7 +328,7 @@ def check_critic(
         model: The policy, for a critic that is not a run's.
         reward: As in `ppo`, in place of the run's.
         out: The run's folder; must be empty.
-        settings: Fields of the configuration, such as `critic_continuations`.
+        settings: Fields of the configuration, such as `evaluate.num_prompts`.
 
     Raises:
         KedgeError: An invalid input; one line.

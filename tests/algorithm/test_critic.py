@@ -16,26 +16,21 @@ ONE = torch.ones(1, 1)
 MASK = ONE > 0
 
 
-@given(SEEDS, st.one_of(st.none(), st.floats(0.05, 2.0)), st.one_of(st.none(), st.floats(0.1, 3.0)))
-def test_the_value_loss_agrees_with_a_loop(ragged, seed, clip_range, delta):
-    def penalty(distance):
-        """Half the square; Huber (1964): linear beyond δ, with the same value and slope there."""
-        if delta is None or abs(distance) <= delta:
-            return distance**2 / 2
-        return delta**2 / 2 + delta * (abs(distance) - delta)
-
+@given(SEEDS, st.one_of(st.none(), st.floats(0.05, 2.0)))
+def test_the_value_loss_agrees_with_a_loop(ragged, seed, clip_range):
     batch = ragged(seed)
     errors, held = [], 0
     for i, t in batch.mask.nonzero().tolist():
         value, old, target = (x[i, t].item() for x in (batch.values, batch.old_values, batch.returns))
-        error = penalty(value - target)
+        error = (value - target) ** 2 / 2
         if clip_range is not None and abs(value - old) > clip_range:
             stopped = old + clip_range if value > old else old - clip_range
-            held += penalty(stopped - target) > error
-            error = max(error, penalty(stopped - target))
+            bounded = (stopped - target) ** 2 / 2
+            held += bounded > error
+            error = max(error, bounded)
         errors.append(error)
     loss, clip_fraction = clipped_value_loss(
-        batch.values, batch.old_values, batch.returns, batch.mask, clip_range=clip_range, huber_delta=delta
+        batch.values, batch.old_values, batch.returns, batch.mask, clip_range=clip_range
     )
     assert loss.item() == pytest.approx(sum(errors) / len(errors), abs=1e-10)
     assert clip_fraction.item() == pytest.approx(held / len(errors))
@@ -61,16 +56,6 @@ def test_a_value_beyond_the_range_gets_no_further_push_but_is_pulled_back():
     assert gradient(0.5, 5.0) == 0.0
     assert gradient(0.5, -5.0) == pytest.approx(5.5)
     assert gradient(0.1, 5.0) == pytest.approx(-4.9)
-
-
-def test_hubers_gradient_is_the_error_and_at_most_delta():
-    values = torch.tensor([[0.5, 5.0, -5.0]], requires_grad=True)
-    mask = torch.ones(1, 3, dtype=torch.bool)
-    loss = clipped_value_loss(values, values, 0 * values, mask, clip_range=None, huber_delta=2.0).loss
-    (3 * loss).backward()
-    assert values.grad is not None
-    assert values.grad.tolist() == [[0.5, 2.0, -2.0]]
-    assert 3 * loss.item() == pytest.approx(0.125 + 2 * 2.0 * 4.0)  # δ·(|e| − δ/2) = 2·4 for each large one
 
 
 def test_unmoved_values_are_not_clipped_by_rounding():
@@ -140,5 +125,3 @@ class TestErrors:
     def test_the_range_is_above_zero(self, clip_range):
         with pytest.raises(ConfigError, match="value_clip_range must be"):
             clipped_value_loss(ONE, ONE, ONE, MASK, clip_range=clip_range)
-        with pytest.raises(ConfigError, match="value_huber_delta must be"):
-            clipped_value_loss(ONE, ONE, ONE, MASK, huber_delta=clip_range)

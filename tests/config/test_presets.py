@@ -42,19 +42,15 @@ N_PLUS = {
     "sft.warmup_fraction": 0,  # sft.py:69 warm_up_steps
     "sft.num_epochs": 1,  # sft.py:75 num_train_epochs
     "sft.batch_size": 1 * 16 * 8,  # sft.py:79, 81 gradient_accumulation_steps, local_micro_batch_size
-    "sft.adam_eps": 1e-5,  # sft.py:61 eps
-    "sft.adam_eps_mode": "torch",  # sft.py:350 optim.AdamW
-    "sft.weight_decay": 0.01,  # sft.py:350 optim.AdamW without weight_decay: PyTorch's default
-    "sft.max_grad_norm": None,  # sft.py:400-401 backward, then step
+    "optimization.adam_eps": 1e-5,  # sft.py:61 eps
+    "optimization.adam_eps_mode": "torch",  # sft.py:350 optim.AdamW
+    "optimization.weight_decay": 0.01,  # sft.py:350 optim.AdamW without weight_decay: PyTorch's default
+    "optimization.max_grad_norm": None,  # sft.py:400-401 backward, then step
     "reward_model.learning_rate": 3e-6,  # reward.py:62
     "reward_model.schedule": "cosine",  # reward.py:66
     "reward_model.warmup_fraction": 0,  # reward.py:68
     "reward_model.num_epochs": 1,  # reward.py:74
     "reward_model.batch_size": 1 * 8 * 8,  # reward.py:78, 80
-    "reward_model.adam_eps": 1e-5,  # reward.py:60
-    "reward_model.adam_eps_mode": "torch",  # reward.py:376
-    "reward_model.weight_decay": 0.01,  # reward.py:376
-    "reward_model.max_grad_norm": None,  # reward.py:412-413
     "reward_model.normalize": "demonstrations",  # reward.py:456, 520 bias = mean score of the reference responses
     "reward_model.normalize_scale": False,  # reward.py:208 score - bias, no gain
     "rollout.num_prompts": 1 * 64 * 8,  # ppo.py:93, 95
@@ -71,10 +67,6 @@ N_PLUS = {
     "ppo.num_epochs": 4,  # ppo.py:44 noptepochs
     "ppo.num_minibatches": 1,  # ppo.py:43, 105 nminibatches
     "ppo.early_stop_kl": None,  # ppo.py:713-758
-    "ppo.adam_eps": 1e-5,  # ppo.py:75
-    "ppo.adam_eps_mode": "torch",  # ppo.py:500
-    "ppo.weight_decay": 0.01,  # ppo.py:500
-    "ppo.max_grad_norm": None,  # ppo.py:757-758; deepspeed.yaml has no gradient_clipping
     "ppo.policy_loss": "clipped",  # ppo.py:751-754
     "ppo.clip_range": 0.2,  # ppo.py:46
     "ppo.aggregation": "token",  # ppo.py:754 masked_mean
@@ -109,10 +101,10 @@ ZIEGLER = {
     "reward_model.warmup_fraction": 0,  # the same
     "reward_model.num_epochs": 1,  # train_reward.py:245
     "reward_model.batch_size": 32,  # launch.py:61
-    "reward_model.adam_eps": 1e-5,  # utils/core.py:627
-    "reward_model.adam_eps_mode": "tf1",  # utils/core.py:627 tf.train.AdamOptimizer
-    "reward_model.weight_decay": 0,  # the same
-    "reward_model.max_grad_norm": None,  # utils/core.py:624-628 gradients, mean over ranks, apply
+    "optimization.adam_eps": 1e-5,  # utils/core.py:627
+    "optimization.adam_eps_mode": "tf1",  # utils/core.py:627 tf.train.AdamOptimizer
+    "optimization.weight_decay": 0,  # the same
+    "optimization.max_grad_norm": None,  # utils/core.py:624-628 gradients, mean over ranks, apply
     "reward_model.normalize_scale": True,  # launch.py:52, train_reward.py:252-254 mean 0, std 1
     "rollout.num_prompts": 512,  # launch.py:124 ppo.batch_size
     "rollout.num_responses": 1,  # train_policy.py:284-285
@@ -128,10 +120,6 @@ ZIEGLER = {
     "ppo.num_epochs": 4,  # train_policy.py:51
     "ppo.num_minibatches": 1,  # train_policy.py:50
     "ppo.early_stop_kl": None,  # train_policy.py:184-193
-    "ppo.adam_eps": 1e-5,  # utils/core.py:627
-    "ppo.adam_eps_mode": "tf1",  # utils/core.py:627
-    "ppo.weight_decay": 0,  # utils/core.py:627
-    "ppo.max_grad_norm": None,  # utils/core.py:624-628
     "ppo.policy_loss": "clipped",  # train_policy.py:352-354
     "ppo.clip_range": 0.2,  # train_policy.py:54
     "ppo.aggregation": "token",  # train_policy.py:354 reduce_mean
@@ -145,7 +133,6 @@ ZIEGLER = {
     "ppo.kl_wait_fraction": 0,  # train_policy.py:305: after every step
     "ppo.kl_horizon": 10_000,  # train_policy.py:28
     "ppo.critic": "shared",  # policy.py:28 scalar_heads=['value']
-    "ppo.value_head_init": "zero",  # language/model.py:368 scale=0
     "ppo.value_head_rate": 1,  # train_policy.py:176-177 one optimizer
     "ppo.value_coef": 0.1,  # train_policy.py:53
     "ppo.value_loss": "half_mse",  # train_policy.py:347

@@ -1,4 +1,4 @@
-"""`rollout.vllm`: a group of fields with a name of its own."""
+"""`rollout.vllm`: a section in a section."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def test_the_fields_are_set_by_dotted_names_by_nested_mappings_and_from_a_writte
     assert config.rollout.vllm.args == ["--enforce-eager"]
     path.write_text(resolved_yaml(config), encoding="utf-8")
     assert load_config(path) == config
-    assert yaml.safe_load(path.read_text())["rollout"]["vllm.memory"] == 0.25
+    assert yaml.safe_load(path.read_text())["rollout"]["vllm"]["memory"] == 0.25
     assert changed_values(config)["rollout.vllm.memory"] == 0.25
-    assert with_values(config, {"rollout.vllm.port": 8000}).rollout.vllm.port == 8000
+    assert with_values(config, {"rollout.vllm.devices": "1"}).rollout.vllm.devices == "1"
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,8 @@ def test_the_fields_are_set_by_dotted_names_by_nested_mappings_and_from_a_writte
     [
         ("rollout.vllm.memory=2", "rollout.vllm.memory must be a number > 0 and ≤ 1; it is 2"),
         ("rollout.vllm.pyton=a", "rollout.vllm.pyton is not a field; did you mean rollout.vllm.python?"),
-        ("rollout.vllm=3", "rollout.vllm is not a field"),
+        ("rollout.vllm=3", "rollout.vllm must be a section of fields; it is 3"),
+        ("rollout.vllm.port=1", "rollout.vllm.port is not a setting any more"),
     ],
 )
 def test_a_mistake_names_the_field_as_the_user_does(override: str, line: str) -> None:

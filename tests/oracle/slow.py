@@ -364,7 +364,7 @@ class SlowPpo:
                 away = [token.ref - lp for lp, token in zip(now, actions, strict=True)]
                 k3 = use.kl_estimator == "k3"
                 kls.append([each.exp() - 1 - each if k3 else each**2 / 2 for each in away])
-            if row.raw_score >= use.positive_nll_min_score:
+            if row.raw_score >= 1:
                 good += list(now)
         total = self.mean(losses)
         figures |= {

@@ -164,7 +164,7 @@ def oracle_of(config: Config, models: Mapping[str, Path], *, by_model: bool) -> 
     for weight in () if new is None else new.parameters():
         nn.init.zeros_(weight)
     return SlowPpo(
-        {**settings["rollout"], **settings["ppo"]},
+        {**settings["rollout"], **settings["optimization"], **settings["ppo"]},
         policy,
         reference=load(AutoModelForCausalLM, "policy"),
         pad_id=TOKENIZER.encode("<pad>")[0],
@@ -255,7 +255,7 @@ def test_every_field_of_a_preset_acts(preset, models, tmp_path):
     for name, cited in PRESETS[preset].values.items():
         section, field_name = name.split(".")
         default = defaults[section][field_name]
-        if section not in ("ppo", "rollout") or cited.value == default:
+        if section not in ("ppo", "rollout", "optimization") or cited.value == default:
             continue
         other = "separate" if cited.value == "shared" else OTHERS.get(name, default)
         try:
@@ -298,7 +298,11 @@ def test_every_field_of_the_stages_before_acts(preset, section, models, tmp_path
         own, field_name = name.split(".")
         others = {"max_length": 12, "batch_size": 3, "num_epochs": 1, "normalize": "none"}
         other = others.get(field_name, defaults[own][field_name])
-        if own not in (section, "data") or cited.value == defaults[own][field_name] or name == "data.max_prompt_tokens":
+        if (
+            own not in (section, "data", "optimization")
+            or cited.value == defaults[own][field_name]
+            or name == "data.max_prompt_tokens"
+        ):
             continue
         try:
             changed = trained(name, **{name: other})

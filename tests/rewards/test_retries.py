@@ -91,7 +91,7 @@ def test_only_the_failing_responses_are_dropped():
 
 
 def test_only_the_failing_responses_get_the_error_score():
-    limits = replace(LIMITS, on_error="value", error_score=-3.0)
+    limits = replace(LIMITS, on_error=-3.0)
     result = GuardedReward(Scripted(bad=("bad", "worse")), limits).start(batch("bad", "a", "worse"))()
     assert (result.scores, result.dropped, result.given_up) == ([-3.0, 1.0, -3.0], frozenset(), 2)
 

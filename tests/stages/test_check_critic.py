@@ -23,7 +23,7 @@ from tests.stages.ppo.test_critic_check import HELD_OUT, SETTINGS, vowels
 from tests.stages.ppo.test_ppo import PROMPTS, configure
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
-CHECK = {"critic_prefixes": 2, "critic_continuations": 3, "runtime.report": False}
+CHECK = {"ppo.critic_check_prefixes": 2, "ppo.critic_check_continuations": 3, "runtime.report": False}
 
 
 def check(out: Path, **settings: Any) -> dict[str, Any]:

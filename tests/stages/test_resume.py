@@ -20,7 +20,7 @@ from kedge.config import Config, config_from_settings, load_config
 from kedge.errors import ConfigError, DataError, ModelError, OutputError
 from kedge.logs.metrics import MetricsLog
 from kedge.runs.run import Resume
-from kedge.stages.ppo import run_ppo
+from kedge.stages.ppo import observers, run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.rlhf import run_rlhf
 from kedge.stages.sft import run_sft
@@ -115,12 +115,12 @@ def assert_same(resumed: Path, whole: Path) -> None:
             "value_warmup_updates": 2,
             "kl_controller": "schulman",
             "spike_sigma": 8.0,
-            "spike_history": 2,
         },
     ],
     ids=lambda settings: next(iter(settings)) + "=" + str(next(iter(settings.values()))),
 )
-def test_ppo_goes_on_to_the_bit(tmp_path, policy, stop_at, settings):
+def test_ppo_goes_on_to_the_bit(tmp_path, policy, stop_at, settings, monkeypatch):
+    monkeypatch.setattr(observers, "SPIKE_HISTORY", 2)
     (tmp_path / "reward.py").write_text(DRAWS)
     rewards = [f"{tmp_path / 'reward.py'}:noisy"]
     # Six prompts, four an update: the run stops in the middle of an epoch over them.
@@ -152,7 +152,7 @@ def test_a_reward_model_and_pretraining_texts_go_on_as_well(tmp_path, policy, re
 
 
 def test_the_supervised_stages_go_on_to_the_bit(tmp_path, policy, stop_at):
-    in_8_bits = {"sft.optimizer": "adamw8bit"}
+    in_8_bits = {"optimization.optimizer": "adamw8bit"}
     stages = {
         "sft": (run_sft, {"demonstrations": ROWS}, {"sft.batch_size": 3, "sft.num_epochs": 2, **in_8_bits}),
         "reward": (
@@ -162,7 +162,7 @@ def test_the_supervised_stages_go_on_to_the_bit(tmp_path, policy, stop_at):
                 "reward_model.batch_size": 3,
                 "reward_model.num_epochs": 2,
                 "reward_model.normalize_scale": True,
-                "reward_model.optimizer": "adafactor",
+                "optimization.optimizer": "adafactor",
             },
         ),
     }  # fmt: skip

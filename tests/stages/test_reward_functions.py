@@ -74,7 +74,7 @@ def test_the_response_that_a_function_fails_on_takes_no_part(configure, tmp_path
 
 
 def test_it_is_given_the_value_where_that_is_wanted(configure, tmp_path):
-    run_ppo(configure("ppo", "picky", on_error="value", error_score=-3.0), prompts=PROMPTS)
+    run_ppo(configure("ppo", "picky", on_error=-3.0), prompts=PROMPTS)
     [row] = read_metrics(tmp_path / "run")
     assert (row["reward/unscored"], row["reward/picky_given_up"]) == (0, 1)
     assert row["reward/score_mean"] == (5.0 * 3 - 3.0) / 4

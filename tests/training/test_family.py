@@ -58,7 +58,7 @@ def experience_of(config: Config) -> Experience:
         reward_mask=mask,
         advantages=advantages,
         returns=returns,
-        positive=SCORES.ge(config.ppo.positive_nll_min_score),
+        positive=SCORES.ge(1),
     )
 
 

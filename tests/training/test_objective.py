@@ -92,18 +92,6 @@ def test_a_histograms_loss_has_no_unit_and_no_clip(experience):
     assert "value/clip_fraction" not in metrics
 
 
-def test_hubers_delta_is_in_the_unit_of_the_values(experience):
-    values = draw(9)
-    outputs = PolicyOutputs(logprobs=draw(7, -1.0), entropy=draw(8, 2.0), values=values)
-    objective = make_objective(value_unit=0.5, value_huber_delta=0.6, value_clip_range=None)
-    loss = 0.0
-    for row, time in MASK.nonzero().tolist():
-        error = abs(float(values[row, time] - experience.returns[row, time])) / 0.5
-        loss += (error**2 / 2 if error <= 0.6 else 0.6 * (error - 0.3)) / 4
-    found = objective(outputs, experience, objective.divisors(experience)).metrics["value/loss"].value
-    assert float(found) == pytest.approx(loss, abs=1e-5)
-
-
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 def test_imitation_is_the_token_mean_over_the_positive_examples_alone(experience, aggregation):
     outputs = PolicyOutputs(logprobs=draw(7, -1.0), entropy=draw(8, 2.0), values=None)

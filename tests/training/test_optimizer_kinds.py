@@ -196,20 +196,23 @@ def test_a_model_learns_as_well_at_the_same_rate(tmp_path: Any, kind: OptimizerK
 def test_what_cannot_be_had_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     for kind in get_args(OptimizerKind)[1:]:
-        with pytest.raises(ConfigError, match=f"ppo.optimizer={kind} needs whole matrices; .* use ppo.optimizer=adamw"):
-            check_optimizer(kind, cpu, named="ppo.optimizer", is_sharded=True)
+        with pytest.raises(
+            ConfigError,
+            match=f"optimization.optimizer={kind} needs whole matrices; .* use optimization.optimizer=adamw",
+        ):
+            check_optimizer(kind, cpu, named="optimization.optimizer", is_sharded=True)
         with pytest.raises(ConfigError, match=f"TensorFlow's Adam, which the optimizer {kind} does not have"):
             build(kind, [matrix(2, 2)], adam_eps_mode="tf1")
         with pytest.raises(ConfigError, match="nothing to train"):
             build(kind, [])
     with pytest.raises(ConfigError, match="adamw8bit runs on a CPU or an NVIDIA GPU, not on mps"):
-        check_optimizer("adamw8bit", torch.device("mps"), named="sft.optimizer")
+        check_optimizer("adamw8bit", torch.device("mps"), named="optimization.optimizer")
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
-    with pytest.raises(ConfigError, match=r"sft.optimizer=muon needs torch 2.9 or newer"):
-        check_optimizer("muon", cpu, named="sft.optimizer")
+    with pytest.raises(ConfigError, match=r"optimization.optimizer=muon needs torch 2.9 or newer"):
+        check_optimizer("muon", cpu, named="optimization.optimizer")
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ConfigError, match=r"sft.optimizer=adamw8bit needs bitsandbytes: pip install -e '\.\["):
-        check_optimizer("adamw8bit", cpu, named="sft.optimizer")
+    with pytest.raises(ConfigError, match=r"optimization.optimizer=adamw8bit needs bitsandbytes: pip install -e '\.\["):
+        check_optimizer("adamw8bit", cpu, named="optimization.optimizer")
     with pytest.raises(ConfigError, match="optimizer: 'sgd' is unknown"):
         build("sgd", [matrix(2, 2)])  # type: ignore[arg-type]
 

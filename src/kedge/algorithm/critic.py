@@ -39,15 +39,13 @@ def clipped_value_loss(
     mask: Bool[Tensor, "*batch time"],
     *,
     clip_range: float | None,
-    huber_delta: float | None = None,
     **averaging: Unpack[Averaging],
 ) -> ValueLoss:
     """Squared error of the critic: the larger of the unclipped error and the error with V at most ε from V_old.
 
     loss = ½·aggregate max((V − R)², (clip(V, V_old − ε, V_old + ε) − R)²)
 
-    The ½ is included; the coefficient of this loss in the total loss is not. With δ, Huber's loss replaces half the
-    square of an error e: δ·(|e| − δ/2) where |e| > δ, so that the gradient of an error is at most δ.
+    The ½ is included; the coefficient of this loss in the total loss is not.
 
     Args:
         values: V of the current critic; differentiable.
@@ -55,34 +53,24 @@ def clipped_value_loss(
         returns: R, from unwhitened advantages; frozen.
         mask: True = counts; the reward mask, which can have one more slot than the action mask.
         clip_range: ε > 0 in the unit of the values, so it must fit their scale; None for the unclipped error.
-        huber_delta: δ > 0 in the unit of the values; None for the squared error.
         **averaging: see `aggregate`.
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.
-        ConfigError: for a clip range or δ that is not above 0.
+        ConfigError: for a clip range that is not above 0.
 
-    Source: S0; N+; spec §6.28. Huber (1964); DQN (Mnih et al. 2015) uses δ = 1.
+    Source: S0; N+; spec §6.28.
     """
     check_counted(mask, values=values, old_values=old_values, returns=returns)
     values = keep_counted(values, mask)
     old_values, returns = keep_counted(old_values, mask).detach(), keep_counted(returns, mask).detach()
-    losses = free = _doubled_penalty(values - returns, huber_delta)
+    losses = free = (values - returns).square()
     if clip_range is not None:
         check_positive(value_clip_range=clip_range)
         held = values.clamp(old_values - clip_range, old_values + clip_range)
-        losses = torch.maximum(free, _doubled_penalty(held - returns, huber_delta))
+        losses = torch.maximum(free, (held - returns).square())
     loss = 0.5 * aggregate(losses, mask, **averaging)
     return ValueLoss(loss=loss, clip_fraction=masked_mean((losses > free).to(losses.dtype), mask))
-
-
-def _doubled_penalty(error: Tensor, huber_delta: float | None) -> Tensor:
-    """The squared error, or twice Huber's loss, which is the same up to δ."""
-    if huber_delta is None:
-        return error.square()
-    check_positive(value_huber_delta=huber_delta)
-    size = error.abs()
-    return torch.where(size <= huber_delta, error.square(), huber_delta * (2 * size - huber_delta))
 
 
 @torch.no_grad()

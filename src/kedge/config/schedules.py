@@ -13,6 +13,7 @@ from kedge.errors import ConfigError
 __all__ = ["SCHEDULABLE", "check_schedules", "config_at", "scheduled_values"]
 
 SCHEDULABLE = (
+    "optimization.max_grad_norm",
     "ppo.clip_range",
     "ppo.clip_range_high",
     "ppo.dual_clip",
@@ -24,7 +25,6 @@ SCHEDULABLE = (
     "ppo.kl_coef",
     "ppo.learning_rate",
     "ppo.length_adaptive_alpha",
-    "ppo.max_grad_norm",
     "ppo.num_epochs",
     "ppo.positive_nll_coef",
     "ppo.surrogate_kl_coef",

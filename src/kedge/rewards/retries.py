@@ -27,8 +27,7 @@ class CallLimits:
         timeout: Longest call, seconds.
         startup_timeout: Longest import of the function's module, seconds.
         retries: Further attempts after a failed call, ≥ 0.
-        on_error: If they fail as well: stop the run, drop the response, or give it `error_score`.
-        error_score: The score of a response whose call failed, with `value`.
+        on_error: If they fail as well: stop the run, drop the response, or give it this score.
         memory_growth: A worker that grows by more than this after its first call is replaced, bytes.
         pause: Wait before the first retry, seconds; doubled before each further one.
     """
@@ -36,8 +35,7 @@ class CallLimits:
     timeout: float = 300.0
     startup_timeout: float = 600.0
     retries: int = 1
-    on_error: Literal["stop", "drop", "value"] = "stop"
-    error_score: float = 0.0
+    on_error: Literal["stop", "drop"] | float = "stop"
     memory_growth: float = 2 * 2**30
     pause: float = 1.0
 
@@ -172,7 +170,7 @@ class GuardedReward:
             until = time.monotonic() + self._limits.timeout
             scores = self._halves(responses, rows, until, failures)
         lost = [row for row in rows if row not in scores]
-        substitute = self._limits.error_score if self._limits.on_error == "value" else None
+        substitute = None if isinstance(self._limits.on_error, str) else self._limits.on_error
         return CallResult(
             scores=[scores.get(row, substitute) for row in rows],
             dropped=frozenset(lost if self._limits.on_error == "drop" else ()),

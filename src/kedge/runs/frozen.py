@@ -28,9 +28,7 @@ def adapter_of(config: Config) -> AdapterSettings | None:
     given = config.adapter
     if given.kind == "none":
         return None
-    return AdapterSettings(
-        given.kind, given.rank, given.alpha, given.target_modules, given.rslora, tuple(given.modules_to_save)
-    )
+    return AdapterSettings(given.kind, given.rank, given.alpha, given.target_modules, tuple(given.modules_to_save))
 
 
 def bases_of(config: Config) -> Bases | None:

@@ -244,9 +244,6 @@ def _call_limits(config: Config) -> CallLimits:
     settings = config.reward_functions
     return CallLimits(
         timeout=settings.timeout,
-        startup_timeout=settings.startup_timeout,
         retries=settings.retries,
         on_error=settings.on_error,
-        error_score=settings.error_score,
-        memory_growth=settings.memory_growth * 2**30,
     )

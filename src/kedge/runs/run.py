@@ -256,8 +256,8 @@ def open_run(
     for name in (name for name, dtype in held.items() if dtype == "nf4"):
         load_bitsandbytes(f"{name}=nf4", device)
     for section in described.trains:
-        kind = getattr(config, section).optimizer
-        check_optimizer(kind, device, named=f"{section}.optimizer", is_sharded=ranks.is_sharded)
+        kind = config.optimization.of(section).optimizer
+        check_optimizer(kind, device, named="optimization.optimizer", is_sharded=ranks.is_sharded)
     precision: Precision = "fp32"
     if described.starts_from:
         source = str(described.starting_model(config))

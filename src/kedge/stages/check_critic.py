@@ -84,8 +84,7 @@ def run_check_critic(
     trainer = Trainer.of(found.config, run, roles)
     parts = {} if roles.missing_eos is None else {"missing EOS": roles.missing_eos}
     found.restore(roles.actor_critic, {"coefficients": trainer.coefficients, **parts})
-    settings = config.evaluate
-    chosen = roles.prompts[: settings.critic_prompts]
+    chosen = roles.prompts[: config.evaluate.num_prompts or config.ppo.critic_check_prompts]
     run.data.add("prompts", used=len(chosen))
     # The unit of whitened rewards is that of all continuations together.
     at_once = len(chosen) if found.config.ppo.whiten_rewards else PROMPTS_AT_ONCE
@@ -103,8 +102,8 @@ def run_check_critic(
             part = sample_prefixes(
                 trainer,
                 chosen[start : start + at_once],
-                num_prefixes=settings.critic_prefixes,
-                num_continuations=settings.critic_continuations,
+                num_prefixes=config.ppo.critic_check_prefixes,
+                num_continuations=config.ppo.critic_check_continuations,
                 policy_version=found.update,
                 first_prompt=start,
             )
@@ -113,7 +112,7 @@ def run_check_critic(
             log.write("critic", done, len(chosen))
             progress.update(done)
         sample = PrefixSample.joined(samples)
-        test = sample.test(confidence=settings.confidence)
+        test = sample.test()
         with EvaluationsLog(run.folder, CRITIC_CHECKS_FILE) as checks:
             checks.write(found.update, check_row(test, sample.listed()))
     summary = {

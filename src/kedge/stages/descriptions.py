@@ -48,6 +48,7 @@ def _data(flag: Flag) -> Flag:
 
 
 SHARED = ("data", "runtime", "checkpoint")
+TRAINED = ("optimization", *SHARED)
 SCORED = (*SHARED, "reward_functions")
 NEEDS_MODEL = {"model": "--model"}
 NEEDS_PROMPTS = {"data.prompts": "--prompts"}
@@ -136,7 +137,7 @@ SFT = Stage(
     help="Fine-tune a language model on demonstrations.",
     title="Fine-tuning",
     run="kedge.stages.sft:run_sft",
-    sections=(("sft",), SHARED),
+    sections=(("sft",), TRAINED),
     needs={**NEEDS_MODEL, "data.demonstrations": "--data"},
     flags=(MODEL, _data(DEMONSTRATIONS)),
     arguments={"demonstrations": "data.demonstrations"},
@@ -156,7 +157,7 @@ REWARD_MODEL = Stage(
     help="Train a reward model on comparisons. Its mean score on the demonstrations, if given, is set to 0.",
     title="Reward model training",
     run="kedge.stages.reward:run_reward",
-    sections=(("reward_model",), SHARED),
+    sections=(("reward_model",), TRAINED),
     needs={**NEEDS_MODEL, "data.comparisons": "--data"},
     flags=(MODEL, _data(COMPARISONS), DEMONSTRATIONS),
     arguments={"comparisons": "data.comparisons", "demonstrations": "data.demonstrations"},
@@ -176,7 +177,12 @@ CRITIC = Stage(
     help="Train a critic for PPO on the returns of the policy's responses, so that PPO need not begin without one.",
     title="The training of the critic",
     run="kedge.stages.critic:run_critic",
-    sections=(("critic",), ("rollout", "runtime"), ("data", "reward_functions", "checkpoint"), ("ppo",)),
+    sections=(
+        ("critic",),
+        ("rollout", "runtime"),
+        ("optimization", "data", "reward_functions", "checkpoint"),
+        ("ppo",),
+    ),
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS, **NEEDS_REWARD},
     flags=(MODEL, PROMPTS, REWARD),
     arguments={"prompts": "data.prompts", "eval_prompts": "data.eval_prompts", "reward": "reward"},
@@ -197,7 +203,7 @@ PPO = Stage(
     help="Train a policy with PPO on one or more rewards: reward models and functions.",
     title="PPO",
     run="kedge.stages.ppo:run_ppo",
-    sections=(("ppo", "rollout", "runtime"), ("data", "reward_functions", "checkpoint")),
+    sections=(("ppo", "rollout", "runtime"), ("optimization", "data", "reward_functions", "checkpoint")),
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS, **NEEDS_REWARD},
     flags=(
         MODEL,
@@ -233,7 +239,7 @@ RLHF = Stage(
     "rlhf.train_critic=true trains a critic before PPO.",
     title="RLHF",
     run="kedge.stages.rlhf:run_rlhf",
-    sections=(("rlhf", "ppo", "rollout", "sft", "reward_model"), SCORED, ("critic",)),
+    sections=(("rlhf", "ppo", "rollout", "sft", "reward_model"), ("optimization", *SCORED), ("critic",)),
     needs={
         **NEEDS_MODEL,
         "data.demonstrations": "--demonstrations",

@@ -135,7 +135,7 @@ def _sft(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     say(f"sft takes {inputs.num_steps:,} optimizer steps of {config.sft.batch_size} demonstrations.")
 
     def trial(**settings: Any) -> None:
-        settings = {**config.sft.model_dump(), **settings}
+        settings = {**config.training_of("sft"), **settings}
         train_sft(inputs.model, inputs.tokenizer, inputs.split.train[: 2 * settings["batch_size"]], **settings)
 
     return [_supervised("sft: optimizer steps", config, run, trial, config.sft.batch_size, inputs.num_steps)]
@@ -147,7 +147,7 @@ def _reward(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     say(f"reward takes {inputs.num_steps:,} optimizer steps of {settings.batch_size} comparisons.")
 
     def trial(**changes: Any) -> None:
-        values = {**settings.model_dump(exclude={"base"}), **changes, "normalize": "none"}
+        values = {**config.training_of("reward_model"), **changes, "normalize": "none"}
         train_reward_model(inputs.model, inputs.tokenizer, inputs.split.train[: 2 * values["batch_size"]], **values)
 
     phases = [_supervised("reward: optimizer steps", config, run, trial, settings.batch_size, inputs.num_steps)]
@@ -182,7 +182,7 @@ def _critic(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     sampled = SampledReturns.joined(parts)
 
     def trial(**changes: Any) -> None:
-        values = {**settings.training(), **changes}
+        values = {**config.training_of("critic"), **changes}
         rows = list(islice(cycle(range(sampled.rollout.num_responses)), 2 * values["batch_size"]))
         train_critic(inputs.loss(sampled, rows), rows, **values)
 

@@ -98,7 +98,6 @@ def run_evaluate(
         sampling=sampling,
         kl_temperature=config.rollout.temperature,
         template=config.data.template,
-        confidence=settings.confidence,
     )
     evaluator.judge.check(list(all_prompts[0].columns))
 

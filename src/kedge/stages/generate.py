@@ -156,4 +156,4 @@ def _mean_score(scores: Scores, config: Config) -> Interval:
     scored = [known for group in groups if (known := [score for score in group if score is not None])]
     if not scored:
         raise RewardError(f"the reward scored none of {len(scores)} responses")
-    return score_interval(scored, confidence=config.evaluate.confidence)
+    return score_interval(scored)

@@ -90,7 +90,7 @@ def run_reward(
         return RewardResult(folder, *read_ending(folder, "summary"))
     in_memory = {"data.comparisons": comparisons, "data.demonstrations": demonstrations}
     run = open_run(config, "reward", in_memory=in_memory, resume=resume)
-    settings, inputs = config.reward_model, load_reward_inputs(config, run, comparisons, demonstrations)
+    inputs = load_reward_inputs(config, run, comparisons, demonstrations)
     model, tokenizer, split = inputs.model, inputs.tokenizer, inputs.split
 
     prompts = [record.prompt for record in split.train]
@@ -113,7 +113,7 @@ def run_reward(
             held_out=split.eval,
             demonstrations=inputs.demonstrations,
             **training,
-            **settings.model_dump(exclude={"base"}),
+            **config.training_of("reward_model"),
         )
         run.sync()
         summary = _write_summary(run.folder, report, num_comparisons=len(split.train))

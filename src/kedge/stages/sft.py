@@ -119,7 +119,7 @@ def run_sft(
     watcher, shown = Watcher(callback, model.causal, tokenizer), ("loss", "eval/loss")
     with supervised_training(config, run, num_steps, model=in_checkpoints, watcher=watcher, shown=shown) as training:
         training["order"] = inputs.mixture and inputs.mixture.order
-        outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.sft.model_dump())
+        outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.training_of("sft"))
         facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}
         weights = gathered_state(model.causal, run.ranks)
         if run.ranks.is_first:

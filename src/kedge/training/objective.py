@@ -129,7 +129,6 @@ class Objective:
         value_coef: c_v, on top of the value loss's own ½.
         value_unit: Values and returns are divided by it in the value loss and its clip; above 0. 1 keeps the reward's
             unit, as published. Unused with bins, whose loss has no unit.
-        value_huber_delta: δ of Huber's loss, in `value_unit`; None for the squared error.
         value_bins: The bins of a critic that predicts a histogram: its loss is a cross-entropy. None for a scalar.
         entropy_coef: c_e.
         kl_coef: β of the KL to the reference as a loss; 0 if the KL is in the reward.
@@ -149,7 +148,6 @@ class Objective:
     value_coef: float
     ratio: Ratio = "token"
     value_unit: float = 1.0
-    value_huber_delta: float | None = None
     value_bins: Bins | None = None
     entropy_coef: float = 0.0
     kl_coef: float = 0.0
@@ -258,7 +256,6 @@ class Objective:
             batch.returns / self.value_unit,
             mask,
             clip_range=self.value_clip_range,
-            huber_delta=self.value_huber_delta,
             **averaging,
         )
         metrics = {"value/loss": Metric(value.loss), "value/clip_fraction": Metric(share * value.clip_fraction)}

@@ -29,9 +29,7 @@ IN_SCORES = {"ppo.value_unit": "score"}
 HISTOGRAM = {
     "ppo.value_loss": "hl_gauss",
     "ppo.value_clip_range": None,
-    "ppo.value_min": -10.0,
-    "ppo.value_max": 10.0,
-    "ppo.value_num_bins": 100,
+    "ppo.value_bins": [-10.0, 10.0, 100],
     **IN_SCORES,
 }
 FLAT = {"reward/score_mean": [1.0] * 16, **SCORES}
@@ -122,7 +120,7 @@ EDGES: list[Edge] = [
     *metrics(
         "responses_unscored",
         (NOTE, {"reward/unscored": [40.0] * 16, "reward/mine_given_up": [40.0] * 16}),
-        **{"reward_functions.on_error": "value"},
+        **{"reward_functions.on_error": 0.0},
     ),
     *metrics(
         "responses_unscored",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kedge.stages.ppo import run_ppo
+from kedge.stages.ppo import observers, run_ppo
 from kedge.training.controllers import Coefficients
 from tests.stages.ppo.test_ppo import PROMPTS, configure, varied, vowels
 from tests.tiny import save_tiny_policy
@@ -36,7 +36,8 @@ def test_the_surrogates_penalty_is_held_as_well(tmp_path, policy, monkeypatch):
         seen.append(self.surrogate_kl_coef)
 
     monkeypatch.setattr(Coefficients, "adapt", noted)
-    settings = {"policy_loss": "kl_penalty_adaptive", "surrogate_kl_coef": 1.0, "surrogate_kl_target": 1e6}
+    monkeypatch.setattr("kedge.stages.ppo.settings.SURROGATE_KL_TARGET", 1e6)
+    settings = {"policy_loss": "kl_penalty_adaptive", "surrogate_kl_coef": 1.0}
     run(policy, tmp_path, num_updates=4, value_warmup_updates=2, **settings)
     assert seen == [0.5, 0.25]  # halved by the two updates of the policy, which stay below the target
 
@@ -55,9 +56,10 @@ def test_the_schedule_covers_the_updates_of_the_policy(tmp_path, policy, setting
     assert [row["policy/learning_rate"] for row in rows] == pytest.approx([1e-3 * share for share in expected])
 
 
-def test_the_first_step_of_the_policy_is_no_spike(tmp_path, policy):
+def test_the_first_step_of_the_policy_is_no_spike(tmp_path, policy, monkeypatch):
     # Four responses an update: the critic's own steps differ by several deviations, the policy's by a thousand.
-    settings = {"spike_sigma": 6.0, "spike_history": 4, "value_coef": 1e-3, "value_head_rate": 30.0}
+    monkeypatch.setattr(observers, "SPIKE_HISTORY", 4)
+    settings = {"spike_sigma": 6.0, "value_coef": 1e-3, "value_head_rate": 30.0}
     rows = run(policy, tmp_path, varied, num_updates=4, value_warmup_updates=3, **settings).metrics
     assert rows[3]["policy/grad_norm"] > 10 * rows[2]["policy/grad_norm"]
     assert [row["guard/skipped_steps"] for row in rows] == [0] * 4

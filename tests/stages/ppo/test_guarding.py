@@ -18,7 +18,7 @@ from kedge.logs.samples import read_samples
 from kedge.models import ActorCritic
 from kedge.rollout import Sampler, collect
 from kedge.runs.run import Resume
-from kedge.stages.ppo import run_ppo
+from kedge.stages.ppo import observers, run_ppo
 from kedge.stages.ppo import trainer as ppo_trainer
 from kedge.system.output import INCIDENTS_FILE
 from kedge.training.stopping import Terminated
@@ -278,7 +278,7 @@ def test_a_reward_models_nan_is_named_with_the_model(configured, tmp_path):
 
 
 @pytest.mark.parametrize("rule", ["stop", "skip", "rollback"])
-def test_a_gradient_spike_is_seen_and_the_response_behind_it(configured, sabotage, tmp_path, rule):
+def test_a_gradient_spike_is_seen_and_the_response_behind_it(configured, sabotage, tmp_path, rule, monkeypatch):
     def exaggerate(experience):
         advantages = experience.advantages.clone()
         advantages[2] *= 1e5
@@ -286,7 +286,8 @@ def test_a_gradient_spike_is_seen_and_the_response_behind_it(configured, sabotag
 
     sabotage(4, change=exaggerate)
     taken = {}
-    config = configured(spike_sigma=8.0, spike_history=8, on_spike=rule)
+    monkeypatch.setattr(observers, "SPIKE_HISTORY", 8)
+    config = configured(spike_sigma=8.0, on_spike=rule)
 
     def run():
         run_ppo(config, prompts=PROMPTS, reward=vowels, on_update=snapshots(taken))
@@ -355,14 +356,15 @@ def test_a_healthy_run_passes_strict(configured, tmp_path, precision):
     assert not (tmp_path / "run/incidents.jsonl").exists()
 
 
-def test_a_run_that_left_something_out_goes_on_to_the_bit(configured, tmp_path, stop_at):  # noqa: F811
+def test_a_run_that_left_something_out_goes_on_to_the_bit(configured, tmp_path, stop_at, monkeypatch):  # noqa: F811
     def alarming(completions, seed, **_):
         scores = vowels(completions)
         if seed % 3 == 0:  # in some updates, regardless of the caller
             scores[0] = math.nan
         return scores
 
-    settings = {"num_updates": 8, "on_nonfinite": "skip", "max_skips": 8, "spike_sigma": 1.0, "spike_history": 4}
+    settings = {"num_updates": 8, "on_nonfinite": "skip", "max_skips": 8, "spike_sigma": 1.0}
+    monkeypatch.setattr(observers, "SPIKE_HISTORY", 4)
     whole, split = (configured(name, **settings) for name in ("whole", "split"))
     run_ppo(whole, prompts=PROMPTS, reward=alarming)
     skipped = [row["guard/skipped_steps"] for row in metrics_without_times(tmp_path / "whole")]

@@ -78,7 +78,7 @@ def test_wait_and_horizon_are_shares_of_the_updates_that_train_the_policy():
 
 
 def test_the_surrogates_own_penalty_follows_the_ppo_papers_rule():
-    coefficients = start(policy_loss="kl_penalty_adaptive", surrogate_kl_target=0.01)
+    coefficients = start(policy_loss="kl_penalty_adaptive")
     assert adapt(coefficients, 0.0, **{"policy/distance_moved": 0.02}).surrogate_kl_coef == 2.0
     assert adapt(coefficients, 0.0, **{"policy/distance_moved": 0.005}).surrogate_kl_coef == 0.5
     assert adapt(coefficients, 0.0, **{"policy/distance_moved": 0.012}).surrogate_kl_coef == 1.0
@@ -124,11 +124,10 @@ def test_mse_is_twice_half_mse():
     assert objective(experience, value_loss="mse", value_coef=0.5).value_coef == 1.0
 
 
-def test_delta_and_bins_belong_to_their_losses():
+def test_bins_belong_to_the_histogram():
     experience = make_experience(make_models())
-    assert (objective(experience).value_huber_delta, objective(experience).value_bins) == (None, None)
-    assert objective(experience, value_loss="huber", value_huber_delta=0.7).value_huber_delta == 0.7
-    histogram = objective(experience, value_loss="hl_gauss", value_min=-1, value_max=3, value_num_bins=8)
+    assert objective(experience).value_bins is None
+    histogram = objective(experience, value_loss="hl_gauss", value_bins=[-1, 3, 8])
     assert (histogram.value_bins, histogram.value_coef) == (Bins(-1.0, 3.0, 8), 0.1)
 
 

@@ -4,6 +4,7 @@ import difflib
 import json
 import types
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -14,15 +15,18 @@ from kedge.config.libraries import foreign_answer
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
+from kedge.config.table import read_table
 from kedge.stages.stage import registered_stages
 from kedge.system.texts import printable
 
 __all__ = [
+    "FORMER",
     "USUAL",
     "accepts",
     "all_fields",
     "field_advice",
     "fields_named",
+    "fields_of",
     "find_field",
     "section_type",
     "suggestion",
@@ -32,6 +36,7 @@ __all__ = [
 
 _PLAIN = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "null"}
 _SOURCES = "a source or a list of sources"
+_SCHEDULES = "a mapping of fields to {update: value}"
 _MAX_LENGTH = 60
 
 # Names that users expect for a field, besides those of the libraries in `kedge.config.libraries`.
@@ -46,6 +51,11 @@ _SYNONYMS = {
     "whiten": "ppo.whiten_advantages",
 }
 
+
+FORMER = {
+    name: answer for names, answer in read_table(Path(__file__).parents[1] / "former.tsv") for name in names.split()
+}
+"""Settings of former versions, with what to write instead or why they went."""
 
 USUAL = {
     "algo": "preset",
@@ -63,20 +73,36 @@ USUAL = {
 
 
 def section_type(name: str) -> type[Section] | None:
-    """The section with this name, or None."""
-    field = Config.model_fields.get(name)
-    annotation = field.annotation if field else None
-    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+    """The section with this name, such as `ppo` or `rollout.vllm`, or None."""
+    section: type[Section] = Config
+    for part in name.split("."):
+        field = section.model_fields.get(part)
+        inner = None if field is None else _section(field)
+        if inner is None:
+            return None
+        section = inner
+    return section
 
 
 def all_fields() -> Iterator[tuple[str, FieldInfo]]:
     """Every field with its dotted name, in the order of the schema."""
-    for name, field in Config.model_fields.items():
-        section = section_type(name)
-        if section is None:
-            yield name, field
+    yield from fields_of(Config)
+
+
+def fields_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """The fields of a section and of the sections in it, with their dotted names."""
+    for name, field in section.model_fields.items():
+        inner = _section(field)
+        if inner is None:
+            yield f"{prefix}{name}", field
         else:
-            yield from ((f"{name}.{inner}", inner_field) for inner, inner_field in section.flat_fields().items())
+            yield from fields_of(inner, f"{prefix}{name}.")
+
+
+def _section(field: FieldInfo) -> type[Section] | None:
+    """The section that a field holds, or None."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
 def find_field(dotted: str) -> FieldInfo | None:
@@ -103,7 +129,7 @@ def field_advice(dotted: str, direction: str) -> str:
 def accepts(field: FieldInfo) -> str:
     """What a field accepts: `a whole number ≥ 1, or null`."""
     text = field_doc(field).text
-    own = {_PLAIN[str]: text, _SOURCES: _SOURCES if text == "text" else text}
+    own = {_PLAIN[str]: text, **({} if text == "text" else {_SOURCES: text, _SCHEDULES: text})}
     kinds = [own.get(kind, kind) for kind in _kinds(field.annotation)]
     head = _limited(kinds[0], field.metadata)
     return ", or ".join([", ".join([head, *kinds[1:-1]]), *kinds[1:][-1:]])
@@ -134,7 +160,7 @@ def _kinds(annotation: Any) -> Iterator[str]:
     elif origin is list and get_origin(arguments[0]) in (Union, types.UnionType):
         yield "a list of these"
     elif origin is dict and get_origin(arguments[1]) is dict:
-        yield "a mapping of fields to {update: value}"
+        yield _SCHEDULES
     elif origin is dict:
         yield f"a mapping of names to {' or '.join(_kinds(arguments[1]))}"
     elif origin is list and (arguments[0] is float or get_origin(arguments[0]) is Annotated):
@@ -178,6 +204,8 @@ def unknown(name: str, known: Iterable[str], *, kind: str = "a field", stage: st
         kind: What it is not: `a setting of ppo`.
         stage: The stage that it is given to.
     """
+    if name in FORMER:
+        return f"{name} {FORMER[name]}"
     return foreign_answer(name, stage) or f"{written(name)} is not {kind}{suggestion(name, known)}"
 
 

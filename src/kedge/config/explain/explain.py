@@ -6,7 +6,17 @@ from collections.abc import Iterator, Mapping
 from pydantic.fields import FieldInfo
 
 from kedge.config.explain.citations import cited_works
-from kedge.config.explain.describe import accepts, all_fields, fields_named, find_field, section_type, unknown, written
+from kedge.config.explain.describe import (
+    FORMER,
+    accepts,
+    all_fields,
+    fields_named,
+    fields_of,
+    find_field,
+    section_type,
+    unknown,
+    written,
+)
 from kedge.config.libraries import foreign_answer
 from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schema.field import field_doc
@@ -32,7 +42,7 @@ def explain(name: str = "") -> str:
         return "\n".join(_listing(Config.model_fields))
     section = section_type(name)
     if section is not None:
-        return "\n".join([(section.__doc__ or "").strip(), "", *_listing(section.flat_fields())])
+        return "\n".join([(section.__doc__ or "").strip(), "", *_listing(dict(fields_of(section)))])
     if (field := find_field(name)) is not None:
         return "\n".join(_page(name, field))
     if name in PRESETS:
@@ -42,6 +52,8 @@ def explain(name: str = "") -> str:
         return "\n".join(_page(owners[0], fields[owners[0]]))
     if owners:
         raise ConfigError(f"{name} is a field of several sections: {', '.join(owners)}")
+    if name in FORMER:
+        return f"{name} {FORMER[name]}."
     if answer := foreign_answer(name):
         mentioned = [
             field for field in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", answer.partition("; ")[2]) if field in fields

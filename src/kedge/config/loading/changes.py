@@ -1,12 +1,11 @@
 """Differences between the configuration of a run and the one it is resumed with."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-from kedge.config.explain.describe import section_type, written
-from kedge.config.loading.load import resolve
+from kedge.config.explain.describe import written
+from kedge.config.loading.load import flat_settings, resolve
 from kedge.config.schema.root import Config
-from kedge.config.schema.vllm import VllmConfig
 
 __all__ = ["changed_settings", "changed_values", "effective_settings"]
 
@@ -18,7 +17,7 @@ FREE = (
     "runtime.project",
     "runtime.num_samples",
     "runtime.strict",
-    *(f"rollout.{name}" for name in VllmConfig.named_fields()),
+    "rollout.vllm",
     "runtime.parallel",
     "checkpoint",
     "push",
@@ -68,18 +67,8 @@ def effective_settings(config: Config) -> dict[str, Any]:
 
 def changed_values(config: Config) -> dict[str, Any]:
     """The values that differ from the defaults and from the presets, by dotted name, as JSON types."""
-    base = resolve([{"preset": config.preset}])
-    default = dict(_by_name(base))
-    return {name: value for name, value in _by_name(config) if (name == "preset" and value) or value != default[name]}
-
-
-def _by_name(config: Config) -> Iterator[tuple[str, Any]]:
-    """All fields, by dotted name."""
-    for name, value in config.model_dump(mode="json").items():
-        if section_type(name):
-            yield from ((f"{name}.{field}", entry) for field, entry in value.items())
-        else:
-            yield name, value
+    base, own = (flat_settings(each.model_dump(mode="json")) for each in (resolve([{"preset": config.preset}]), config))
+    return {name: value for name, value in own.items() if (name == "preset" and value) or value != base.get(name)}
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:

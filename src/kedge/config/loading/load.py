@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_origin
 
@@ -18,7 +18,7 @@ from kedge.errors import ConfigError
 from kedge.stages.stage import find_stage
 from kedge.system.version import __version__
 
-__all__ = ["load_config", "preset_conflicts", "resolve", "resolved_yaml", "with_values"]
+__all__ = ["flat_settings", "load_config", "preset_conflicts", "resolve", "resolved_yaml", "with_values"]
 
 
 def load_config(
@@ -68,22 +68,24 @@ def resolve(layers: Sequence[Mapping[str, Any]], places: Mapping[str, str] | Non
     Raises:
         ConfigError: As in `load_config`.
     """
-    nested = [_nest(layer) for layer in layers]
-    names = _preset_names(nested)
-    recipes = [_nest(find_preset(name).settings) for name in names]
-    values = {**_merged([*recipes, *nested]), "preset": names}
-    later = {name for layer in nested[1:] for name in _names(layer)}
+    flat = [flat_settings(layer) for layer in layers]
+    names = _preset_names(flat)
+    recipes = _merged(find_preset(name).settings for name in names)
+    later = {name for layer in flat[1:] for name in layer}
     try:
-        return validated(values, {name: place for name, place in (places or {}).items() if name not in later})
+        return validated(
+            _nested({**recipes, **_merged(flat), "preset": names}),
+            {name: place for name, place in (places or {}).items() if name not in later},
+        )
     except ConfigError as error:
-        if len(names) > 1 and str(error) == _mistake(_merged(recipes)):
+        if len(names) > 1 and str(error) == _mistake(recipes):
             raise ConfigError(f"presets {', '.join(names)} do not fit together: {error}") from None
         raise
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """A copy of the configuration with new values for some dotted names, validated again as a whole."""
-    return validated(_merged([config.model_dump(), _nest(values)]), {})
+    return validated(_nested({**flat_settings(config.model_dump()), **flat_settings(values)}), {})
 
 
 def resolved_yaml(config: Config) -> str:
@@ -97,7 +99,7 @@ def resolved_yaml(config: Config) -> str:
 def _mistake(values: Mapping[str, Any]) -> str | None:
     """The first mistake in some values, or None."""
     try:
-        validated(values, {})
+        validated(_nested(values), {})
     except ConfigError as error:
         return str(error)
     return None
@@ -114,15 +116,15 @@ def _preset_names(layers: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 def _check_effect(config: Config, path: str | Path, settings: Mapping[str, Any]) -> None:
     """Check that no preset is given to a file that sets all of its fields, such as a run's `config.yaml`."""
-    file, values = _nest(settings), config.model_dump()
+    file, values = flat_settings(settings), flat_settings(config.model_dump())
     for name in (name for name in config.preset if name not in _preset_names([file])):
         recipe = find_preset(name).settings
-        differing = {dotted: value for dotted, value in recipe.items() if _value(values, dotted) != value}
-        if differing and recipe.keys() <= set(_names(file)):
+        differing = {dotted: value for dotted, value in recipe.items() if values[dotted] != value}
+        if differing and recipe.keys() <= file.keys():
             dotted, value = next(iter(differing.items()))
             raise ConfigError(
                 f"preset {name} would have no effect: {path} sets all of its fields, such as "
-                f"{dotted}={written(_value(values, dotted))} (preset: {written(value)}); leave the preset out, or "
+                f"{dotted}={written(values[dotted])} (preset: {written(value)}); leave the preset out, or "
                 "remove those lines"
             )
 
@@ -137,20 +139,15 @@ def preset_conflicts(config: Config, stage: str | None = None) -> str | None:
     for name in config.preset:
         for dotted, value in find_preset(name).settings.items():
             given.setdefault(dotted, {})[name] = value
-    values, differing = config.model_dump(), list[str]()
+    values, differing = flat_settings(config.model_dump()), list[str]()
     for dotted, by_preset in given.items():
         if dotted.partition(".")[0] not in read:
             continue
         *earlier, (last, used) = by_preset.items()
         others = [f"{written(value)} in {name}" for name, value in earlier if value != used]
-        if others and _value(values, dotted) == used:
+        if others and values[dotted] == used:
             differing.append(f"{dotted}={written(used)} as in {last} ({', '.join(others)})")
     return f"presets differ, and the later one counts: {', '.join(differing)}" if differing else None
-
-
-def _value(values: Mapping[str, Any], dotted: str) -> Any:
-    section, _, field = dotted.partition(".")
-    return values[section][field]
 
 
 def _parse_override(override: str, stage: str | None) -> dict[str, Any]:
@@ -163,47 +160,49 @@ def _parse_override(override: str, stage: str | None) -> dict[str, Any]:
     return {full_name(name.strip(), stage, value=value): value}
 
 
-def _nest(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted names into section dicts; a dotted name overrides its section's value.
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted name; a dotted name overrides the value in its section.
+
+    A section without a value, with all its lines commented out, has none.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in sorted(settings.items(), key=lambda item: "." in str(item[0])):
+        dotted = f"{prefix}{name}"
+        if not _holds_names(dotted):
+            flat[dotted] = value
+        elif isinstance(value, Mapping):
+            flat |= flat_settings(cast("Mapping[str, Any]", value), f"{dotted}.")
+        elif value is not None or section_type(dotted) is None:
+            flat[dotted] = value
+    return flat
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted name as nested sections.
 
     A dotted name whose first part is neither a section nor a mapping stays as it is, and is refused as unknown:
     `reward.clip=3` would otherwise become a reward named clip with weight 3.
     """
     nested: dict[str, Any] = {}
-    for name, value in sorted(settings.items(), key=lambda item: "." in str(item[0])):
-        section, dot, field = str(name).partition(".")
-        _merge(nested, {section: {field: value}} if dot and _holds_names(section) else {str(name): value})
+    for dotted, value in flat.items():
+        level, path, rest = nested, "", dotted
+        while "." in rest:
+            part, _, further = rest.partition(".")
+            path = f"{path}.{part}" if path else part
+            if not _holds_names(path) or not isinstance(level.setdefault(part, {}), dict):
+                break
+            level, rest = level[part], further
+        level[rest] = value
     return nested
 
 
 def _holds_names(name: str) -> bool:
-    """Whether a name at the top level is a section, or a mapping of names such as `schedules`."""
-    field = find_field(name)
-    return section_type(name) is not None or (field is not None and get_origin(field.annotation) is dict)
+    """Whether a name is a section, or at the top level a mapping of names such as `schedules`."""
+    if section_type(name) is not None:
+        return True
+    field = None if "." in name else find_field(name)
+    return field is not None and get_origin(field.annotation) is dict
 
 
-def _merged(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for layer in layers:
-        _merge(values, layer)
-    return values
-
-
-def _merge(values: dict[str, Any], layer: Mapping[str, Any]) -> None:
-    """Merge a layer into `values`: sections are merged, everything else is replaced."""
-    for name, value in layer.items():
-        below = values.get(name)
-        if section_type(name) and value is None:
-            continue  # a section with all its lines commented out
-        if isinstance(below, dict) and isinstance(value, Mapping) and name != "reward":
-            values[name] = {**cast("dict[str, Any]", below), **cast("Mapping[str, Any]", value)}
-        else:
-            values[name] = value
-
-
-def _names(layer: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name}.{field}" if section_type(name) else name
-        for name, value in layer.items()
-        for field in (cast("dict[str, Any]", value) if isinstance(value, dict) else {"": None})
-    ]
+def _merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for layer in layers for name, value in layer.items()}

@@ -47,12 +47,11 @@ def _one_line(errors: list[ErrorDetails], places: Mapping[str, str]) -> str:
 
 
 def _dotted(error: ErrorDetails) -> str:
-    """The field's dotted name: pydantic's location without the group, list index or union branch."""
+    """The field's dotted name: pydantic's location without list index and union branch."""
     parts = [str(part) for part in error["loc"]]
-    section = section_type(parts[0]) if parts else None
-    if section and parts[1:2] and (group := section.groups().get(parts[1])):
-        parts[1:3] = [f"{group.prefix}{field}" if field != parts[1] else field for field in parts[2:3]]
-    depth = 2 if section else 1
+    depth = 1
+    while depth < len(parts) and section_type(".".join(parts[:depth])):
+        depth += 1
     if error["type"] == "extra_forbidden" and depth == 1 and isinstance(error["input"], dict):
         inside = cast("dict[object, object]", error["input"])
         return ".".join([*parts, *(str(field) for field in list(inside)[:1])])  # a better hint at what was meant

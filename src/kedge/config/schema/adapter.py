@@ -31,7 +31,7 @@ class AdapterConfig(Section):
     alpha: float = field(
         32.0,
         gt=0,
-        meaning="Scale of the adapter: its product is multiplied by alpha / rank, or with rslora by alpha / √rank.",
+        meaning="Scale of the adapter: its product is multiplied by alpha / rank.",
         source="LoRA Without Regret",
         too_high="like a learning rate that is too high",
         too_low="like a learning rate that is too low",
@@ -43,21 +43,6 @@ class AdapterConfig(Section):
         "like.",
         source="LoRA Without Regret, QLoRA: adapters on attention alone learn less",
         text="auto, or the name of layers",
-    )
-    rslora: bool = field(
-        False,
-        meaning="Scale by alpha / √rank, so that the learning rate need not change with the rank.",
-        source="rsLoRA",
-    )
-    dropout: float = field(
-        0.0,
-        ge=0,
-        lt=1,
-        meaning="Must be 0: with dropout two passes over the same tokens differ, so that ratios are not 1 before the "
-        "first step, and the KL is not 0.",
-        source="N+, which disables all dropout; LoRA Without Regret trains without it",
-        too_high="any other value than 0 is refused",
-        too_low="no harm: 0 is the only choice",
     )
     base_dtype: Literal["auto", "fp32", "bf16", "int8", "nf4"] = field(
         "auto",
@@ -79,8 +64,7 @@ class AdapterConfig(Section):
     def _check_kind(self) -> "AdapterConfig":
         """What was set without saying which kind is a mistake; an adapter that was set to none is not."""
         fields = type(self).model_fields
-        named = self.model_fields_set - {"dropout"}  # which is refused in any case
-        idle = sorted(name for name in named if getattr(self, name) != fields[name].default)
+        idle = sorted(name for name in self.model_fields_set if getattr(self, name) != fields[name].default)
         if idle and "kind" not in self.model_fields_set:
             raise ValueError(f"adapter.{idle[0]} has no effect without an adapter; set adapter.kind=lora")
         return self

@@ -1,17 +1,17 @@
 """`critic`: training of the critic before PPO."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
 from kedge.config.schema.field import field
-from kedge.config.schema.optimizer import OptimizerConfig
 from kedge.config.schema.rollout import check_responses
+from kedge.config.schema.section import Section
 
 __all__ = ["CriticConfig"]
 
 
-class CriticConfig(OptimizerConfig):
+class CriticConfig(Section):
     """A critic fitted to the Monte Carlo returns of the policy's responses, before PPO."""
 
     kind: Literal["separate", "shared"] = field(
@@ -56,6 +56,15 @@ class CriticConfig(OptimizerConfig):
         meaning="How the learning rate decays to 0 over the run; constant: not at all.",
         source="N+, reward model",
     )
+    warmup_fraction: float = field(
+        0.0,
+        ge=0,
+        lt=1,
+        meaning="Fraction of all optimizer steps over which the learning rate rises linearly from 0.",
+        source="N+ trains without warmup",
+        too_high="much of the run trains at a fraction of the learning rate",
+        too_low="the first steps may be too large, because Adam's moment estimates are still poor",
+    )
     num_epochs: int = field(
         1,
         ge=1,
@@ -72,10 +81,6 @@ class CriticConfig(OptimizerConfig):
         too_high="few steps per epoch",
         too_low="noisy steps, which need a lower learning rate",
     )
-
-    def training(self) -> dict[str, Any]:
-        """The fields of the fit, without those of the sampling and of the start."""
-        return self.model_dump(exclude={"kind", "base", "num_prompts", "num_responses"})
 
     @model_validator(mode="after")
     def _check_base(self) -> "CriticConfig":

@@ -43,15 +43,6 @@ class EvaluateConfig(Section):
         too_high="slow",
         too_low="the confidence interval is wide: ±7 points of win rate at 200 prompts",
     )
-    confidence: float = field(
-        0.95,
-        gt=0,
-        lt=1,
-        meaning="Coverage of the confidence interval.",
-        source="kedge: the usual level",
-        too_high="the interval is wide",
-        too_low="the interval often misses the true value",
-    )
     critic: str | None = field(
         None,
         meaning="A critic to check instead: a run of PPO (`runs/ppo`, `runs/ppo@8`), which is checked with its own "
@@ -59,30 +50,6 @@ class EvaluateConfig(Section):
         "prefixes are compared with the mean returns of fresh continuations.",
         source="VinePPO (arXiv 2410.01679), section 7",
         text="a run, a folder or a hub id",
-    )
-    critic_prompts: int = field(
-        64,
-        ge=2,
-        meaning="Prompts of a check of a critic, from the first on.",
-        source="kedge: twice those of a check during PPO",
-        too_high="slow",
-        too_low="the intervals are too wide to tell a critic from chance",
-    )
-    critic_prefixes: int = field(
-        4,
-        ge=1,
-        meaning="Prefixes per prompt in a check of a critic; see ppo.critic_check_prefixes.",
-        source="kedge: six pairs per prompt for the order within a prompt",
-        too_high="slow",
-        too_low="there are few pairs within a prompt, and with 1 none",
-    )
-    critic_continuations: int = field(
-        16,
-        ge=2,
-        meaning="Continuations per prefix, and further responses per prompt, in a check of a critic.",
-        source="kedge: twice those of a check during PPO; VinePPO estimates the truth with 256",
-        too_high="slow",
-        too_low="the mean returns are noisy, and even a perfect critic orders few pairs right",
     )
 
     @model_validator(mode="after")

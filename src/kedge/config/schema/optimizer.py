@@ -1,15 +1,20 @@
-"""The fields of the optimizer, which every trained stage has."""
+"""`optimization`: the optimizer, which every trained stage has."""
 
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import ValidationError, model_validator
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
-__all__ = ["OptimizerConfig"]
+__all__ = ["OptimizationConfig"]
+
+TRAINED = ("sft", "reward_model", "critic", "ppo")
+"""The sections of the stages that train."""
 
 
-class OptimizerConfig(Section):
-    """The optimizer. The stages declare learning rate and schedule themselves, because their defaults differ."""
+class OptimizationConfig(Section):
+    """The optimizer of every trained stage. Rates and schedules differ, and are the stage's own."""
 
     optimizer: Literal["adamw", "adamw8bit", "adafactor", "muon"] = field(
         "adamw",
@@ -20,16 +25,6 @@ class OptimizerConfig(Section):
         source="kedge: adamw is what the default rates were found with",
     )
 
-    warmup_fraction: float = field(
-        0.0,
-        ge=0,
-        lt=1,
-        meaning="Fraction of all optimizer steps over which the learning rate rises linearly from 0. In PPO, of the "
-        "policy's; a critic that is trained first (ppo.value_warmup_updates) starts with a rise of the same length.",
-        source="N+ trains without warmup; InstructGPT uses one",
-        too_high="much of the run trains at a fraction of the learning rate",
-        too_low="the first steps may be too large, because Adam's moment estimates are still poor",
-    )
     max_grad_norm: float | None = field(
         1.0,
         gt=0,
@@ -60,3 +55,39 @@ class OptimizerConfig(Section):
         meaning="Where adamw adds ε: after the bias correction (torch) or before it (tf1, as in OpenAI's code).",
         source="PyTorch; the two differ by √(1 − β₂ᵗ), a factor of 31.6 at step 1",
     )
+    stages: dict[str, dict[str, Any]] = field(
+        {},
+        meaning="Other values for single stages: {sft: {adam_eps: 1e-8}}, with sft, reward_model, critic or ppo.",
+        source="kedge: one optimizer for all",
+        text="a mapping of stages to fields of this section",
+    )
+
+    def of(self, section: str) -> "OptimizationConfig":
+        """The optimizer of the stage with this section: the values of `stages` over the others."""
+        values = self.model_dump(exclude={"stages"})
+        return OptimizationConfig.model_validate({**values, **self.stages.get(section, {})})
+
+    @model_validator(mode="after")
+    def _check_stages(self) -> "OptimizationConfig":
+        known = type(self).model_fields.keys() - {"stages"}
+        for section, values in self.stages.items():
+            if section not in TRAINED:
+                raise ValueError(f"optimization.stages has {section}, which is none of {', '.join(TRAINED)}")
+            if unknown := [name for name in values if name not in known]:
+                raise ValueError(f"optimization.stages: {unknown[0]} is none of {', '.join(sorted(known))}")
+            try:
+                self.of(section)
+            except ValidationError as error:
+                [first, *_] = error.errors()
+                name = ".".join(map(str, first["loc"]))
+                raise ValueError(f"optimization.stages: {section}.{name}: {first['msg']}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _check_form(self) -> "OptimizationConfig":
+        if self.optimizer != "adamw" and self.adam_eps_mode == "tf1":
+            raise ValueError(
+                "optimization.adam_eps_mode=tf1 is TensorFlow's Adam, and optimization.optimizer="
+                f"{self.optimizer} has no such form; use optimizer=adamw, or adam_eps_mode=torch"
+            )
+        return self

@@ -7,7 +7,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import model_validator
 
 from kedge.config.schema.field import field
-from kedge.config.schema.optimizer import OptimizerConfig
+from kedge.config.schema.section import Section
 
 __all__ = ["PpoConfig"]
 
@@ -23,7 +23,7 @@ UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo")
 Reaction = Literal["stop", "skip", "rollback"]
 
 
-class PpoConfig(OptimizerConfig):
+class PpoConfig(Section):
     """The PPO update: loop, policy loss, KL to the reference, critic, advantages, groups, guard, evaluation."""
 
     # The loop: updates, epochs, minibatches, and the learning rate.
@@ -49,6 +49,16 @@ class PpoConfig(OptimizerConfig):
         meaning="How the learning rate decays to 0 over the policy's updates, which follow ppo.value_warmup_updates; "
         "constant: not at all.",
         source="Ziegler and N+",
+    )
+    warmup_fraction: float = field(
+        0.0,
+        ge=0,
+        lt=1,
+        meaning="Fraction of all optimizer steps over which the learning rate rises linearly from 0. In PPO, of the "
+        "policy's; a critic that is trained first (ppo.value_warmup_updates) starts with a rise of the same length.",
+        source="N+ trains without warmup; InstructGPT uses one",
+        too_high="much of the run trains at a fraction of the learning rate",
+        too_low="the first steps may be too large, because Adam's moment estimates are still poor",
     )
     num_epochs: int = field(
         4,
@@ -145,14 +155,6 @@ class PpoConfig(OptimizerConfig):
         too_high="the policy hardly moves",
         too_low="nothing limits the size of an update",
     )
-    surrogate_kl_target: float = field(
-        0.01,
-        gt=0,
-        meaning="Target of that KL in nats per token, for policy_loss=kl_penalty_adaptive.",
-        source="PPO table 1: the best adaptive value",
-        too_high="large, unstable updates",
-        too_low="the policy hardly moves",
-    )
     aggregation: Literal["token", "sequence", "constant"] = field(
         "token",
         meaning="How token losses are reduced: mean over all tokens, mean over responses of their token means, or sum "
@@ -183,13 +185,6 @@ class PpoConfig(OptimizerConfig):
         too_high="the policy imitates whatever succeeded first, and entropy falls",
         too_low="no effect; rare successes are used for the policy gradient only",
     )
-    positive_nll_min_score: float = field(
-        1.0,
-        meaning="Score from which a response counts as good for ppo.positive_nll_coef, token scores included.",
-        source="kedge: verifiers score 1 for correct, and 0 or −1 otherwise (VC-PPO, DAPO: −1)",
-        too_high="no response is imitated",
-        too_low="poor responses are imitated, too",
-    )
     ptx_coef: float = field(
         0.0,
         ge=0,
@@ -197,14 +192,6 @@ class PpoConfig(OptimizerConfig):
         source="kedge: off, since it needs data; InstructGPT uses 27.8",
         too_high="the run turns into pretraining",
         too_low="abilities outside the task are lost (the alignment tax)",
-    )
-    ptx_batch_size: int | None = field(
-        None,
-        ge=1,
-        meaning="Pretraining texts per optimizer step; null uses as many as the minibatch has responses.",
-        source="kedge; InstructGPT uses eight times as many",
-        too_high="slow",
-        too_low="a noisy pretraining gradient, multiplied by ptx_coef",
     )
 
     # The KL penalty to the reference policy, and the controller of its weight.
@@ -291,13 +278,6 @@ class PpoConfig(OptimizerConfig):
         "(docs/defaults.md); VC-PPO and VAPO: a critic trained before PPO",
         text="a folder, a hub id or a run",
     )
-    value_head_init: Literal["zero", "normal"] = field(
-        "zero",
-        meaning="Initial weights of a new value head: 0, so that the first values are all equal, or normal with std "
-        "1/√(d+1). With ppo.value_unit=returns_std, the outputs are then fitted to the first returns by a shift and a "
-        "scale.",
-        source="kedge: with 0 the first advantages are the rewards; normal is N+'s scalar head",
-    )
     value_coef: float = field(
         0.1,
         ge=0,
@@ -306,48 +286,24 @@ class PpoConfig(OptimizerConfig):
         too_high="a shared trunk serves value prediction rather than the policy",
         too_low="the value function learns slowly, and the advantages are poor",
     )
-    value_loss: Literal["half_mse", "mse", "huber", "hl_gauss"] = field(
+    value_loss: Literal["half_mse", "mse", "hl_gauss"] = field(
         "half_mse",
-        meaning="The critic's loss: half the squared error, the squared error, Huber's loss, or the cross-entropy of a "
-        "histogram of the return (HL-Gauss), which has no unit and no clip.",
-        source="S4 and N+ halve the squared error, S0 and S2 do not; huber: Huber 1964, DQN; hl_gauss: Farebrother et "
-        "al.",
+        meaning="The critic's loss: half the squared error, the squared error, or the cross-entropy of a histogram "
+        "of the return (HL-Gauss), which has no unit and no clip.",
+        source="S4 and N+ halve the squared error, S0 and S2 do not; hl_gauss: Farebrother et al.",
     )
-    value_huber_delta: float = field(
-        1.0,
-        gt=0,
-        meaning="δ of value_loss=huber, in ppo.value_unit: beyond it the loss is linear, so that an outlier's gradient "
-        "is bounded.",
-        source="DQN: 1",
-        too_high="the squared error",
-        too_low="the absolute error: the values go to the median of the returns rather than their mean",
-    )
-    value_num_bins: int = field(
-        101,
-        ge=2,
-        meaning="Bins of value_loss=hl_gauss, of equal width between value_min and value_max.",
-        source="kedge: twice C51's 51, for scores with a standard deviation of 1 in the default support",
-        too_high="more logits for the same targets, whose width is 0.75 bins",
-        too_low="returns closer than a bin are told apart badly",
-    )
-    value_min: float = field(
-        -10.0,
-        meaning="Lower end of the support of value_loss=hl_gauss, in units of the return: the score minus the KL "
-        "penalty. Returns outside the support are moved to its end.",
-        source="C51, and Farebrother et al. on Atari: −10 to 10",
-        too_high="low returns cannot be predicted",
-        too_low="bins that are never used, and wide",
-    )
-    value_max: float = field(
-        10.0,
-        meaning="Upper end of the support of value_loss=hl_gauss, in units of the return.",
-        source="C51, and Farebrother et al. on Atari: −10 to 10",
-        too_high="bins that are never used, and wide",
-        too_low="high returns cannot be predicted",
+    value_bins: list[float] = field(
+        [-10.0, 10.0, 101],
+        meaning="Histogram of value_loss=hl_gauss: lower end, upper end, and the number of bins of equal width. "
+        "The ends are in units of the return, the score minus the KL penalty; returns beyond them are moved to them.",
+        source="C51, and Farebrother et al. on Atari: −10 to 10; kedge: twice C51's 51 bins, for scores with a "
+        "standard deviation of 1",
+        too_high="too wide: bins that are never used, and returns closer than a bin are told apart badly",
+        too_low="too narrow: returns beyond the ends cannot be predicted",
     )
     value_unit: Literal["returns_std", "score"] = field(
         "returns_std",
-        meaning="Unit in which the critic learns: of the value loss, value_clip_range, value_huber_delta, and the "
+        meaning="Unit in which the critic learns: of the value loss, value_clip_range, and the "
         "steps of its output layer. The standard deviation of the batch's returns, but at least a tenth of the "
         "critic's RMS error, so that learning does not depend on the scale of the reward; a new critic then starts at "
         "the mean of the first returns. Or the unit of the score. Unused with value_loss=hl_gauss.",
@@ -550,15 +506,6 @@ class PpoConfig(OptimizerConfig):
         too_high="only a collapse counts as a spike",
         too_low="steps that are merely large are skipped",
     )
-    spike_history: int = field(
-        40,
-        ge=2,
-        meaning="Optimizer steps that the recent median covers; until there are as many, nothing counts as a spike. "
-        "Counted anew from the end of ppo.value_warmup_updates.",
-        source="kedge: ten updates of four steps",
-        too_high="the run is compared with its distant past, and spikes early in the run go unnoticed",
-        too_low="the median and its spread are mostly noise",
-    )
     max_skips: int = field(
         3,
         ge=0,
@@ -754,8 +701,14 @@ class PpoConfig(OptimizerConfig):
     def _check_histogram(self) -> "PpoConfig":
         if self.value_loss == "hl_gauss" and self.value_clip_range is not None:
             raise ValueError("ppo.value_loss=hl_gauss has no value clip; set ppo.value_clip_range=null")
-        if self.value_min >= self.value_max:
-            raise ValueError(f"ppo.value_min={self.value_min:g} must be below ppo.value_max={self.value_max:g}")
+        match self.value_bins:
+            case [low, high, number] if low < high and number >= 2 and number == int(number):
+                pass
+            case _:
+                raise ValueError(
+                    f"ppo.value_bins={self.value_bins} must be the lower end, the upper end and the number of "
+                    "bins, such as [-10, 10, 101]"
+                )
         return self
 
     @model_validator(mode="after")

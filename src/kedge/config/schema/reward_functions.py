@@ -22,14 +22,6 @@ class RewardFunctionsConfig(Section):
         too_high="each attempt of a function that hangs blocks the run for this long",
         too_low="a call that is merely slow counts as failed",
     )
-    startup_timeout: float = field(
-        600.0,
-        gt=0,
-        meaning="Seconds that importing a function's module may take.",
-        source="kedge: the module may load or download a model",
-        too_high="a module that hangs delays the start for this long",
-        too_low="a module that is merely slow to load ends the run",
-    )
     retries: int = field(
         1,
         ge=0,
@@ -38,24 +30,9 @@ class RewardFunctionsConfig(Section):
         too_high="a function that always fails delays the run",
         too_low="a service that fails once ends the run or costs scores",
     )
-    on_error: Literal["stop", "drop", "value"] = field(
+    on_error: Literal["stop", "drop"] | float = field(
         "stop",
         meaning="After the last attempt: stop the run, drop the failed responses from the update, or give them "
-        "error_score. The batch is halved repeatedly to find which responses fail.",
+        "this score, before its weight. The batch is halved repeatedly to find which responses fail.",
         source="kedge: a failure should be seen",
-    )
-    error_score: float = field(
-        0.0,
-        meaning="Score, before its weight, of a response on which the function fails, with on_error=value.",
-        source="kedge: neutral",
-        too_high="the policy learns to make the function fail",
-        too_low="the policy is punished for the function's faults",
-    )
-    memory_growth: float = field(
-        2.0,
-        gt=0,
-        meaning="GiB that a function's process may grow after its first call before it is replaced.",
-        source="kedge: leaves room for caches, and a leak does not exhaust the machine",
-        too_high="memory may run out",
-        too_low="the module is imported over and over",
     )

@@ -52,16 +52,6 @@ class RolloutConfig(Section):
         too_high="responses become incoherent, and the policy learns from text it would never serve",
         too_low="all responses to a prompt are alike, so there is nothing to learn from",
     )
-    top_k: None = field(
-        None,
-        meaning="Always null: a filter that the re-scored logprobs do not apply makes the KL negative.",
-        source="Ziegler, Stiennon, InstructGPT, N+: no filter",
-    )
-    top_p: None = field(
-        None,
-        meaning="Always null: a filter that the re-scored logprobs do not apply makes the KL negative.",
-        source="Ziegler, Stiennon, InstructGPT, N+: no filter",
-    )
     stop_token: str | int | list[str | TokenId] | None = field(
         None,
         meaning="Token that ends a response, as text or as an id, or a list of such tokens; null is the tokenizer's "
@@ -123,16 +113,6 @@ class RolloutConfig(Section):
         if value == []:
             raise ValueError("the list names no token; null stands for the model's own")
         return value
-
-    @field_validator("top_k", "top_p", mode="before")
-    @classmethod
-    def _refuse_filters(cls, value: object) -> None:
-        """Refuse every filter except 0 and 1, which are neutral."""
-        if value not in (None, 0, 1):
-            raise ValueError(
-                "kedge samples without filters, because the re-scored logprobs do not apply them, which makes the KL "
-                "negative; remove it, and lower rollout.temperature for less random responses"
-            )
 
     def eos_score(self, *, reward_model: bool) -> float | Literal["auto"] | None:
         """The score of a response without a stop token; None keeps its own, `auto` leaves it to the first update.

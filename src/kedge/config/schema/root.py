@@ -14,6 +14,7 @@ from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig
 from kedge.config.schema.field import field
 from kedge.config.schema.generate import GenerateConfig
+from kedge.config.schema.optimizer import OptimizationConfig
 from kedge.config.schema.ppo import PpoConfig
 from kedge.config.schema.push import PushConfig
 from kedge.config.schema.reward_functions import RewardFunctionsConfig
@@ -104,6 +105,9 @@ class Config(Section):
     adapter: AdapterConfig = field(
         AdapterConfig(), meaning="Training an adapter in place of all weights.", source="kedge: all weights"
     )
+    optimization: OptimizationConfig = field(
+        OptimizationConfig(), meaning="The optimizer of every trained stage.", source="N+"
+    )
     sft: SftConfig = field(SftConfig(), meaning="Supervised fine-tuning.", source="N+")
     reward_model: RewardModelConfig = field(RewardModelConfig(), meaning="Reward-model training.", source="N+")
     critic: CriticConfig = field(CriticConfig(), meaning="Training of the critic before PPO.", source="VC-PPO, VAPO")
@@ -123,6 +127,12 @@ class Config(Section):
     runtime: RuntimeConfig = field(
         RuntimeConfig(), meaning="Device, numerics, seed, and what a run writes.", source="kedge"
     )
+
+    def training_of(self, section: str) -> dict[str, Any]:
+        """The settings of a supervised stage's training: its optimizer, and its section without data and start."""
+        start = {"base", "kind", "num_prompts", "num_responses"}
+        optimizer = self.optimization.of(section).model_dump(exclude={"stages"})
+        return {**optimizer, **getattr(self, section).model_dump(exclude=start)}
 
     @property
     def responses_per_update(self) -> int:
@@ -168,11 +178,6 @@ class Config(Section):
     def _check_adapter(self) -> "Config":
         if (kind := self.adapter.kind) == "none":
             return self
-        if self.adapter.dropout:
-            raise ValueError(
-                f"adapter.dropout={self.adapter.dropout:g} makes two passes over the same tokens differ, so that "
-                "ratios are not 1 before the first step; use 0"
-            )
         given = f"adapter.kind={kind}"
         if self.runtime.parallel == "shard":
             raise ValueError(
@@ -185,17 +190,6 @@ class Config(Section):
                 f"{given} needs the whole matrices in every pass, so adapter.base_dtype={held} saves little; use auto, "
                 "or adapter.kind=lora"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_optimizers(self) -> "Config":
-        sections = {"sft": self.sft, "reward_model": self.reward_model, "critic": self.critic, "ppo": self.ppo}
-        for name, section in sections.items():
-            if section.optimizer != "adamw" and section.adam_eps_mode == "tf1":
-                raise ValueError(
-                    f"{name}.adam_eps_mode=tf1 is TensorFlow's Adam, and {name}.optimizer={section.optimizer} has no "
-                    f"such form; use {name}.optimizer=adamw, or {name}.adam_eps_mode=torch"
-                )
         return self
 
     @model_validator(mode="after")

@@ -3,12 +3,12 @@
 from typing import Literal
 
 from kedge.config.schema.field import field
-from kedge.config.schema.optimizer import OptimizerConfig
+from kedge.config.schema.section import Section
 
 __all__ = ["SftConfig"]
 
 
-class SftConfig(OptimizerConfig):
+class SftConfig(Section):
     """Supervised fine-tuning on demonstrations: cross-entropy of the completion, EOS included."""
 
     learning_rate: float = field(
@@ -21,6 +21,15 @@ class SftConfig(OptimizerConfig):
     )
     schedule: Literal["cosine", "linear", "constant"] = field(
         "cosine", meaning="How the learning rate decays to 0 over the run; constant: not at all.", source="N+"
+    )
+    warmup_fraction: float = field(
+        0.0,
+        ge=0,
+        lt=1,
+        meaning="Fraction of all optimizer steps over which the learning rate rises linearly from 0.",
+        source="N+ trains without warmup",
+        too_high="much of the run trains at a fraction of the learning rate",
+        too_low="the first steps may be too large, because Adam's moment estimates are still poor",
     )
     num_epochs: int = field(
         1,

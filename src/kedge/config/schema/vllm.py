@@ -1,19 +1,15 @@
 """`rollout.vllm`: the vLLM servers that sample with `rollout.engine=vllm`."""
 
-from typing import ClassVar
-
 from pydantic import model_validator
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Group, StringList
+from kedge.config.schema.section import Section, StringList
 
 __all__ = ["VllmConfig"]
 
 
-class VllmConfig(Group):
+class VllmConfig(Section):
     """A server that kedge starts in an environment of its own, or servers that are running."""
-
-    prefix: ClassVar[str] = "vllm."
 
     python: str | None = field(
         None,
@@ -50,42 +46,10 @@ class VllmConfig(Group):
         too_high="the trainer, or the server itself, runs out of memory",
         too_low="few responses are sampled at a time, or the server does not start",
     )
-    port: int | None = field(
-        None,
-        ge=1,
-        le=65535,
-        meaning="Port of the server that kedge starts, on this machine only; null takes a free one.",
-        source="kedge",
-    )
     args: StringList = field(
         [],
         meaning="Further arguments of the server that kedge starts, such as '--tensor-parallel-size 2'.",
         source="kedge: none",
-    )
-    start_timeout: float = field(
-        900.0,
-        gt=0,
-        meaning="Seconds that a server may take until it answers.",
-        source="kedge: a large model is loaded and compiled in minutes",
-        too_high="a server that hangs is noticed late",
-        too_low="a slow start is taken for a failure",
-    )
-    max_restarts: int = field(
-        3,
-        ge=0,
-        meaning="How often in a row, without an answer in between, a server that died is started again, or one that is "
-        "gone is waited for.",
-        source="kedge: a crash costs no update, and a server that always crashes ends the run",
-        too_high="a server that cannot run is started again and again",
-        too_low="one crash ends the run",
-    )
-    max_requests: int = field(
-        256,
-        ge=1,
-        meaning="Requests in flight at a time, over all servers.",
-        source="kedge: vLLM batches them itself",
-        too_high="threads and connections without a gain",
-        too_low="the servers are underused",
     )
 
     @model_validator(mode="after")

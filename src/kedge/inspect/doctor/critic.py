@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from kedge.inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
+from kedge.inspect.doctor.rule import Direction, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_TREND, WINDOW, fmt, read, rose
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of
@@ -258,8 +258,8 @@ def value_scale_mismatch(run: RunRecord) -> Symptom | None:
     `ppo.value_unit=score`, or `value/mean` from `value/returns_mean`; or, with `ppo.value_loss=hl_gauss`,
     `value/outside_support` stays above 0, or the bins are wide compared with `value/returns_std`.
 
-    Try: `ppo.value_unit=returns_std`; `ppo.critic_init=policy` starts with equal values; `ppo.value_min` and
-    `ppo.value_max` five standard deviations from the mean return.
+    Try: `ppo.value_unit=returns_std`; `ppo.critic_init=policy` starts with equal values; the ends of
+    `ppo.value_bins` five standard deviations from the mean return.
 
     Threshold: Values with three times the standard deviation of the returns, at which the explained variance is −3 at
     best; in score units, returns with a standard deviation above 5 or below 0.05, at which the value loss is 25 times
@@ -328,17 +328,17 @@ def support_symptom(run: RunRecord, returns_std: float) -> Symptom | None:
         read(run, "value/outside_support", at_least=MIN_TREND),
         read(run, "value/returns_mean", at_least=MIN_TREND),
     )
-    ends = [run.setting(field) for field in ("ppo.value_min", "ppo.value_max", "ppo.value_num_bins")]
-    if outside is None or mean is None or not all(isinstance(each, (int, float)) for each in ends):
+    bins = run.setting("ppo.value_bins")
+    if outside is None or mean is None or not isinstance(bins, list):
         return None
-    low, high, num_bins = ends
+    low, high, num_bins = cast("list[float]", bins)
     wanted = [_outwards(mean.late + sign * REACH * returns_std, sign) for sign in (-1, 1)]
     if outside.late >= OUTSIDE:
         return Symptom(
             "serious" if outside.late >= MOSTLY_OUTSIDE else "warning",
             f"{outside.late:.0%} of the returns are outside the critic's support, {fmt(low)} to {fmt(high)} "
             f"({outside.late_span})",
-            tuple(_widen(run, min(low, wanted[0]), max(high, wanted[1]))),
+            (_set_bins(run, min(low, wanted[0]), max(high, wanted[1]), num_bins, "too_low"),),
         )
     width = (high - low) / num_bins
     if width < COARSE * returns_std:
@@ -347,15 +347,12 @@ def support_symptom(run: RunRecord, returns_std: float) -> Symptom | None:
         "note",
         f"a bin of the critic's support is {fmt(width)} wide, and the returns' standard deviation is "
         f"{fmt(returns_std)} ({mean.late_span})",
-        (set_to(run, "ppo.value_min", wanted[0], "too_low"), set_to(run, "ppo.value_max", wanted[1], "too_high")),
+        (_set_bins(run, wanted[0], wanted[1], num_bins, "too_high"),),
     )
 
 
-def _widen(run: RunRecord, low: float, high: float) -> Iterator[Remedy]:
-    if low < run.setting("ppo.value_min"):
-        yield set_to(run, "ppo.value_min", low, "too_high")
-    if high > run.setting("ppo.value_max"):
-        yield set_to(run, "ppo.value_max", high, "too_low")
+def _set_bins(run: RunRecord, low: float, high: float, num_bins: float, direction: Direction) -> Remedy:
+    return set_to(run, "ppo.value_bins", [low, high, num_bins], direction)
 
 
 def _outwards(value: float, sign: int) -> float:

@@ -64,7 +64,7 @@ def win_rate_undecided(run: RunRecord) -> Symptom | None:
 
     Try: Judge more prompts (the finding estimates how many), or report that no difference was found.
 
-    Threshold: The interval of `evaluate.confidence` includes 50%: a note.
+    Threshold: The interval of 95 % includes 50%: a note.
     """
     rate, judged = _interval(run, "win_rate"), _number(run, "num_judged")
     if rate is None or judged is None or not rate["low"] <= 0.5 <= rate["high"]:

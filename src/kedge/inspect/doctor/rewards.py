@@ -133,7 +133,7 @@ def _why_unscored(run: RunRecord, share: float) -> str:
 
 def _dropped(run: RunRecord) -> dict[int, float]:
     """By update, the responses dropped because a function failed on them: they have no score, but not by choice."""
-    if run.setting("reward_functions.on_error") == "value":
+    if isinstance(run.setting("reward_functions.on_error"), (int, float)):
         return {}
     judges = {f"reward/{name.removeprefix('score/')}_given_up" for name in run.judges}
     dropped: dict[int, float] = {}

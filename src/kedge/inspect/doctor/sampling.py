@@ -128,9 +128,8 @@ def reward_dominates_time(run: RunRecord) -> Symptom | None:
 def memory_growing(run: RunRecord) -> Symptom | None:
     """Seen: `memory/process` or `memory/device` grows steadily.
 
-    Try: Look for data that a reward function or a callback accumulates; lower `reward_functions.memory_growth`, which
-    restarts a leaking function's process earlier. Until it is fixed, stopping and resuming with `--resume` frees the
-    memory.
+    Try: Look for data that a reward function or a callback accumulates. Until it is fixed, stopping and resuming
+    with `--resume` frees the memory.
 
     Threshold: 15 % and 0.1 GiB more than after the first two updates, with growth in 7 of 10 updates, less than half of
     it in a single one, and the second half growing at least 0.65 times as much as the first. Caches grow rarely and
@@ -144,7 +143,7 @@ def memory_growing(run: RunRecord) -> Symptom | None:
                 f"{where} memory grows from {fmt(settled.values[0])} GiB after update {settled.updates[0]} to "
                 f"{fmt(settled.values[-1])} GiB after update {settled.updates[-1]}, about "
                 f"{fmt(1024 * median(settled.steps))} MiB per update",
-                (scale(run, "reward_functions.memory_growth", 0.5),),
+                (),
                 "look for data that a reward function or a callback accumulates; until it is fixed, stopping and "
                 "resuming with --resume frees the memory",
             )

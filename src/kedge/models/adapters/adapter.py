@@ -53,9 +53,8 @@ class AdapterSettings:
     Attributes:
         kind: LoRA, or DoRA.
         rank: Of each matrix.
-        alpha: Scale: the product is multiplied by alpha / rank, with `rslora` by alpha / √rank.
+        alpha: Scale: the product is multiplied by alpha / rank.
         target_modules: Names of layers; `auto` for every linear layer but the output layer.
-        rslora: See `alpha`.
         modules_to_save: Names of modules that are trained whole, besides the head of a reward model or critic.
     """
 
@@ -63,7 +62,6 @@ class AdapterSettings:
     rank: int = 16
     alpha: float = 32.0
     target_modules: str | Sequence[str] = "auto"
-    rslora: bool = False
     modules_to_save: Sequence[str] = ()
 
 
@@ -189,7 +187,6 @@ def _new_config(settings: AdapterSettings | None) -> Any:
         r=settings.rank,
         lora_alpha=settings.alpha,
         target_modules="all-linear" if settings.target_modules == "auto" else settings.target_modules,
-        use_rslora=settings.rslora,
         use_dora=settings.kind == "dora",
         modules_to_save=list(settings.modules_to_save),
         lora_dropout=0.0,  # it would make two passes differ, so that ratios are not 1 before the first step

@@ -66,9 +66,9 @@ class Fleet:
         *,
         dtype: torch.dtype,
         scratch: Path,
-        max_restarts: int,
-        max_requests: int,
         say: Callable[[str], None],
+        max_restarts: int = 3,
+        max_requests: int = 256,
     ) -> None:
         self._clean_up = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         self._members = [_Member(server) for server in servers]
@@ -168,8 +168,7 @@ class Fleet:
                     raise EngineError("the requests to vLLM were broken off")
                 if member.failures >= self._max_restarts:
                     raise EngineError(
-                        f"vLLM is gone again after {member.failures} restarts without an answer ({error}); "
-                        "see vllm.log, or rollout.vllm.max_restarts"
+                        f"vLLM is gone again after {member.failures} restarts without an answer ({error}); see vllm.log"
                     ) from error
                 member.failures += 1
                 self._say(f"A vLLM server is gone ({error}); it gets the current weights as soon as it is back")

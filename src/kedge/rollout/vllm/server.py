@@ -162,8 +162,7 @@ class OwnServer:
                 )
             if time.monotonic() - started > options.start_timeout:
                 raise EngineError(
-                    f"vLLM does not answer after {options.start_timeout:g} s (rollout.vllm.start_timeout); its output "
-                    f"is in {options.log}"
+                    f"vLLM does not answer after {options.start_timeout:g} s; its output is in {options.log}"
                 )
             if stopped.wait(POLL_SECONDS):
                 raise EngineError("the start of vLLM was broken off")

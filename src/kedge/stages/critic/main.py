@@ -110,7 +110,7 @@ def run_critic(
                 sampled.train_rows,
                 held_out=sampled.held_out_rows,
                 **training,
-                **config.critic.training(),
+                **config.training_of("critic"),
             )
             run.sync()
             summary = _write_summary(config, run, sampled, loss, outcome)

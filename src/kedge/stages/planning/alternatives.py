@@ -32,9 +32,9 @@ def alternatives_of(
             yield " ".join(_written(name, value) for name, value in both.items()), both
     elif config.adapter.kind == "lora" and config.adapter.base_dtype != "nf4":
         yield _one("adapter.base_dtype", "nf4")
-    sections = {"sft": config.sft, "reward": config.reward_model, "critic": config.critic, "ppo": config.ppo}
-    if sections[stage].optimizer == "adamw":
-        yield _one(f"{'reward_model' if stage == 'reward' else stage}.optimizer", "adamw8bit")
+    section = "reward_model" if stage == "reward" else stage
+    if config.optimization.of(section).optimizer == "adamw":
+        yield _one("optimization.optimizer", "adamw8bit")
     if on_gpu and not config.runtime.offload_optimizer:
         yield _one("runtime.offload_optimizer", True)
 

@@ -69,7 +69,9 @@ class CriticCount:
             passes=settings.num_epochs * self.rows.tokens / step.tokens_of(step.largest),
             steps=settings.num_epochs * self.rows.count / step.count,
             accumulates=len(step.parts) > 1,
-            optimizer=planned_optimizer(self.config, settings.optimizer, on_gpu=self.accelerator),
+            optimizer=planned_optimizer(
+                self.config, self.config.optimization.of("critic").optimizer, on_gpu=self.accelerator
+            ),
         )
 
     @property

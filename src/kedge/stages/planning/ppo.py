@@ -99,7 +99,7 @@ class PpoCount:
             scored=rows.tokens / rows.tokens_of(rows.largest),
             accumulates=len(minibatch.parts) > 1,
             reuses_pass=minibatches == 1 and fits,
-            optimizer=planned_optimizer(config, config.ppo.optimizer, on_gpu=self.accelerator),
+            optimizer=planned_optimizer(config, config.optimization.of("ppo").optimizer, on_gpu=self.accelerator),
         )
 
     @property

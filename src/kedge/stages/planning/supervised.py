@@ -65,9 +65,11 @@ class SupervisedCount:
     @property
     def work(self) -> SupervisedWork:
         """The step, for the sums."""
-        settings = self.config.sft if self.stage == "sft" else self.config.reward_model
+        section = "sft" if self.stage == "sft" else "reward_model"
         passes = self.rows.tokens / self.rows.tokens_of(self.rows.largest)
-        optimizer = planned_optimizer(self.config, settings.optimizer, on_gpu=self.accelerator)
+        optimizer = planned_optimizer(
+            self.config, self.config.optimization.of(section).optimizer, on_gpu=self.accelerator
+        )
         return SupervisedWork(self.role, passes, len(self.rows.parts) > 1, optimizer)
 
     def phases(self, figures: Figures, speed: Speed | None) -> tuple[Phase, ...]:

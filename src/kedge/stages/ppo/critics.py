@@ -76,7 +76,7 @@ def load_actor_critic(
         elif head is not None and load_value_head(head, source):
             is_new = False
         elif head is not None:
-            initialize_head(head, value.value_head_init)
+            initialize_head(head, "zero")
     actor_critic = ActorCritic(policy, critic, value_gradient=value.value_gradient)
     if is_new and actor_critic.values_started is not None and learns_in_returns_std(config):
         actor_critic.values_started.fill_(False)
@@ -107,7 +107,7 @@ def _load_critic(
         return critic, None
     head = critic.value_head
     assert head is not None, "a fresh model has a linear head"
-    return critic, initialize_head(head, config.ppo.value_head_init)
+    return critic, initialize_head(head, "zero")
 
 
 def _scalar_critic(

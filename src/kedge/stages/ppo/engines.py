@@ -127,9 +127,7 @@ def _vllm_engine(
             dtype=str(dtype).removeprefix("torch."),
             memory=settings.memory,
             devices=settings.devices,
-            port=settings.port,
             arguments=settings.args,
-            start_timeout=settings.start_timeout,
             trust_remote_code=config.runtime.trust_remote_code,
             eager=run.device.type == "cpu",
         )
@@ -138,8 +136,6 @@ def _vllm_engine(
         servers,
         dtype=dtype,
         scratch=scratch,
-        max_restarts=settings.max_restarts,
-        max_requests=settings.max_requests,
         say=say,
     )
     sampling = SamplingSettings(

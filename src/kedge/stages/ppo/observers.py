@@ -25,6 +25,9 @@ from kedge.training.guard import MAX_K3, MAX_RATIO, Guard, GuardOptions, Inciden
 
 __all__ = ["EarlyEnd", "Observer", "new_guard", "observers_of"]
 
+SPIKE_HISTORY = 40
+"""Optimizer steps of the recent median that spikes are compared with: ten updates of four steps."""
+
 
 class Observer(Protocol):
     """Something that acts on an update that was made."""
@@ -251,7 +254,7 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
             strict=config.runtime.strict,
             num_steps=ppo.num_epochs * ppo.num_minibatches * ppo.num_critic_epochs,
         ),
-        spikes=None if sigma is None else SpikeDetector(sigma=sigma, history=options.spike_history),
+        spikes=None if sigma is None else SpikeDetector(sigma=sigma, history=SPIKE_HISTORY),
         record=lambda incident: add_incident(run.folder, _row(incident, roles)),
         warn=warn,
         roll_back=partial(loop.roll_back, on_rejected=warn),

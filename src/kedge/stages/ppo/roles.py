@@ -164,7 +164,7 @@ def _checked_judge(
 
 def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueHead | None) -> Optimizer:
     """The optimizer of policy and critic, whose new head has a learning rate of its own."""
-    settings, layer = config.ppo, actor_critic.value_head
+    settings, layer = config.optimization.of("ppo"), actor_critic.value_head
     return build_optimizer(
         actor_critic.parameters(),
         kind=settings.optimizer,
@@ -208,7 +208,7 @@ def _load_pretraining(
         CompletionLoss(policy, run.precision),
         [encode_example(tokenizer, record.prompt, record.completion, read=record.read) for record in table.records],
         coef=config.ppo.ptx_coef,
-        batch_size=config.ppo.ptx_batch_size or config.responses_per_update // config.ppo.num_minibatches,
+        batch_size=config.responses_per_update // config.ppo.num_minibatches,
         micro_batch_tokens=run.micro_batch_tokens,
         seed=config.runtime.seed,
         ranks=run.ranks,

@@ -44,6 +44,10 @@ __all__ = [
 IMPORTANCE_CAP = 2.0
 """`ppo.importance_cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
 ZIEGLER_HORIZON = 10_000
+SURROGATE_KL_TARGET = 0.01
+"""KL to the sampling policy in nats per token for `policy_loss=kl_penalty_adaptive`: the best adaptive value of PPO."""
+GOOD_SCORE = 1.0
+"""Score from which a response counts as good for `ppo.positive_nll_coef`: verifiers score 1 for correct."""
 MIN_SPREAD = 1e-4
 """Returns whose standard deviation is a smaller share of their root mean square are treated as constant: rounding is
 then a visible part of their differences."""
@@ -155,7 +159,7 @@ class PpoSettings:
             num_epochs=ppo.num_epochs,
             num_minibatches=ppo.num_minibatches,
             num_critic_epochs=ppo.num_critic_epochs,
-            max_grad_norm=ppo.max_grad_norm,
+            max_grad_norm=config.optimization.of("ppo").max_grad_norm,
             early_stop_kl=ppo.early_stop_kl,
             learning_rate=ppo.learning_rate,
             critic_learning_rate=ppo.critic_learning_rate,
@@ -277,7 +281,7 @@ def controllers_of(config: Config, num_policy_updates: int) -> Controllers:
         kl_horizon=ppo.kl_horizon or _automatic_horizon(config, num_policy_updates),
         kl_wait_updates=ppo.kl_wait_fraction * num_policy_updates,
         entropy_target=ppo.entropy_target,
-        surrogate_kl_target=ppo.surrogate_kl_target if adaptive else None,
+        surrogate_kl_target=SURROGATE_KL_TARGET if adaptive else None,
     )
 
 
@@ -299,8 +303,10 @@ def learns_in_returns_std(config: Config) -> bool:
 
 def value_bins_of(config: Config) -> Bins | None:
     """The bins of the critic's histogram; None if its output is a scalar."""
-    value = config.ppo
-    return Bins(value.value_min, value.value_max, value.value_num_bins) if value.value_loss == "hl_gauss" else None
+    if config.ppo.value_loss != "hl_gauss":
+        return None
+    low, high, number = config.ppo.value_bins
+    return Bins(low, high, int(number))
 
 
 def _estimation_of(config: Config, *, exact: bool) -> Estimation:
@@ -313,7 +319,7 @@ def _estimation_of(config: Config, *, exact: bool) -> Estimation:
     return Estimation(
         advantage=advantage,
         process_advantage=process if advantage.needs == "group" else None,
-        positive_min_score=ppo.positive_nll_min_score if ppo.positive_nll_coef else None,
+        positive_min_score=GOOD_SCORE if ppo.positive_nll_coef else None,
         old_from=ppo.old_logprobs,
         importance_cap=cap,
         kl_coef=ppo.kl_coef,
@@ -332,7 +338,6 @@ def _loss_of(config: Config, surrogate: Surrogate) -> Objective:
         ratio=ppo.ratio,
         value_clip_range=ppo.value_clip_range,
         value_coef=ppo.value_weight,
-        value_huber_delta=ppo.value_huber_delta if ppo.value_loss == "huber" else None,
         value_bins=value_bins_of(config),
         kl_estimator=ppo.resolved_kl_estimator,
         positive_nll_coef=ppo.positive_nll_coef,

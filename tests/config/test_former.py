@@ -1,0 +1,95 @@
+"""Settings of former versions: presets resolve to the same numbers, and an old name is answered with the new one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kedge.config import LANGUAGE_PRESETS, Config, config_from_settings, load_config
+from kedge.config.explain.describe import FORMER, all_fields, find_field
+from kedge.config.loading.load import flat_settings
+from kedge.errors import ConfigError
+
+NUMBERS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("former_numbers.json").read_text())
+"""All settings before they were halved: the defaults, and by preset those that differ from them."""
+
+SHARED = ("optimizer", "max_grad_norm", "weight_decay", "adam_eps", "adam_eps_mode")
+CONSTANTS = {
+    "adapter.dropout": 0.0, "adapter.rslora": False, "rollout.top_k": None, "rollout.top_p": None,
+    "rollout.vllm.port": None, "rollout.vllm.start_timeout": 900.0, "rollout.vllm.max_restarts": 3,
+    "rollout.vllm.max_requests": 256, "reward_functions.startup_timeout": 600.0, "reward_functions.error_score": 0.0,
+    "reward_functions.memory_growth": 2.0, "evaluate.confidence": 0.95, "ppo.value_huber_delta": 1.0,
+    "ppo.value_head_init": "zero", "ppo.surrogate_kl_target": 0.01, "ppo.positive_nll_min_score": 1.0,
+    "ppo.ptx_batch_size": None, "ppo.spike_history": 40,
+    "ppo.value_min": -10.0, "ppo.value_max": 10.0, "ppo.value_num_bins": 101,
+    # Taken from ppo.critic_check_*, whose defaults are smaller.
+    "evaluate.critic_prompts": 64, "evaluate.critic_prefixes": 4, "evaluate.critic_continuations": 16,
+}  # fmt: skip
+"""The values of what is no setting any more, which no preset may have needed otherwise."""
+
+
+def stages_of(preset: str) -> set[str]:
+    """The stages that a recipe describes; the optimizer of the others may be its optimizer now."""
+    return {name.partition(".")[0] for name in NUMBERS[preset]} if preset else {"sft", "reward_model", "critic", "ppo"}
+
+
+@pytest.mark.parametrize("preset", ["", *LANGUAGE_PRESETS])
+def test_a_preset_resolves_to_the_numbers_that_it_had(preset: str) -> None:
+    config = load_config(preset=preset or None)
+    now = flat_settings(config.model_dump(mode="json"))
+    for name, value in {**NUMBERS[""], **NUMBERS[preset]}.items():
+        section, _, field = name.partition(".")
+        if name in CONSTANTS:
+            assert value == CONSTANTS[name], name
+        elif field in SHARED:
+            if section in stages_of(preset):
+                assert getattr(config.optimization.of(section), field) == value, name
+        elif name not in ("preset", "schedules"):
+            assert now[name] == value, name
+
+
+def test_every_setting_that_went_is_answered_and_every_answer_is_of_one_that_went() -> None:
+    fields = dict(all_fields())
+    assert {name for name in NUMBERS[""] if name not in fields} - {"schedules"} == {
+        name for name in FORMER if "." in name
+    }
+    bare = [name for name in FORMER if "." not in name]
+    assert all(any(name.endswith(f".{one}") for name in FORMER) for one in bare)
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_former_name_gets_one_line_with_the_new_one(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[f"{name}=1"], stage=None)
+    assert str(caught.value) == f"{name} {FORMER[name]}"
+    new = FORMER[name].removeprefix("is now ")
+    if new != FORMER[name] and "part of" not in new and "value of" not in new:
+        assert find_field(new.partition(",")[0]), new
+
+
+def test_one_stage_may_have_another_optimizer() -> None:
+    settings = {"adam_eps": 1e-6, "optimization.stages": {"sft": {"adam_eps": 1e-8, "optimizer": "muon"}}}
+    config = config_from_settings("ppo", settings)
+    assert (config.optimization.of("sft").adam_eps, config.optimization.of("ppo").adam_eps) == (1e-8, 1e-6)
+    assert config.training_of("sft")["optimizer"] == "muon"
+
+
+@pytest.mark.parametrize(
+    ("stages", "line"),
+    [
+        ({"rlhf": {}}, "optimization.stages has rlhf, which is none of sft, reward_model, critic, ppo"),
+        ({"sft": {"adam": 1}}, "optimization.stages: adam is none of adam_eps, adam_eps_mode"),
+        ({"sft": {"adam_eps": -1}}, "optimization.stages: sft.adam_eps: Input should be greater than 0"),
+    ],
+)
+def test_a_mistake_in_the_optimizer_of_one_stage_is_one_line(stages: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        config_from_settings("sft", {"optimization.stages": stages})
+
+
+def test_the_histogram_is_a_range_and_a_number() -> None:
+    assert Config().ppo.value_bins == [-10.0, 10.0, 101]
+    for bins in ([1, -1, 101], [0, 1], [0, 1, 1], [0, 1, 2.5]):
+        with pytest.raises(ConfigError, match="the lower end, the upper end and the number"):
+            config_from_settings("ppo", {"value_bins": bins})
