@@ -7,7 +7,7 @@ from kedge.config.table import read_table
 
 __all__ = ["SOURCES", "cited_works"]
 
-SOURCES: dict[str, str] = dict(map(tuple, read_table(Path(__file__).with_name("works.tsv"))))
+SOURCES: dict[str, str] = {row[0]: row[1] for row in read_table(Path(__file__).with_name("works.tsv"))}
 
 
 def cited_works(text: str) -> dict[str, str]:
