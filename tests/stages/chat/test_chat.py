@@ -12,8 +12,7 @@ from kedge.config import load_config
 from kedge.errors import ConfigError, DataError
 from kedge.models.card import Origin
 from kedge.stages.chat import Chat, chat_on_terminal, load_chat
-from kedge.stages.chat.conversation import Conversation
-from kedge.stages.chat.stream import TextStream
+from kedge.stages.chat.chat import Conversation, TextStream
 from tests.tiny import (
     CHAT_TEMPLATE,
     save_tiny_policy,
@@ -173,7 +172,7 @@ def test_two_models_are_told_apart(folders, width):
 
 
 def test_nothing_that_a_model_writes_acts_on_the_terminal(talker, monkeypatch):
-    monkeypatch.setattr("kedge.stages.chat.stream.continuation", lambda *_: "\x1b[2Jred")
+    monkeypatch.setattr("kedge.stages.chat.chat.continuation", lambda *_: "\x1b[2Jred")
     monkeypatch.setattr("kedge.rewards.score.continuation", lambda *_: "\x1b[2Jred")
     assert "\\x1b[2Jred" in typed(talker, ["Ahoy"])
 

@@ -58,7 +58,7 @@ def test_the_page_runs_its_own_script_alone(server):
     assert "unsafe" not in policy
     assert b"http" not in page  # nothing from elsewhere
     assert b"<script>" not in page
-    for name in ("chat.js", "chat.css"):
+    for name in ("chat.js", "chat.css", "style.css"):
         status, content, _ = send(server, name)
         assert (status, b"http" in content, b"innerHTML" in content) == (200, False, False)
 

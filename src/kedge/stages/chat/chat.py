@@ -6,20 +6,22 @@ text ─▶ each model's prompt ─▶ the sampler of training and evaluation �
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config, with_values
-from kedge.data import Prompt, PromptForm, encode_prompt, room_for_prompt
+from kedge.data import TLDR_ENDING, Prompt, PromptForm, encode_prompt, room_for_prompt
+from kedge.data.chat import render_prompt
+from kedge.data.records import RowError
 from kedge.errors import ConfigError, DataError, KedgeError
 from kedge.models import model_width, resolve_precision
-from kedge.models.card import Origin, read_origin
+from kedge.models.card import read_origin
 from kedge.rewards import MESSAGES_COLUMN, Responses, WeightedReward
 from kedge.rewards.model import share_tokens
-from kedge.rewards.score import describe_responses
+from kedge.rewards.score import continuation, describe_responses
 from kedge.runs.inputs import Rewards, configured_rewards, load_rewards_on
 from kedge.runs.run import pass_tokens
-from kedge.stages.chat.conversation import Conversation, chosen_form, described_form
-from kedge.stages.chat.stream import TextStream
 from kedge.stages.evaluation.policy import Policy, Sampling, load_frozen_policy, sampling_of, written_responses
 from kedge.system.texts import unwritable
 from kedge.training.runtime import keep_freed_memory, resolve_device, set_threads, stream_seed
@@ -34,6 +36,125 @@ SETTINGS = {
     "seed": "runtime.seed",
 }
 """What can be changed during a chat, and its field of the configuration."""
+
+
+def chosen_form(
+    tokenizer: PreTrainedTokenizerBase, recorded: PromptForm | None, wanted: PromptForm | None
+) -> PromptForm:
+    """The form of a model's prompts: as the user wants it, as in kedge's training, or by the chat template.
+
+    Raises:
+        DataError: A conversation is wanted from a model without a chat template.
+    """
+    if wanted == "conversation" and not tokenizer.chat_template:
+        raise DataError("--form conversation: the model's tokenizer has no chat template")
+    if wanted or recorded:
+        form = wanted or recorded
+        return "text" if form is None or (form == "conversation" and not tokenizer.chat_template) else form
+    return "conversation" if tokenizer.chat_template else "text"
+
+
+def described_form(form: PromptForm, tokenizer: PreTrainedTokenizerBase) -> str:
+    """One line that says what becomes of the user's text."""
+    if form == "conversation":
+        return "a conversation in its chat template"
+    if form == "tldr":
+        return "trained on TL;DR posts: your text is the post, TL;DR: is added, and nothing is remembered"
+    reason = "trained on plain prompts" if tokenizer.chat_template else "no chat template"
+    return f"{reason}: it continues your text, and nothing is remembered"
+
+
+@dataclass
+class Conversation:
+    """One model's conversation.
+
+    Attributes:
+        tokenizer: Renders and measures the prompts.
+        form: What becomes of the user's text.
+        messages: The turns so far; stays empty unless the form is a conversation.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    form: PromptForm
+    messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+
+    def prompt(self, text: str, *, room: int | None) -> tuple[Prompt, int]:
+        """The prompt for the user's text, and the number of old messages that no longer fit.
+
+        Args:
+            text: What the user wrote.
+            room: Tokens that the context leaves for a prompt; None for no limit.
+
+        Raises:
+            DataError: The text alone is too long, or the chat template rejects it.
+        """
+        history, length = [*self.messages, {"role": "user", "content": text}], 0
+        for dropped in range(0, len(history), 2):
+            prompt = self._rendered(text, history[dropped:])
+            length = len(encode_prompt(self.tokenizer, prompt.text))
+            if length == 0:
+                raise DataError("the text has no tokens, and the model has no BOS token to start from")
+            if room is None or length <= room:
+                return prompt, dropped
+        raise DataError(f"the text has {length} tokens with its template, at most {room} fit; shorten it")
+
+    def add(self, text: str, answer: str, *, dropped: int = 0) -> None:
+        """Remember a turn, without the oldest messages that no longer fit."""
+        if self.form == "conversation":
+            turn = [{"role": "user", "content": text}, {"role": "assistant", "content": answer.strip()}]
+            self.messages = [*self.messages[dropped:], *turn]
+
+    def _rendered(self, text: str, messages: list[dict[str, str]]) -> Prompt:
+        if self.form != "conversation":
+            ending = "" if self.form == "text" or text.rstrip().endswith(TLDR_ENDING.strip()) else TLDR_ENDING
+            return Prompt(text.rstrip() + ending if ending else text)
+        try:
+            return Prompt(render_prompt(self.tokenizer, messages), {MESSAGES_COLUMN: messages})
+        except RowError as error:
+            raise DataError(str(error)) from error
+
+
+INCOMPLETE = "\ufffd"
+"""What a decoder writes for the first bytes of a character whose last bytes are in the next token."""
+
+
+@dataclass
+class TextStream:
+    """A response that is being sampled.
+
+    Attributes:
+        tokenizer: Decodes it.
+        prompt_ids: The prompt that it continues.
+        stop_ids: Tokens that end it and are not part of its text.
+        write: Takes each new piece of text.
+        ids: Its tokens so far.
+        text: The text written so far.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    prompt_ids: list[int]
+    stop_ids: Sequence[int]
+    write: Callable[[str], None]
+    ids: list[int] = field(default_factory=list[int])
+    text: str = ""
+
+    def add(self, token: int) -> None:
+        """Append a token, and write the text that is complete with it."""
+        if token not in self.stop_ids:
+            self.ids.append(token)
+            self._write_up_to(continuation(self.tokenizer, self.prompt_ids, self.ids).rstrip(INCOMPLETE))
+
+    def end(self, text: str | None = None) -> str:
+        """Write what is still missing from the final text; returns that text."""
+        final = continuation(self.tokenizer, self.prompt_ids, self.ids) if text is None else text
+        self._write_up_to(final)
+        return final
+
+    def _write_up_to(self, text: str) -> None:
+        # A tokenizer that tidies up spaces can change text that was already written; the final text is right then.
+        if text.startswith(self.text) and text != self.text:
+            self.write(text[len(self.text) :])
+            self.text = text
 
 
 class Interrupted(Exception):
@@ -214,7 +335,7 @@ def load_chat(
         )
 
     policies = [load(source) for source in models]
-    forms: list[PromptForm] = [_form(policy, read_origin(policy.source), form) for policy in policies]
+    forms: list[PromptForm] = [_form_of(policy, form) for policy in policies]
     rewards = configured_rewards(config) if reward is None else reward
     scorer = None
     if rewards:
@@ -232,5 +353,6 @@ def load_chat(
     return Chat(config, policies, forms, scorer)
 
 
-def _form(policy: Policy, origin: Origin | None, wanted: PromptForm | None) -> PromptForm:
+def _form_of(policy: Policy, wanted: PromptForm | None) -> PromptForm:
+    origin = read_origin(policy.source)
     return chosen_form(policy.tokenizer, None if origin is None else origin.prompt_form, wanted)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any, cast
 
 from kedge.errors import DataError, KedgeError
-from kedge.stages.chat.chat import Chat, Interrupted, Reply
+from kedge.stages.chat.chat import Chat, Interrupted
 from kedge.system.local_server import CLOSED_POLICY, PAGE_POLICY, Answer, LocalServer, Request
 
 __all__ = ["chat_server"]
 
 ASSETS = {
-    "": ("chat.html", "text/html; charset=utf-8"),
-    "chat.css": ("chat.css", "text/css; charset=utf-8"),
-    "chat.js": ("chat.js", "text/javascript; charset=utf-8"),
+    "": ("stages.chat", "chat.html", "text/html"),
+    "style.css": ("inspect.page", "style.css", "text/css"),
+    "chat.css": ("stages.chat", "chat.css", "text/css"),
+    "chat.js": ("stages.chat", "chat.js", "text/javascript"),
 }
 POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; {PAGE_POLICY}"
 """The page runs its own script file and no other; nothing inline."""
@@ -85,7 +87,7 @@ class _ChatPage:
             return
         try:
             self._stopped.clear()
-            replies = [_described(reply) for reply in self._chat.ask(text, lambda *piece: self._send(write, *piece))]
+            replies = [asdict(reply) for reply in self._chat.ask(text, lambda *piece: self._send(write, *piece))]
             self._turns.append({"text": text, "replies": replies})
             write(_line({"replies": replies}))
         except KedgeError as error:
@@ -121,17 +123,6 @@ class _ChatPage:
         return _as_json({})
 
 
-def _described(reply: Reply) -> dict[str, Any]:
-    return {
-        "text": reply.text,
-        "num_tokens": reply.num_tokens,
-        "ending": reply.ending,
-        "num_dropped": reply.num_dropped,
-        "score": reply.score,
-        "score_error": reply.score_error,
-    }
-
-
 def _read(body: bytes) -> Mapping[str, Any]:
     try:
         values = json.loads(body)
@@ -143,9 +134,9 @@ def _read(body: bytes) -> Mapping[str, Any]:
 
 
 def _asset(path: str) -> Answer:
-    name, kind = ASSETS[path]
-    content = (files("kedge.stages.chat") / "assets" / name).read_bytes()
-    return Answer(HTTPStatus.OK, content, kind, policy=CLOSED_POLICY if path else POLICY)
+    package, name, kind = ASSETS[path]
+    content = (files(f"kedge.{package}") / "assets" / name).read_bytes()
+    return Answer(HTTPStatus.OK, content, f"{kind}; charset=utf-8", policy=CLOSED_POLICY if path else POLICY)
 
 
 def _as_json(values: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer:

@@ -2,6 +2,7 @@
 const LETTERS = "AB";
 const at = (id) => document.getElementById(id);
 let state = null;
+document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 
 function make(tag, name, text = "") {
   const element = document.createElement(tag);
