@@ -823,8 +823,8 @@ MUTATIONS = (
     Mutation(
         "wrong-rows-positions-dropped",
         "PackedDecoder.keep",
-        "self._positions, self.hidden = self._positions[rows], self.hidden[rows]",
-        "self._positions, self.hidden = self._positions[: len(rows)], self.hidden[rows]",
+        "self._positions = self._positions[rows]",
+        "self._positions = self._positions[: len(rows)]",
         f"{DROPPING}[as it can-gpt2]",
     ),
     Mutation(

@@ -3,7 +3,7 @@
 from kedge.models.adapters import AdapterSettings
 from kedge.models.card import ModelCard
 from kedge.models.frozen import FrozenDtype, HostWeights, hold_frozen
-from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head, load_value_head, saved_bins
+from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head, load_value_head
 from kedge.models.language import ActorCritic, LanguageModel, PolicyWeights, response_logprobs
 from kedge.models.loading import load_language_model, load_scalar_model
 from kedge.models.packing.packed import Decoder, TokenRows
@@ -46,6 +46,5 @@ __all__ = [
     "save_architecture",
     "save_policy",
     "save_scalar_model",
-    "saved_bins",
     "score_rows",
 ]

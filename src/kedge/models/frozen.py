@@ -130,7 +130,8 @@ class QuantizedLinear(nn.Module):
 
     def times(self, inputs: Float[Tensor, "*rest in_features"]) -> Float[Tensor, "*rest out_features"]:
         """The product: inputs · weightᵀ + bias."""
-        whole, bias = self._whole(inputs.dtype), None if self.bias is None else self.bias.to(inputs.dtype)
+        whole = self._whole(inputs.dtype)
+        bias = None if self.bias is None else self.bias.to(inputs.dtype)
         if self.dtype != "int8":
             return functional.linear(inputs, whole, bias)
         product = functional.linear(inputs, whole) * self.scales.to(inputs.dtype)
@@ -147,7 +148,8 @@ class QuantizedLinear(nn.Module):
             return self.packed.to(dtype)
         from bitsandbytes.functional import QuantState, dequantize_4bit, dequantize_blockwise
 
-        outer, codes = self.get_parameter("outer_scales"), _codes(self.packed.device)
+        outer = self.get_parameter("outer_scales")
+        codes = _codes(self.packed.device)
         scales = dequantize_blockwise(self.scales, absmax=outer, code=codes, blocksize=OUTER_BLOCK)
         scales += self.get_parameter("offset")
         shape = torch.Size((self.out_features, self.in_features))

@@ -28,7 +28,6 @@ __all__ = [
     "initialize_head",
     "load_value_head",
     "read_values",
-    "saved_bins",
     "scale_head",
     "value_head_file",
 ]
@@ -70,7 +69,8 @@ class HistogramHead(nn.Module):
 
     def __init__(self, in_features: int, bins: Bins, *, device: torch.device | None = None) -> None:
         super().__init__()
-        self.in_features, self.bins = in_features, bins
+        self.in_features = in_features
+        self.bins = bins
         self.weight = nn.Parameter(torch.zeros(bins.num_bins, in_features, device=device))
         self.bias = nn.Parameter(torch.zeros(bins.num_bins, device=device))
         # Saved, so that a head is not read with another support.
@@ -88,7 +88,8 @@ class HistogramHead(nn.Module):
             relative_spread: s, relative to the support.
         """
         bias = torch.zeros_like(self.support[0]) if scalar.bias is None else scalar.bias
-        centers, spread = self.bins.centers(self.support), _spread(self.bins, relative_spread)
+        centers = self.bins.centers(self.support)
+        spread = _spread(self.bins, relative_spread)
         self.weight.copy_(centers[:, None] / spread**2 * scalar.weight)
         self.bias.copy_(_gaussian_logits(centers, bias - shift, spread))
         return self
@@ -198,7 +199,8 @@ def _location_of_start(bins: Bins) -> float:
     """The Gaussian's mean for which the histogram's expectation is the start: found by bisection, as it is monotone."""
     size = bins.high - bins.low
     start = min(max(0.0, bins.low + MARGIN * size), bins.high - MARGIN * size)
-    low, high = bins.low - 4 * size, bins.high + 4 * size
+    low = bins.low - 4 * size
+    high = bins.high + 4 * size
     centers = bins.centers(torch.empty(0, dtype=torch.float64))
     for _ in range(60):
         middle = (low + high) / 2
@@ -240,16 +242,6 @@ def load_value_head(head: ValueHead, folder: str | Path) -> bool:
     if not all(weight.isfinite().all() for weight in head.parameters()):
         raise ModelError(f"{path}: the value head contains NaN or infinity")
     return True
-
-
-def saved_bins(folder: str | Path) -> Bins | None:
-    """The bins of the value head saved with a policy; None for a scalar head, or no head.
-
-    Raises:
-        ModelError: The file is not a value head.
-    """
-    path = value_head_file(folder)
-    return None if path is None else _read_value_head(path)[1]
 
 
 def _read_value_head(path: Path) -> tuple[dict[str, Tensor], Bins | None]:

@@ -423,7 +423,8 @@ class ActorCritic(nn.Module):
 
         Source: kedge; PopArt (van Hasselt et al. 2016) starts and rescales an output layer in this way.
         """
-        head, started = self.value_head, self.values_started
+        head = self.value_head
+        started = self.values_started
         assert isinstance(head, nn.Linear), "the support of a histogram is a setting"
         assert started is not None
         counted = values[mask].double()

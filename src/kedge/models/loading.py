@@ -362,9 +362,11 @@ def _foreign_head(classifier: PreTrainedModel, source: str) -> nn.Linear | None:
 def _take_normalization(model: ScalarModel, foreign: nn.Linear | None) -> None:
     """Take over the bias of another library's head, and the mean and deviation of OpenRLHF's scores."""
     config = model.classifier.config
-    mean, std = 0.0, 1.0
+    mean = 0.0
+    std = 1.0
     if getattr(config, "normalize_reward", False):
-        mean, std = checked_number(config, "mean", 0.0), checked_number(config, "std", 1.0)
+        mean = checked_number(config, "mean", 0.0)
+        std = checked_number(config, "std", 1.0)
         if std <= 0:
             raise ModelError(f"the reward model's std is {std}; it must be positive")
     if foreign is not None and foreign.bias is not None:

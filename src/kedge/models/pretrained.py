@@ -59,7 +59,8 @@ MIN_TOKENS = 4
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars and load reports; `load_pretrained` checks the reports itself."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
@@ -198,7 +199,8 @@ def load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
             text = config.get_text_config()
-            num_layers, kernel = int(getattr(text, "num_hidden_layers", 1)), str(config._attn_implementation)
+            num_layers = int(getattr(text, "num_hidden_layers", 1))
+            kernel = str(config._attn_implementation)
             width = int(text.hidden_size)
     except Exception as error:  # untrusted files: every library has its own errors
         raise ModelError(f"model {name!r}: config.json cannot be used: {loading_reason(error)}") from error
@@ -239,7 +241,8 @@ def _check_weight_files(source: str) -> None:
 
 def _saved_dtype(source: str) -> str:
     """The number format of most weights in a model's first file, by torch's name; float32 for formats below 16 bits."""
-    folder, sizes = local_folder(source), Counter[str]()
+    folder = local_folder(source)
+    sizes = Counter[str]()
     for path in sorted(folder.glob("model*.safetensors"))[:1] if folder is not None else []:
         with safe_open(path, framework="pt") as file:
             for weight in map(file.get_slice, list(file.keys())):

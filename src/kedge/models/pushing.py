@@ -178,7 +178,8 @@ def _check_name(repo: str) -> None:
 
 def _check_rights(repo: str, user: Mapping[str, Any]) -> None:
     """Check that the token may write to the repository, as far as the hub tells."""
-    owner, name = repo.split("/")[0], str(user.get("name"))
+    owner = repo.split("/")[0]
+    name = str(user.get("name"))
     organizations = {str(entry.get("name")): entry for entry in user.get("orgs") or []}
     if owner != name and owner not in organizations:
         member = f", a member of {', '.join(organizations)}" if organizations else ""
@@ -186,7 +187,8 @@ def _check_rights(repo: str, user: Mapping[str, Any]) -> None:
     if organizations.get(owner, {}).get("roleInOrg") == "read":
         raise ConfigError(f"{repo} cannot be pushed to: {name} may only read in {owner}")
     token = ((user.get("auth") or {}).get("accessToken")) or {}
-    role, scopes = token.get("role"), (token.get("fineGrained") or {}).get("scoped")
+    role = token.get("role")
+    scopes = (token.get("fineGrained") or {}).get("scoped")
     if role == "read" or (role == "fineGrained" and scopes is not None and not _may_write(repo, scopes)):
         raise ConfigError(f"{repo} cannot be pushed to: the token may not write there; create one that may")
 

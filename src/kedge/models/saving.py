@@ -151,7 +151,8 @@ def _restore_dropout(settings: dict[str, Any], source: Mapping[str, Any]) -> Non
 
 def _former_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of rotary embeddings by their names in transformers 4, which does not know `rope_parameters`."""
-    rope, kind = settings.get("rope_parameters"), str(settings.get("model_type"))
+    rope = settings.get("rope_parameters")
+    kind = str(settings.get("model_type"))
     if not isinstance(rope, dict):
         return {}
     if kind.startswith("gemma3") and {"full_attention", "sliding_attention"} <= rope.keys():
@@ -224,7 +225,8 @@ def _pad_in_base(
 def _pad_with(pad: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Replace the pad token in a saved tokenizer's files; None keeps it."""
     for name in TOKENIZER_FILES if pad is not None else ():
-        path, own = folder / name, tokenizer.pad_token_id
+        path = folder / name
+        own = tokenizer.pad_token_id
         if not path.is_file():
             continue
         content = json.loads(path.read_bytes())
@@ -308,7 +310,8 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
         ModelError: The source is neither, does not belong to its base, or is damaged.
         OutputError: The folder is not free, or cannot be written.
     """
-    folder, target = Path(find_model(source, in_shards=True)), check_output(out)
+    folder = Path(find_model(source, in_shards=True))
+    target = check_output(out)
     if os.path.isfile(folder / SHARDED_WEIGHTS):
         return _merge_shards(folder, target, trust_remote_code=trust_remote_code)
     if not is_adapter(folder):

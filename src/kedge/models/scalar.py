@@ -162,7 +162,8 @@ class ScalarModel(nn.Module):
 
     def _find_trunk(self, ranks: Ranks) -> tuple[Trunk | None, Batching]:
         """The trunk, if the scores are its head's outputs at the last token; else how to batch whole texts."""
-        trunk, head = None, self.head
+        trunk = None
+        head = self.head
         if head is not None:
             with suppress(ModelError):
                 trunk = Trunk(cast(PreTrainedModel, self.classifier.base_model), ranks)
@@ -264,7 +265,8 @@ def classify(classifier: PreTrainedModel, rows: TokenRows, *, batching: Batching
         batching: How rows of different lengths share a batch.
     """
     classifier.eval()
-    order, switch = rows.order(), rope_switch(classifier)
+    order = rows.order()
+    switch = rope_switch(classifier)
     by_length = TokenRows(rows.ids[rows.token_indices(order)], tuple(rows.lengths[row] for row in order))
 
     def batch_of(length: int) -> object:
@@ -313,7 +315,8 @@ def find_batching(
 
 def _ending(classifier: PreTrainedModel) -> int | None:
     """The token that ends a text, which encoder-decoders look for; None if config.json names none of the vocabulary."""
-    config, num_tokens = classifier.config.get_text_config(), num_embeddings(classifier)
+    config = classifier.config.get_text_config()
+    num_tokens = num_embeddings(classifier)
     named = getattr(config, "eos_token_id", None)  # some encoders' configurations lack the field
     ends = named if isinstance(named, (list, tuple)) else [named]
     return next((end for end in ends if type(end) is int and 0 <= end < num_tokens), None)

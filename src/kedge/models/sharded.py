@@ -52,7 +52,8 @@ def shard_model(
     if isinstance(model, LanguageModel):
         model.check_sampling()
     precision = "bf16" if model.holds_bf16 else precision
-    layers, factors = layers_of(trunk.model), factors_of(trunk.model)
+    layers = layers_of(trunk.model)
+    factors = factors_of(trunk.model)
     if precision == "bf16":
         vectors = [each for each in inner_weights(model, trunk.model) if each.ndim < 2 and each not in factors]
         give_tensors(trunk.model, vectors, device=model.device)

@@ -44,7 +44,8 @@ def check_source(source: str | Path) -> str:
             cannot be looked up.
     """
     source = find_model(source)
-    path, folder = Path(source), os.path.expanduser(source)
+    path = Path(source)
+    folder = os.path.expanduser(source)
     looks_like_path = path.is_absolute() or str(source).startswith((".", "~")) or len(path.parts) > 2
     if looks_like_path and not os.path.isdir(folder):
         raise ModelError(

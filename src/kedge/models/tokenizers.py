@@ -151,7 +151,8 @@ def _growth(normalizer: Any) -> float:
     if normalizer.get("type") != "Replace":
         inner = normalizer.get("normalizers")
         return math.prod(map(_growth, inner)) if isinstance(inner, list) else 1.0
-    pattern, content = normalizer.get("pattern"), len(str(normalizer.get("content", "")))
+    pattern = normalizer.get("pattern")
+    content = len(str(normalizer.get("content", "")))
     text = str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
     # A regular expression may match single characters, or the empty text between them.
     return max(1.0, content / len(text) if text else 1.0 + content)

@@ -16,7 +16,8 @@ from kedge.system.durable import share_as_usual
 
 __all__ = ["save_untrained_llama", "train_tokenizer"]
 
-PAD_TOKEN, END_TOKEN = "<|pad|>", "<|end|>"
+PAD_TOKEN = "<|pad|>"
+END_TOKEN = "<|end|>"
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:

@@ -87,7 +87,8 @@ class BackgroundEngine:
         Args:
             work: Gets the engine, and the metrics of its publishing.
         """
-        turns, version = self._turns, self._turns.version
+        turns = self._turns
+        version = self._turns.version
         assert version is not None, "the weights are published before any work"
         if turns.copied != version:
             turns.copy = [(name, tensor.detach().clone()) for name, tensor in turns.current]
@@ -113,7 +114,8 @@ class BackgroundEngine:
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
         """Note where the weights are read; the first time, send them, which starts the engine; see `Engine`."""
         is_first = self._turns.version is None
-        self._turns.current, self._turns.version = tensors, version
+        self._turns.current = tensors
+        self._turns.version = version
         return self._publish(tensors, version) if is_first else {}
 
     def close(self) -> None:

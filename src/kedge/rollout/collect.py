@@ -273,7 +273,8 @@ def shared_out(
         micro_batch_tokens: Tokens per batch; None for as few batches as possible.
         ranks: They share the batches; all of them get all results.
     """
-    device, lengths = rollout.response_ids.device, rollout.row_lengths
+    device = rollout.response_ids.device
+    lengths = rollout.row_lengths
     own = torch.zeros(rollout.num_responses, dtype=torch.bool, device=device)
 
     def tables() -> list[Tensor | None]:

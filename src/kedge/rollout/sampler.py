@@ -197,7 +197,9 @@ class Sampler:
             if num_running <= (1 - COMPACTION_SHARE) * len(rows) and decoder.can_drop_rows:
                 kept = running.nonzero().squeeze(1)
                 decoder.keep(kept)
-                rows, tokens, running = rows[kept], tokens[kept], running[kept]
+                rows = rows[kept]
+                tokens = tokens[kept]
+                running = running[kept]
             decoder.step(tokens)
 
     def _draw(self, hidden: Float[Tensor, "rows dim"], draws: Float[Tensor, " rows"]) -> tuple[Tensor, Tensor]:

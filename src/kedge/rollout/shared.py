@@ -64,7 +64,9 @@ class SharedEngine:
         policy_version: int = 0,
     ) -> Rollout:
         """See `Engine`."""
-        total, count, number = len(prompts), self.ranks.count, self.ranks.number
+        total = len(prompts)
+        count = self.ranks.count
+        number = self.ranks.number
         rows = list(range(total * number // count, total * (number + 1) // count))
         sampled = rows or [0]  # a rank without rows learns the tensors' shapes
         with whole_weights(self.weights):

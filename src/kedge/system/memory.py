@@ -45,7 +45,9 @@ OWN_PAGES = Path("/proc/self/statm")
 OWN_GROUPS = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
 
-TOTAL, RESIDENT, PRIVATE = 0, 1, 5
+TOTAL = 0
+RESIDENT = 1
+PRIVATE = 5
 """Fields of /proc/self/statm, in pages: address space, resident, private data and stack."""
 
 GROUP_FILES = (
@@ -172,7 +174,8 @@ def _group_limits() -> Iterator[MemoryLimit]:
     """The limits of the process's control group and of those around it, as far as they can be seen from here."""
     for folder in _group_folders():
         for limit_file, use_file, freed_first in GROUP_FILES:
-            limit, used = _number(folder / limit_file), _number(folder / use_file)
+            limit = _number(folder / limit_file)
+            used = _number(folder / use_file)
             if limit is not None and used is not None:
                 yield MemoryLimit("the control group", limit, max(used - _stat(folder, freed_first), 0))
 

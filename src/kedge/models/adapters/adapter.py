@@ -150,7 +150,8 @@ class Adapter:
             weights: False for everything else.
         """
         config = copy.deepcopy(self._config)
-        config.inference_mode, config.modules_to_save = True, self._whole or None
+        config.inference_mode = True
+        config.modules_to_save = self._whole or None
         config.save_pretrained(str(folder))
         if weights:
             named = {name: weight.detach().cpu().contiguous() for name, weight in self._saved().items()}
@@ -199,7 +200,8 @@ def _config_of(start: AdapterFolder) -> Any:
         config = import_peft().LoraConfig.from_pretrained(str(start.folder))
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{start.folder}: {reason_of(error)}") from error
-    config.lora_dropout, config.inference_mode = 0.0, False
+    config.lora_dropout = 0.0
+    config.inference_mode = False
     if config.bias != "none":
         raise ModelError(
             f"{start.folder}: it has biases, and kedge trains LoRA's matrices and whole modules only; merge it "
@@ -350,7 +352,8 @@ def _with_stack(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
         layer: PEFT's layer around the module that has the stack.
         adapters: The names of the active adapters; there is one.
     """
-    owner, name = layer.get_base_layer(), layer.parameter_name
+    owner = layer.get_base_layer()
+    name = layer.parameter_name
     whole = layer.get_param() + layer.get_delta_weight(NAME)
     vars(owner)[name] = whole  # found before the parameter of this name
     try:

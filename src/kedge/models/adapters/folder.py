@@ -43,8 +43,10 @@ __all__ = [
     "write_shift",
 ]
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-SHIFT_FILE, SHIFT = "score_shift.json", "score_shift"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+SHIFT_FILE = "score_shift.json"
+SHIFT = "score_shift"
 """PEFT warns of entries in its own file that it does not know."""
 SUPPORTED = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
@@ -77,7 +79,8 @@ class AdapterFolder:
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self.folder, self.settings = folder, settings
+        self.folder = folder
+        self.settings = settings
         self._left = WRAPPED
         named = str(settings["base_model_name_or_path"])
         beside = folder / os.path.expanduser(named)
@@ -195,7 +198,8 @@ def read_adapter(folder: str | Path) -> AdapterFolder:
     path = Path(folder) / ADAPTER_CONFIG
     try:
         settings = json.loads(path.read_bytes())
-        kind, base = settings["peft_type"], settings["base_model_name_or_path"]
+        kind = settings["peft_type"]
+        base = settings["base_model_name_or_path"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read; expected a folder saved by PEFT's save_pretrained()") from error
     if kind != "LORA":

@@ -106,12 +106,15 @@ class TokenRows:
 
     def split(self, counts: Iterable[int]) -> list[TokenRows]:
         """Parts of this many rows each, in order, without the empty ones."""
-        parts, first_row, first_token = [], 0, 0
+        parts = []
+        first_row = 0
+        first_token = 0
         for count in counts:
             lengths = self.lengths[first_row : first_row + count]
             if lengths:
                 parts.append(TokenRows(self.ids[first_token : first_token + sum(lengths)], lengths))
-            first_row, first_token = first_row + count, first_token + sum(lengths)
+            first_row += count
+            first_token += sum(lengths)
         return parts
 
     def token_indices(self, rows: Sequence[int]) -> Int[Tensor, " chosen"]:
@@ -184,7 +187,8 @@ def group_by_length(lengths: tuple[int, ...]) -> Iterator[list[int]]:
 
 
 def _group(lengths: list[int], device: torch.device) -> _Group:
-    longest, num_tokens = lengths[0], sum(lengths)
+    longest = lengths[0]
+    num_tokens = sum(lengths)
     full = len(list(groupby(lengths))) == 1
     mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
     slots = None if full else mask.flatten().nonzero().squeeze(1).to(device)
@@ -217,12 +221,11 @@ def attend(
     """Scaled dot-product attention, with grouped queries if there are fewer key heads than query heads."""
     device = query.device.type
     dtype = attention_dtype(query)
-    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     with torch.autocast(device, enabled=False):
         return nn.functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
+            query.to(dtype),
+            key.to(dtype),
+            value.to(dtype),
             attn_mask=mask,
             is_causal=is_causal,
             scale=scaling,
@@ -374,7 +377,9 @@ class KeyValues:
         """From `[1, heads, tokens, dim]` to `[rows, heads, columns, dim]`, with room for the start of the response."""
         assert self._columns is not None
         capacity = min(self.length + MIN_GROWTH, self.max_columns)
-        rows, heads, dim = self._columns.shape[0], states.shape[1], states.shape[-1]
+        rows = self._columns.shape[0]
+        heads = states.shape[1]
+        dim = states.shape[-1]
         buffer = states.new_zeros(rows, heads, capacity, dim, dtype=attention_dtype(states))
         buffer[:, :, : self.length] = states[0][:, self._columns].transpose(0, 1)
         return buffer
@@ -444,7 +449,8 @@ class PackedDecoder:
     def keep(self, rows: Tensor) -> None:
         """See `Decoder.keep`."""
         self._cache.keep(rows)
-        self._positions, self.hidden = self._positions[rows], self.hidden[rows]
+        self._positions = self._positions[rows]
+        self.hidden = self.hidden[rows]
 
     def _run(self, ids: Tensor, positions: Tensor, *, layout: Packed | KeyValues) -> Tensor:
         with layout_attention(self._model.config):
@@ -471,6 +477,7 @@ def cache_name_of(model: PreTrainedModel) -> str:
 
 def _columns(rows: TokenRows, width: int) -> Int[Tensor, "rows width"]:
     """Index of each row's tokens among all tokens, right-aligned; −1 in the padding of shorter rows."""
-    starts, lengths = torch.tensor(rows.starts)[:, None], torch.tensor(rows.lengths)[:, None]
+    starts = torch.tensor(rows.starts)[:, None]
+    lengths = torch.tensor(rows.lengths)[:, None]
     places = torch.arange(width) - (width - lengths)
     return torch.where(places >= 0, starts + places, -1)

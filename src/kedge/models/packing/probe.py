@@ -197,7 +197,8 @@ def relative_error(ours: Float[Tensor, "*vectors dim"], theirs: Float[Tensor, "*
     """The largest relative error (L2) of a vector; infinite for another shape or NaN."""
     if ours.shape != theirs.shape:
         return math.inf
-    error, scale = (ours - theirs).float().norm(dim=-1), theirs.float().norm(dim=-1)
+    error = (ours - theirs).float().norm(dim=-1)
+    scale = theirs.float().norm(dim=-1)
     return float((error / scale.clamp(min=torch.finfo(torch.float32).tiny)).nan_to_num(nan=math.inf).max())
 
 

@@ -303,7 +303,8 @@ class PaddedDecoder:
     def keep(self, rows: Tensor) -> None:
         """See `Decoder.keep`."""
         self._cache.reorder_cache(rows)
-        self._mask, self.hidden = self._mask[rows], self.hidden[rows]
+        self._mask = self._mask[rows]
+        self.hidden = self.hidden[rows]
 
     def _run(self, ids: Tensor) -> Tensor:
         inputs: dict[str, Any] = {self._cache_name: self._cache}
@@ -349,7 +350,8 @@ class GroupedDecoder:
                 group.keep(keeps.nonzero().squeeze(1))
                 remaining.append(group)
         # The place of each kept row among those that are kept.
-        self._groups, self._places = remaining, (self._places[kept][:, None] == rows).long().argmax(dim=1)
+        self._groups = remaining
+        self._places = (self._places[kept][:, None] == rows).long().argmax(dim=1)
         self._collect()
 
     def _parts(self, entries: Tensor) -> tuple[Tensor, ...]:

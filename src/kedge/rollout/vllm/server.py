@@ -149,7 +149,8 @@ class OwnServer:
     def start(self, stopped: Event) -> None:
         """See `Server`."""
         self.close()
-        options, port = self.options, self.options.port or _free_port()
+        options = self.options
+        port = self.options.port or _free_port()
         self._process = ServerProcess(
             options.command(port), environment=options.environment(), log=options.log, folder=options.scratch
         )
@@ -198,13 +199,15 @@ class GivenServer:
 
     def start(self, stopped: Event) -> None:
         """See `Server`."""
-        waited, pause = 0.0, POLL_SECONDS
+        waited = 0.0
+        pause = POLL_SECONDS
         while not self._client.is_healthy():
             if waited >= self.patience:
                 raise EngineError(f"{self.url} has not answered for {self.patience:g} s; start the server again")
             if self.sleep(stopped, pause):
                 raise EngineError(f"the wait for {self.url} was broken off")
-            waited, pause = waited + pause, min(2 * pause, 10.0)
+            waited = waited + pause
+            pause = min(2 * pause, 10.0)
 
     def close(self) -> None:
         """See `Server`: it keeps running."""

@@ -40,7 +40,9 @@ class AdaptiveTokens:
     """
 
     def __init__(self, tokens: int, *, say: Callable[[str], None] = lambda line: None) -> None:
-        self.tokens, self.rows, self.is_found = tokens, None, False
+        self.tokens = tokens
+        self.rows = None
+        self.is_found = False
         self.rows: int | None
         self._say = say
 
@@ -78,7 +80,9 @@ class AdaptiveTokens:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
-        self.tokens, self.rows, self.is_found = state["tokens"], state["rows"], True
+        self.tokens = state["tokens"]
+        self.rows = state["rows"]
+        self.is_found = True
 
 
 PassTokens: TypeAlias = "int | AdaptiveTokens | None"
@@ -117,7 +121,9 @@ def within_memory(budget: PassTokens, lengths: Sequence[int], attempt: Callable[
     if not isinstance(budget, AdaptiveTokens) or ranks.is_sharded:
         return attempt()
     while True:
-        states, failure, results = _random_states(), None, list[T]()
+        states = _random_states()
+        failure = None
+        results = list[T]()
         try:
             results.append(attempt())
         except Exception as error:

@@ -63,7 +63,8 @@ def budget_batches(lengths: Sequence[int], budget: int | None) -> Iterator[list[
     for row in _longest_first(lengths):
         if batch and room is not None and lengths[row] > room:
             yield batch
-            batch, room = [], budget
+            batch = []
+            room = budget
         batch.append(row)
         room = None if room is None else room - lengths[row]
     if batch:

@@ -98,7 +98,8 @@ def shard(
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-    mesh, whole_here = init_device_mesh(device.type, (ranks.count,)), set(kept)
+    mesh = init_device_mesh(device.type, (ranks.count,))
+    whole_here = set(kept)
     rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     place = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
     for each in layers:
@@ -143,7 +144,8 @@ def shard_weight(module: nn.Module, name: str, ranks: Ranks, *, device: torch.de
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    weight, mesh = module.get_parameter(name), init_device_mesh(device.type, (ranks.count,))
+    weight = module.get_parameter(name)
+    mesh = init_device_mesh(device.type, (ranks.count,))
     part = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None).clone()
     setattr(module, name, nn.Parameter(part, requires_grad=weight.requires_grad))
 
@@ -238,7 +240,8 @@ def own_rows(tensor: DTensor) -> range:
     """The rows that this rank has of a tensor in parts: FSDP2 cuts the first axis into parts of one length."""
     (placement,) = tensor.placements
     assert placement.is_shard(0), placement
-    total, mesh = tensor.shape[0], tensor.device_mesh
+    total = tensor.shape[0]
+    mesh = tensor.device_mesh
     length = -(-total // mesh.size())
     start = min(total, length * mesh.get_local_rank())
     return range(start, min(total, start + length))
@@ -366,7 +369,8 @@ class StoredTensors(Mapping[str, Tensor]):
         """Some rows of a tensor of at least one axis; nothing else is read."""
         found = torch.empty((len(rows), *self.shape(name)[1:]), dtype=self._dtypes[name])
         for piece in self._pieces[name]:
-            start, stop = max(rows.start, piece.start), min(rows.stop, piece.start + piece.shape[0])
+            start = max(rows.start, piece.start)
+            stop = min(rows.stop, piece.start + piece.shape[0])
             if start < stop:
                 inside = self._opened[piece.path].get_slice(piece.name)[start - piece.start : stop - piece.start]
                 found[start - rows.start : stop - rows.start] = inside

@@ -33,7 +33,8 @@ PATIENCE = timedelta(hours=6)
 LAST_WORDS_SECONDS = 12.0
 """The longest wait of a failed rank for the first one, which saves the run: torchrun ends all once one has ended."""
 
-FAILED, ENDED = "kedge/failed", "kedge/ended"
+FAILED = "kedge/failed"
+ENDED = "kedge/ended"
 """Keys in the store of the ranks: how many have failed, and that the first one has ended."""
 
 _store: Store | None = None

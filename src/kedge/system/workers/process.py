@@ -49,7 +49,8 @@ class WorkerProcess:
 
     def __init__(self, module: str, on_output: Callable[[bytes], None]) -> None:
         self._on_output = on_output
-        self._outgoing, self._incoming = bytearray(), bytearray()
+        self._outgoing = bytearray()
+        self._incoming = bytearray()
         self._connection, theirs = socket.socketpair()
         boot = _BOOT.format(module=module)
         tied, tie = os.pipe()  # nothing is sent: it closes when kedge ends, however that happens

@@ -40,7 +40,8 @@ def serve(
         idle: Seconds without a request after which the worker ends; None to stay.
     """
     _end_with_kedge(tie)
-    process, closed = os.getpid(), threading.Event()
+    process = os.getpid()
+    closed = threading.Event()
     # Registered first, so that it runs last. While kedge is running, it reads this process's exit status instead.
     atexit.register(lambda: _end_group(process) if closed.is_set() else None)
     _prefer_for_oom_kill()
