@@ -206,7 +206,7 @@ MANY = [f"layer_{number}" for number in range(300_000)]
 def test_settings_that_would_take_for_ever_are_refused(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], line: str
 ) -> None:
-    monkeypatch.setattr("kedge.models.adapters.patterns.SECONDS", 0.3)
+    monkeypatch.setattr("kedge.models.adapters.folder.SECONDS", 0.3)
     adapt(base, tmp_path / "adapter")
     edit(tmp_path / "adapter", **settings)
     adapter = AdapterSettings() if "rank_pattern" in settings or "target_modules" in settings else None
@@ -401,7 +401,7 @@ def test_an_adapter_on_a_tied_output_layer_is_refused(tmp_path: Path) -> None:
 def test_a_new_adapter_that_cannot_be_meant_is_refused(
     base: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], line: str
 ) -> None:
-    monkeypatch.setattr("kedge.models.adapters.patterns.SECONDS", 0.3)
+    monkeypatch.setattr("kedge.models.adapters.folder.SECONDS", 0.3)
     with pytest.raises(ModelError, match=line):
         load_language_model(base, tokenizer=tiny_tokenizer(), adapter=AdapterSettings(**settings))
 

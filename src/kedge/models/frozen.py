@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from kedge.errors import ConfigError, install_line
-from kedge.models.adapters.frozen_weights import is_frozen, mark_frozen
+from kedge.models.adapters import is_frozen, mark_frozen
 from kedge.models.language import LanguageModel
 from kedge.models.packing.trunk import Precision
 from kedge.models.scalar import ScalarModel

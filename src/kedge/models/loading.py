@@ -21,8 +21,7 @@ from transformers import (
 
 from kedge.algorithm.critic import Bins
 from kedge.errors import ModelError
-from kedge.models.adapters import Adapter, AdapterFolder, AdapterSettings
-from kedge.models.adapters.frozen_weights import shared_copy
+from kedge.models.adapters import Adapter, AdapterFolder, AdapterSettings, shared_copy
 from kedge.models.first_rank import Loaded, built_without_weights, give_model, inner_weights
 from kedge.models.heads import find_head, initialize_head
 from kedge.models.language import LanguageModel

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
 from kedge.models import LanguageModel
-from kedge.models.adapters.frozen_weights import shared_copy
+from kedge.models.adapters import shared_copy
 from kedge.rollout.engine import Engine
 
 __all__ = ["BackgroundEngine", "frozen_copy"]

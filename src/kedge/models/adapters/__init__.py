@@ -1,8 +1,7 @@
 """Adapters: reading them, training them, several models on one base."""
 
-from kedge.models.adapters.adapter import Adapter, AdapterSettings
+from kedge.models.adapters.adapter import Adapter, AdapterSettings, is_frozen, mark_frozen, shared_copy
 from kedge.models.adapters.folder import ADAPTER_CONFIG, AdapterFolder, is_adapter, read_adapter
-from kedge.models.adapters.frozen_weights import is_frozen, mark_frozen
 from kedge.models.adapters.merging import merge_adapter
 
 __all__ = [
@@ -15,4 +14,5 @@ __all__ = [
     "mark_frozen",
     "merge_adapter",
     "read_adapter",
+    "shared_copy",
 ]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from safetensors.torch import save_file
@@ -24,14 +24,15 @@ from kedge.models.adapters.folder import (
     PREFIX,
     AdapterFolder,
     check_names,
+    check_patterns,
     import_peft,
     reason_of,
     under_present_names,
 )
-from kedge.models.adapters.frozen_weights import is_frozen, mark_frozen
-from kedge.models.adapters.patterns import check_patterns
 
-__all__ = ["Adapter", "AdapterSettings"]
+__all__ = ["Adapter", "AdapterSettings", "is_frozen", "mark_frozen", "shared_copy"]
+
+M = TypeVar("M", bound=nn.Module)
 
 INITIALIZATIONS = frozenset({"true", "false", "gaussian", "orthogonal"})
 """Values of PEFT's `init_lora_weights` that leave the base as it is; others, such as PiSSA's, subtract from it."""
@@ -44,6 +45,28 @@ OUTPUT_LAYERS = ("lm_head", "embed_out")
 
 NAME = "default"
 """The adapter's name in the model. Every model has one adapter: others on the same base have layers of their own."""
+
+
+def mark_frozen(weight: Tensor) -> None:
+    """Say that a weight never changes, so that checkpoints leave it out, and copies share it."""
+    weight.requires_grad_(False)
+    weight.is_frozen = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_frozen(weight: Tensor) -> bool:
+    """Whether a weight was marked; `requires_grad` alone can be off for a while."""
+    return getattr(weight, "is_frozen", False)
+
+
+def shared_copy(module: M, *, only_frozen: bool = False) -> M:
+    """A module with parts of its own whose weights and buffers are those of another: nothing in memory is copied.
+
+    Args:
+        module: The other.
+        only_frozen: Copy the weights that were not marked as frozen.
+    """
+    shared = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, {id(each): each for each in shared if is_frozen(each) or not only_frozen})
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Collection
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from kedge.errors import ConfigError, ModelError, install_line
-from kedge.models.adapters.patterns import check_patterns
 from kedge.system.hub import has_whole_weights
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "PREFIX",
     "AdapterFolder",
     "check_names",
+    "check_patterns",
     "import_peft",
     "is_adapter",
     "read_adapter",
@@ -67,6 +69,29 @@ MOST_NAMES = 2_000
 
 PREFIX = "base_model.model."
 """Before the name of a weight in an adapter's file."""
+
+
+SECONDS = 5.0
+"""Time for all of them. Those of published adapters take milliseconds."""
+
+_FORMS = {
+    "target_modules": "{}",
+    "exclude_modules": "{}",
+    "modules_to_save": r"(^|.*\.){}($|\..*)",
+    "rank_pattern": r"(.*\.)?({})$",
+    "alpha_pattern": r"(.*\.)?({})$",
+    "layers_pattern": r"(?:^|.*?\.){}\.(?P<idx>\d+)\.",
+}
+"""The expression that PEFT makes of an entry, and matches with the names of all modules."""
+
+_TRIAL = """
+import json, re, sys
+patterns, names = json.load(sys.stdin)
+for pattern in patterns:
+    for name in names:
+        re.fullmatch(pattern, name)
+        re.match(pattern, name)
+"""
 
 
 class AdapterFolder:
@@ -275,3 +300,50 @@ def import_peft() -> Any:
     except ImportError as error:
         raise ConfigError(f"adapters need PEFT: {install_line('adapters')} ({error})") from error
     return peft
+
+
+def check_patterns(where: str, settings: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Check that the regular expressions in an adapter's settings end; an invalid one is left to PEFT.
+
+    They are tried in a process that can be stopped.
+
+    Args:
+        where: Where the settings come from, for the message.
+        settings: The settings, as in `adapter_config.json`.
+        names: The names of the model's modules and weights.
+
+    Raises:
+        ModelError: They take longer than any real ones.
+    """
+    patterns = {name: _of(name, settings.get(name)) for name in _FORMS}
+    every = [_FORMS[name].format(each) for name, several in patterns.items() for each in several]
+    if not every:
+        return
+    trial = json.dumps([every, list(names)])
+    try:
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _TRIAL],
+            input=trial,
+            text=True,
+            capture_output=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        given = " and ".join(name for name, several in patterns.items() if several)
+        raise ModelError(
+            f"{where}: matching {given} with the names of the model's modules takes over {SECONDS:g} s; list the names "
+            "of layers instead of a regular expression"
+        ) from error
+
+
+def _of(name: str, value: object) -> list[str]:
+    """The entries of a setting that PEFT takes for regular expressions and that are more than names."""
+    if isinstance(value, str):
+        entries = [] if name == "target_modules" and value.lower() == "all-linear" else [value]
+    elif name in ("target_modules", "exclude_modules"):  # lists of them are of names
+        return []
+    else:
+        entries = [each for each in value if isinstance(each, str)] if isinstance(value, (list, set, dict)) else []
+    # Names alone are quick, unless there are very many.
+    return entries if len(entries) > 100 or any(set(each) & set("*+?{|(") for each in entries) else []
