@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +15,31 @@ TABLE = Path(__file__).parent / "architectures.json"
 HEAD = """\
 # Architectures
 
-Every architecture that transformers {version} loads as a causal language model or as a classifier, and what kedge does
-with it. For each one a tiny model with random weights is built, with every kind of layer that the architecture has. As
-a policy it is loaded, read, sampled from until some responses end early, trained for one PPO update with and without
-activation checkpointing, saved and loaded again; as a reward model it is loaded, scored from, trained on and saved.
-Log probabilities, scores and gradients must be those of plain transformers for each row alone, without padding. What
-cannot be right is refused when the model is loaded, with one line.
+For anyone who picks a model: every architecture that transformers {version} loads as a causal language model or as a
+classifier, and how kedge runs it.
 
-The tests run all of this (`make test-all`); this page is generated from their outcomes.
+For each one, a tiny model with random weights is built, with every kind of layer that the architecture has. As a
+policy it is loaded, read, sampled from until some responses end early, trained for one PPO update with and without
+activation checkpointing, saved and loaded again; as a reward model it is loaded, scored from, trained and saved. Log
+probabilities, scores and gradients must be those of plain transformers for each row alone, without padding. An
+architecture that cannot be right is refused with one line when the model is loaded. `make test-all` runs all of this,
+and this page is generated from its outcomes.
 
 - **rows**: *packed*: batches contain no padding. *Packed in window*: the same while no row is longer than the attention
   window. *Padded*: rows of similar length are padded. *Equal lengths*: only rows of equal length share a batch, since
   padding would change them.
 - **sampling**: *packed* and *padded* as above; *by prompt length*: prompts of equal length are sampled together, since
   padding would change them. *Refused*: read token by token, the model gives other probabilities than in one pass (in
-  plain transformers, too), or it has no cache that kedge knows; `kedge ppo`, `generate` and `evaluate` refuse it before
-  they start.
+  plain transformers as well), or it has no cache that kedge knows; `kedge ppo`, `generate` and `evaluate` refuse it
+  before they start.
 - **drops rows**: finished responses leave the batch during sampling; otherwise they are computed until the last one
   ends.
 - **checkpointing**: `runtime.activation_checkpointing` can be used.
-- **critic**: *shared*: a value head on the policy; *separate*: also a model of its own.
+- **critic**: *shared*: a value head on the policy; *separate*: also a separate model.
 """
 
-POLICY = """\
-| architecture | rows | sampling | drops rows | checkpointing | critic |
-|---|---|---|---|---|---|
-"""
-REWARD = """\
-| architecture | rows | can become the critic |
-|---|---|---|
-"""
-REFUSED = """\
-| architecture | error |
-|---|---|
-"""
-UNBUILT = """\
-| architecture | reason |
-|---|---|
-"""
+POLICY = ("rows", "sampling", "drops rows", "checkpointing", "critic")
+REWARD = ("rows", "can become the critic")
 
 
 def architectures_page() -> str:
@@ -62,30 +50,33 @@ def architectures_page() -> str:
         [
             HEAD.format(version=table["transformers"]),
             "## Policies\n",
-            POLICY + _rows(policies, "layout", _policy),
+            _table(POLICY, policies, "layout", _policy),
             "### Refused\n",
-            REFUSED + _rows(policies, "refused", lambda entry: [_error(entry)]),
+            _table(("error",), policies, "refused", _error),
             "### Not tried\n",
-            UNBUILT + _rows(policies, "unbuilt", lambda entry: [entry["unbuilt"]]),
+            _table(("reason",), policies, "unbuilt", lambda entry: [entry["unbuilt"]]),
             "## Reward models\n",
             "Encoders are not causal and score whole texts only.\n",
-            REWARD + _rows(rewards, "layout", lambda entry: [entry["layout"], _yes(entry["critic"])]),
+            _table(REWARD, rewards, "layout", lambda entry: [entry["layout"], _yes(entry["critic"])]),
             "### Reward models that are refused\n",
-            REFUSED + _rows(rewards, "refused", lambda entry: [_error(entry)]),
+            _table(("error",), rewards, "refused", _error),
             "### Reward models that are not tried\n",
-            UNBUILT + _rows(rewards, "unbuilt", lambda entry: [entry["unbuilt"]]),
+            _table(("reason",), rewards, "unbuilt", lambda entry: [entry["unbuilt"]]),
         ]
     )
 
 
-def _rows(entries: Mapping[str, dict[str, Any]], key: str, cells: Any) -> str:
-    """The table's rows for the entries that have the key."""
-    chosen = ((f"`{name}`", *cells(entry)) for name, entry in entries.items() if key in entry)
-    return "".join(_row(row) for row in chosen)
-
-
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |\n"
+def _table(
+    heads: Sequence[str], entries: Mapping[str, dict[str, Any]], key: str, cells: Callable[[dict[str, Any]], list[str]]
+) -> str:
+    """The entries that have the key: a row for each combination of cells, the most frequent first."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, entry in entries.items():
+        if key in entry:
+            names.setdefault(tuple(cells(entry)), []).append(f"`{name}`")
+    rows = [(*same, ", ".join(names[same])) for same in sorted(names, key=lambda same: -len(names[same]))]
+    lines = [(*heads, "architectures"), ["---"] * (len(heads) + 1), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _policy(entry: dict[str, Any]) -> list[str]:
@@ -94,8 +85,10 @@ def _policy(entry: dict[str, Any]) -> list[str]:
     return [entry["layout"], entry["sampling"], drops, _yes(entry["checkpointing"]), critic]
 
 
-def _error(entry: dict[str, Any]) -> str:
-    return entry["refused"].replace("|", "\\|").replace("<", "&lt;")
+def _error(entry: dict[str, Any]) -> list[str]:
+    """The line, without the name of the architecture's class that it starts with."""
+    text = re.sub(r"^[A-Z]\w+ (?=computes|reads)", "", entry["refused"])
+    return [text.replace("|", "\\|").replace("<", "&lt;")]
 
 
 def _yes(value: bool) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic.fields import FieldInfo
 
-from kedge.config import PRESETS, Config
+from kedge.config import Config
 from kedge.config.explain.citations import SOURCES, cited_works
 from kedge.config.explain.describe import accepts, all_fields, section_type, written
 from kedge.config.schema.field import field_doc
@@ -18,12 +18,11 @@ __all__ = ["fields_page"]
 HEAD = """\
 # Every field
 
-The output of `kedge config explain` on one page: for each field its meaning, the values it accepts, its default and
-the source of the default, the effects of values that are too high or too low, and the presets that change it.
-[Configuration](configuration.md) explains how to set fields, and which one to change for which symptom. The short
-names of papers are listed [at the end](#works).
+For anyone who looks for a setting: all fields, with their meaning and default.
 
-This page is generated from the source by `make docs-pages`.
+`kedge config explain NAME` says more about a field: the values it accepts, the source of the default, the effects of
+values that are too high or too low, and the presets that change it. [Configuration](configuration.md) explains how to
+set fields, and which one to change for which symptom. The short names of papers are listed [at the end](#works).
 """
 
 COMMON = """\
@@ -60,25 +59,13 @@ def _section_head(section: str) -> str:
 
 
 def _entry(name: str, field: FieldInfo) -> str:
-    doc = field_doc(field)
-    facts = [
-        ("accepts", _escaped(accepts(field))),
-        ("default", "none; required" if field.is_required() else f"`{written(field.default)}`"),
-        ("source", _escaped(doc.source)),
-        ("too high", _escaped(doc.too_high or "")),
-        ("too low", _escaped(doc.too_low or "")),
-        ("presets", _listed(_preset_values(name, field))),
-    ]
-    facts_list = "\n".join(f"- **{head}:** {text}" for head, text in facts if text)
+    default = "none; required" if field.is_required() else f"`{written(field.default)}`"
+    choices = accepts(field)
+    facts = f"Default: {default}"
+    if "Literal" in str(field.annotation):
+        facts += f"; accepts {_escaped(choices)}"
     terms = _reward_terms() if name == "reward" else ""
-    return f"### `{name}`\n\n{_escaped(doc.meaning)}\n\n{facts_list}\n{terms}"
-
-
-def _preset_values(name: str, field: FieldInfo) -> Iterator[str]:
-    for preset in PRESETS.values():
-        cited = preset.values.get(name)
-        if cited is not None and cited.value != field.default:
-            yield f"`{preset.name}` {_escaped(written(cited.value))}"
+    return f"### `{name}`\n\n{_escaped(field_doc(field).meaning)} {facts}.\n{terms}"
 
 
 def _reward_terms() -> str:
