@@ -13,21 +13,17 @@ from kedge.config.loading.settings import config_from_settings
 from kedge.config.loading.yaml_text import parse_value
 from kedge.config.presets import LANGUAGE_PRESETS, PRESETS, Preset, presets_of, stage_of
 from kedge.config.schedules import config_at, scheduled_values
-from kedge.config.schema.checkpoint import CheckpointConfig
+from kedge.config.schema.checkpoint import CheckpointConfig, PushConfig
 from kedge.config.schema.critic import CriticConfig
 from kedge.config.schema.data import DataConfig
-from kedge.config.schema.evaluate import EvaluateConfig
-from kedge.config.schema.generate import GenerateConfig
+from kedge.config.schema.evaluate import EvaluateConfig, GenerateConfig
 from kedge.config.schema.ppo import PpoConfig
-from kedge.config.schema.push import PushConfig
-from kedge.config.schema.reward_functions import RewardFunctionsConfig
-from kedge.config.schema.reward_model import RewardModelConfig
-from kedge.config.schema.reward_term import RewardTermConfig
+from kedge.config.schema.rewards import RewardFunctionsConfig, RewardTermConfig
 from kedge.config.schema.rlhf import RlhfConfig
 from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.root import Config
 from kedge.config.schema.runtime import RuntimeConfig
-from kedge.config.schema.sft import SftConfig
+from kedge.config.schema.supervised import RewardModelConfig, SftConfig
 from kedge.config.stages import check_stage
 
 __all__ = [

@@ -8,7 +8,7 @@ from pydantic_core import ErrorDetails
 
 from kedge.config.explain.describe import accepts, all_fields, find_field, section_type, unknown, written
 from kedge.config.schedules import check_schedules
-from kedge.config.schema.reward_term import RewardTermConfig
+from kedge.config.schema.rewards import RewardTermConfig
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 

@@ -1,9 +1,9 @@
-"""`checkpoint`: how often a run is saved for `--resume`."""
+"""`checkpoint` and `push`: what is saved for `--resume`, and what goes to the hub."""
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
-__all__ = ["CheckpointConfig"]
+__all__ = ["CheckpointConfig", "PushConfig"]
 
 
 class CheckpointConfig(Section):
@@ -55,4 +55,26 @@ class CheckpointConfig(Section):
         source="kedge: whole, a billion parameters take 12 GB of the first rank's host memory while they are saved",
         too_high="saving is slow, and weights and moments may not fit into the memory of one machine",
         too_low="small checkpoints have to be merged before they are used as models",
+    )
+
+
+class PushConfig(Section):
+    """Pushing the finished model to the Hugging Face hub."""
+
+    repo: str | None = field(
+        None,
+        meaning="Repository on the hub, org/name, that the finished model is pushed to; null pushes nothing. Token, "
+        "name and rights are checked before the training.",
+        source="kedge: nothing leaves the machine unasked",
+        text="org/name",
+    )
+    private: bool = field(
+        False,
+        meaning="Whether a new repository is private; one that exists stays as it is.",
+        source="Hugging Face hub",
+    )
+    existing: bool = field(
+        False,
+        meaning="Whether a repository may get a commit although its content was not pushed by kedge.",
+        source="kedge: somebody's files are not overwritten unasked",
     )

@@ -8,23 +8,19 @@ from pydantic import BeforeValidator, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from kedge.config.schema.adapter import AdapterConfig
-from kedge.config.schema.checkpoint import CheckpointConfig
+from kedge.config.schema.checkpoint import CheckpointConfig, PushConfig
 from kedge.config.schema.critic import CriticConfig
 from kedge.config.schema.data import DataConfig
-from kedge.config.schema.evaluate import EvaluateConfig
+from kedge.config.schema.evaluate import EvaluateConfig, GenerateConfig
 from kedge.config.schema.field import field
-from kedge.config.schema.generate import GenerateConfig
 from kedge.config.schema.optimizer import OptimizationConfig
 from kedge.config.schema.ppo import PpoConfig
-from kedge.config.schema.push import PushConfig
-from kedge.config.schema.reward_functions import RewardFunctionsConfig
-from kedge.config.schema.reward_model import RewardModelConfig
-from kedge.config.schema.reward_term import RewardTermConfig
+from kedge.config.schema.rewards import RewardFunctionsConfig, RewardTermConfig
 from kedge.config.schema.rlhf import RlhfConfig
 from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.runtime import RuntimeConfig
 from kedge.config.schema.section import Section, as_list
-from kedge.config.schema.sft import SftConfig
+from kedge.config.schema.supervised import RewardModelConfig, SftConfig
 from kedge.stages.stage import imported, registered_stages
 
 __all__ = ["Config"]
