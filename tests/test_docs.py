@@ -59,7 +59,7 @@ def commands() -> list[tuple[str, ...]]:
 def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pipelines that do nothing, and the configuration file that the commands name, in an empty working directory."""
     # First of all, because these import parts of the stages.
-    monkeypatch.setattr("kedge.stages.planning.machine.plan_machine", lambda *_, **__: "")
+    monkeypatch.setattr("kedge.stages.planning.plan.plan_machine", lambda *_, **__: "")
     monkeypatch.setattr("kedge.cli.stages.imported", lambda _: lambda *_, **__: None)
     monkeypatch.setattr("kedge.stages.demo.main.run_demo", lambda *_, **__: None)
     monkeypatch.setattr("kedge.inspect.diagnosis.examine_run", lambda folder, **_: {})

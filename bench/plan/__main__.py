@@ -23,9 +23,9 @@ from bench.plan.sizes import with_sizes
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS, PAGE = ROOT / "bench" / "results" / "plan.json", ROOT / "docs" / "memory.md"
 PICTURES = ROOT / "docs" / "pictures"
-HOW = ("live", "process", "probe")
+HOW = ("live", "process")
 STEP = 3
-"""Every how many-th run is timed and probed; a probe takes as long as four runs."""
+"""Every how many-th run is timed."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Measures one run in this process: `python -m bench.plan.child CASE live|process|probe`; prints one line of JSON."""
+"""Measures one run in this process: `python -m bench.plan.child CASE live|process`; prints one line of JSON."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ import torch
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from bench.plan.cases import Case
+from bench.plan.shallow import save_shallow, text_of
 from kedge.config import load_config
 from kedge.models.live_bytes import LiveBytes
 from kedge.stages.critic import run_critic
-from kedge.stages.planning.plan import count_stage, plan_of
-from kedge.stages.planning.probe import probe_ppo
-from kedge.stages.planning.shallow import save_shallow, text_of
-from kedge.stages.planning.this_machine import measured_speed
+from kedge.stages.planning.devices import measured_speed
+from kedge.stages.planning.plan import count_stage
 from kedge.stages.ppo import run_ppo
 from kedge.training.runtime import set_threads
 
@@ -99,7 +98,7 @@ def main() -> None:
         precision = "bf16" if case.precision == "bf16" else "fp32"
         speed = measured_speed(torch.device("cpu"), precision, width=case.hidden, clock=clock)
         counted = count_stage(config, case.stage)
-        plan = plan_of(counted, speed)
+        plan = counted.plan(speed)
         found: dict[str, Any] = {
             "planned": plan.peak.bytes / MIB,
             "phase": plan.peak.name,
@@ -110,10 +109,7 @@ def main() -> None:
         heap = heap_bytes()
         baseline = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
         counter, ends = LiveBytes(), list[float]()
-        if how == "probe":
-            assert case.stage == "ppo", "only PPO has a probe"
-            found["probed"] = max(probe_ppo(counted).values()) / MIB
-        elif how == "live":
+        if how == "live":
             with counter:
                 (run_ppo if case.stage == "ppo" else run_critic)(config, reward=given)
             found["live"] = counter.peak / MIB

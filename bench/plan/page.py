@@ -50,14 +50,13 @@ def _errors(results: Results) -> dict[str, list[float]]:
 
 
 COLUMNS = (
-    ("closed form against live bytes", "live", "planned", "live"),
-    ("`--probe` against live bytes", "probe", "probed", "live"),
+    ("planned against live bytes", "live", "planned", "live"),
     ("time of an update", "process", "planned seconds", "seconds"),
 )
 
 
 def _table(results: Results) -> str:
-    names = ["model", "adapter, critic", "rows", "planned", "live bytes", "error", "probed"]
+    names = ["model", "adapter, critic", "rows", "planned", "live bytes", "error"]
     names += ["heap", "process", "update", "measured"]
     lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     for case in CASES:
@@ -68,7 +67,7 @@ def _table(results: Results) -> str:
 
 
 def _cells(case: Case, row: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    live, process, probe = (row.get(how, {}) for how in ("live", "process", "probe"))
+    live, process = (row.get(how, {}) for how in ("live", "process"))
     vocabulary = "128k" if case.vocabulary == 128_000 else "2k"
     stage = ": kedge critic" if case.stage == "critic" else ""
     recomputed = ", recomputed" if case.checkpointing else ""
@@ -79,7 +78,6 @@ def _cells(case: Case, row: Mapping[str, Mapping[str, Any]]) -> list[str]:
         f"{live['planned']:,.1f}",
         f"{live['live']:,.1f}",
         f"{100 * (live['planned'] / live['live'] - 1):+.1f} %",
-        f"{probe['probed']:,.1f}" if probe else "–",
         f"{process['heap']:,.0f}" if "heap" in process else "–",
         f"{process['process']:,.0f}" if "heap" in process else "–",
         f"{process['planned seconds']:.1f} s" if process else "–",

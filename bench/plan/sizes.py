@@ -11,10 +11,10 @@ from typing import Any
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from kedge.config import load_config
-from kedge.plan.devices import DEVICES
-from kedge.plan.machine import MachinePlan
-from kedge.stages.planning.lengths import Lengths
-from kedge.stages.planning.plan import count_ppo, plan_of
+from kedge.stages.planning.devices import DEVICES
+from kedge.stages.planning.plan import count_stage
+from kedge.stages.planning.report import MachinePlan
+from kedge.stages.planning.rows import Lengths
 
 __all__ = ["GIB", "RUNS", "SIZES", "SIZES_BEGIN", "SIZES_END", "plan_of_size", "with_sizes"]
 
@@ -79,7 +79,7 @@ def plan_of_size(model: PreTrainedConfig, settings: Mapping[str, Any]) -> Machin
         (Path(folder) / "config.json").write_text(json.dumps(model.to_dict(), default=str))
         flags = {"model": folder, "rollout.max_new_tokens": RESPONSE, **settings}
         config = load_config(None, (), flags, None, stage="ppo")
-        return plan_of(count_ppo(config, accelerator=True, lengths=Lengths((PROMPT,))))
+        return count_stage(config, "ppo", accelerator=True, lengths=Lengths((PROMPT,))).plan()
 
 
 def _cell(model: PreTrainedConfig, settings: Mapping[str, Any]) -> str:

@@ -46,13 +46,6 @@ def plan(
     price_per_hour: Annotated[
         float | None, typer.Option(metavar="PRICE", min=0, help="Of the device, for the run's cost.")
     ] = None,
-    probe: Annotated[
-        bool,
-        typer.Option(
-            "--probe",
-            help="Also run two shallow models of full width for two updates, and extrapolate: slower, and exact.",
-        ),
-    ] = False,
 ) -> None:
     """Estimate a stage's memory and time on one machine, before anything is loaded."""
     flags = {
@@ -71,6 +64,6 @@ def plan(
         typer.echo(line, err=True)
     if find_stage(stage).starting_model(resolved) is None:
         raise ConfigError(f"kedge plan {stage} needs model: pass --model, or set it in the configuration")
-    from kedge.stages.planning.machine import plan_machine
+    from kedge.stages.planning.plan import plan_machine
 
-    typer.echo(plan_machine(resolved, stage, device_name=device, price_per_hour=price_per_hour, probe=probe))
+    typer.echo(plan_machine(resolved, stage, device_name=device, price_per_hour=price_per_hour))

@@ -1,25 +1,177 @@
-"""Counts the bytes of all tensors that are alive, operation by operation, and the work of the operations."""
+"""Counts the bytes of all live tensors and the work of all operations, also of tensors without contents."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["LiveBytes", "Work", "watch_gradients"]
+__all__ = ["Hollow", "Label", "LiveBytes", "Work"]
 
-DEVICE = torch.ops.prim.device.default
-"""Asks a tensor without contents for its device, once or twice per operation; computes nothing."""
+aten = torch.ops.aten
+GROUPED_PRODUCT = getattr(aten, "_grouped_mm", None)
+"""The product of experts; None in a torch that is too old for it."""
+
+
+class Hollow(Tensor):
+    """A tensor with a shape and a number format, and no contents.
+
+    Operations on it compute shapes alone, of its counterpart on the meta device, so they cost no memory and little
+    time. To everything else it is a tensor on the CPU: autocast and attention choose the code that they run there.
+    Where the code asks for contents, every condition holds, every number is 1, and every place is selected.
+
+    Args:
+        inner: A tensor on the meta device; views of a tensor share its storage.
+    """
+
+    shaped: Tensor
+    same: ClassVar[bool] = True
+    """The answer of `torch.equal`; see `comparing`."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Hollow:
+        """See the class."""
+        shape, strides = inner.shape, inner.stride()
+        made: Any = Tensor._make_wrapper_subclass(cls, shape, strides, inner.storage_offset(), dtype=inner.dtype)
+        made.shaped = inner
+        return made
+
+    @classmethod
+    def like(cls, tensor: Tensor) -> Hollow:
+        """One with the shape and the number format of another tensor."""
+        return cls(torch.empty_like(tensor, device="meta"))
+
+    @classmethod
+    @contextmanager
+    def comparing(cls, same: bool) -> Any:
+        """Within this context, tensors without contents are equal, or not."""
+        before, cls.same = cls.same, same
+        try:
+            yield
+        finally:
+            cls.same = before
+
+    def counterpart(self) -> Tensor:
+        """The tensor on the meta device; after an assignment to `data`, one of the new number format."""
+        if self.shaped.dtype != self.dtype:
+            self.shaped = torch.empty_like(self.shaped, dtype=self.dtype)
+        return self.shaped
+
+    def __repr__(self, **_: object) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return f"Hollow({tuple(self.shape)}, {self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Compute the shapes of an operation's results."""
+        if func in _CONTENTS:
+            return _CONTENTS[func](args[0])
+        if func in _INDEXING:
+            args = (args[0], [place for each in args[1] for place in _places(each)], *args[2:])
+        inputs, settings = _inner(args), {name: _inner(each) for name, each in (kwargs or {}).items()}
+        if "device" in settings:
+            settings["device"] = torch.device("meta")
+        if func._overloadpacket is GROUPED_PRODUCT and inputs[0].dtype != torch.bfloat16:
+            # The rule for its shapes knows bf16 alone; the kernels take fp32 as well.
+            product = func(inputs[0].bfloat16(), inputs[1].bfloat16(), *inputs[2:], **settings)
+            return cls(product.to(inputs[0].dtype))
+        key = (func, _key(inputs), *((name, _key(each)) for name, each in settings.items()))
+        if key in _RESULTS:
+            return _outer(_made(_RESULTS[key]))
+        result = func(*inputs, **settings)
+        if torch.Tag.inplace_view in func.tags:
+            return return_and_correct_aliasing(func, args, dict(kwargs or {}), _outer(result))
+        if func._schema.is_mutable and isinstance(result, Tensor):
+            return settings["out"] if "out" in settings else args[0]
+        if not (func.is_view or func._schema.is_mutable):
+            _remember(key, result, inputs)
+        return _outer(result)
+
+    def tolist(self) -> Any:
+        """Ones."""
+        return torch.ones(self.shape, dtype=self.dtype).tolist()
+
+
+def _inner(value: Any) -> Any:
+    if isinstance(value, Hollow):
+        return value.counterpart()
+    if isinstance(value, Tensor):
+        return value if value.is_meta else value.to("meta")
+    return type(value)(map(_inner, value)) if type(value) in (list, tuple) else value
+
+
+def _outer(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return Hollow(value)
+    return type(value)(map(_outer, value)) if type(value) in (list, tuple) else value
+
+
+_RESULTS: dict[Any, Any] = {}
+"""The results of operations by the shapes of their inputs: rules for shapes are slow, and passes repeat themselves."""
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    return tuple(map(_key, value)) if type(value) in (list, tuple) else (type(value), value)
+
+
+def _remember(key: Any, result: Any, inputs: Any) -> None:
+    """Keep the shapes of results that share no storage with an input."""
+    made = result if isinstance(result, tuple) else (result,)
+    if all(isinstance(each, Tensor) for each in made):
+        shared = {each.untyped_storage()._cdata for each in _tensors(inputs)}
+        if not any(each.untyped_storage()._cdata in shared for each in made):
+            shapes = tuple((each.shape, each.stride(), each.dtype) for each in made)
+            _RESULTS[key] = shapes if isinstance(result, tuple) else shapes[0]
+
+
+def _made(shapes: Any) -> Any:
+    if isinstance(shapes[0], torch.Size):
+        return torch.empty_strided(shapes[0], shapes[1], dtype=shapes[2], device="meta")
+    return tuple(map(_made, shapes))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors among some arguments."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _item(tensor: Tensor) -> bool | float | int:
+    return True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+
+
+def _places(index: Tensor | None) -> tuple[Tensor | None, ...]:
+    """A mask as indices, of all places if it has no contents."""
+    if index is None or index.dtype != torch.bool:
+        return (index,)
+    if not isinstance(index, Hollow):
+        return index.nonzero(as_tuple=True)
+    return tuple(Hollow(torch.empty(index.numel(), dtype=torch.long, device="meta")) for _ in index.shape)
+
+
+_CONTENTS: dict[Any, Any] = {
+    aten._local_scalar_dense.default: _item,
+    aten.equal.default: lambda _: Hollow.same,
+    aten.nonzero.default: lambda mask: Hollow(torch.empty(mask.numel(), mask.ndim, dtype=torch.long, device="meta")),
+}
+_INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 
 FUNCTIONS = {
-    getattr(torch.ops.aten, name)
+    getattr(aten, name)
     for name in (
         "_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data", "cumsum", "erf", "exp",
         "expm1", "gelu", "gelu_backward", "log", "log1p", "logsumexp", "pow", "rsqrt", "sigmoid", "sigmoid_backward",
@@ -35,8 +187,6 @@ def _grouped_product(rows: Tensor, table: Tensor, *_: Any, **__: Any) -> int:
     return 2 * rows.numel() * table.shape[-1]
 
 
-GROUPED_PRODUCT = getattr(torch.ops.aten, "_grouped_mm", None)
-"""The product of experts; None in a torch that is too old for it."""
 FORMULAS: dict[Any, Any] = {**flop_registry, GROUPED_PRODUCT: _grouped_product}
 
 
@@ -57,6 +207,10 @@ class Work:
     calls: float = 0.0
 
 
+Label = tuple[str, str]
+"""What a tensor is for, and the role that holds it."""
+
+
 class LiveBytes(TorchDispatchMode):
     """Counts live storages inside its block; tensors without contents count like real ones.
 
@@ -65,40 +219,59 @@ class LiveBytes(TorchDispatchMode):
     Attributes:
         live: Bytes now.
         peak: Most bytes since the last `restart`.
-        gradients: Bytes of the gradients at that moment; see `watch_gradients`.
+        at_peak: Bytes at that moment by label.
+        label: Of tensors that are seen from now on.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self.gradients, self._gradients_now = 0, 0
+        self.label: Label = ("rollout buffers", "run")
+        self.at_peak: dict[Label, int] = {}
+        self._labels: Counter[Label] = Counter()
         self._flops = self._bytes = self._functions = self._calls = 0.0
-        self._known: dict[int, weakref.ref[Any]] = {}
+        self._known: dict[int, tuple[weakref.ref[Any], Label, int]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Not: the guard against torch.compile costs as much as the counting of an operation."""
         return False
 
-    def hold(self, tensors: Iterable[Tensor]) -> int:
-        """Count tensors that exist already; return the bytes that this added."""
+    def hold(self, tensors: Iterable[Tensor], label: Label | None = None, *, share: float = 1.0) -> int:
+        """Count tensors that exist already, or give them another label.
+
+        Args:
+            tensors: The tensors.
+            label: Theirs; None for the present one.
+            share: Of their size that counts; 0 for what another role holds already.
+
+        Returns:
+            The bytes that this added.
+        """
         before = self.live
         for tensor in tensors:
-            self._see(tensor)
+            self._see(tensor, label or self.label, share)
         return self.live - before
+
+    def label_of(self, tensor: Tensor) -> Label:
+        """The label of a tensor that is counted."""
+        return self._known[_storage(tensor)._cdata][1]
+
+    def rename(self, old: Label, new: Label) -> None:
+        """Give another label to everything with a label that is alive."""
+        self._known = {
+            key: (tensor, new if label == old else label, size) for key, (tensor, label, size) in self._known.items()
+        }
+        self._labels[new] += self._labels.pop(old, 0)
 
     def restart(self) -> int:
         """Return the peak, and look for a new one from here on."""
-        peak, self.peak, self.gradients = self.peak, self.live, self._gradients_now
+        peak, self.peak, self.at_peak = self.peak, self.live, dict(self._labels)
         return peak
-
-    def add_gradient(self, size: int) -> None:
-        """Note that a weight's gradient is complete."""
-        self._gradients_now += size
 
     @property
     def work(self) -> Work:
-        """What was computed so far."""
+        """The work so far."""
         return Work(self._flops, self._bytes, self._functions, self._calls)
 
     def __torch_dispatch__(
@@ -106,14 +279,11 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and count its inputs and outputs."""
         kwargs = kwargs or {}
-        if func is DEVICE:
-            return func(*args)
         result = func(*args, **kwargs)
         size = 0
-        for each in tree_iter((args, kwargs, result)):
-            if isinstance(each, Tensor):
-                self._see(each)
-                size += each.nbytes
+        for each in _tensors((args, *kwargs.values(), result)):
+            self._see(each)
+            size += each.nbytes
         if not func.is_view:
             self._calls += 1
             formula = FORMULAS.get(func._overloadpacket)
@@ -126,38 +296,37 @@ class LiveBytes(TorchDispatchMode):
                 self._bytes += _streamed(args)
         return result
 
-    def _see(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
+    def _see(self, tensor: Tensor, label: Label | None = None, share: float = 1.0) -> None:
+        storage = _storage(tensor)
         key = storage._cdata
         if key in self._known:
+            if label is not None:
+                self._count(key, self._known[key][0], label, int(share * storage.nbytes()))
             return
-        size = storage.nbytes()
 
         def freed(_: object) -> None:
-            del self._known[key]
+            _, label, size = self._known.pop(key)
             self.live -= size
+            self._labels[label] -= size
 
-        self._known[key] = weakref.ref(storage, freed)
+        self._count(key, weakref.ref(storage, freed), label or self.label, int(share * storage.nbytes()))
+
+    def _count(self, key: int, storage: weakref.ref[Any], label: Label, size: int) -> None:
+        if key in self._known:
+            _, old, before = self._known[key]
+            self.live -= before
+            self._labels[old] -= before
+        self._known[key] = (storage, label, size)
         self.live += size
+        self._labels[label] += size
         if self.live > self.peak:
-            self.peak, self.gradients = self.live, self._gradients_now
+            self.peak, self.at_peak = self.live, dict(self._labels)
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return (tensor.counterpart() if isinstance(tensor, Hollow) else tensor).untyped_storage()
 
 
 def _streamed(args: tuple[Any, ...]) -> int:
     """Bytes of a product's largest factor: the weights, which few rows read in full."""
     return max((each.nbytes for each in args if isinstance(each, Tensor)), default=0)
-
-
-def watch_gradients(model: nn.Module, counter: LiveBytes) -> list[Any]:
-    """Let a counter know of each gradient of a weight that had none; returns the handles of the hooks."""
-
-    def note(weight: Tensor) -> None:
-        assert weight.grad is not None
-        counter.add_gradient(weight.grad.nbytes)
-
-    # A weight with several uses, such as a tied one, gets its gradient once all of them have been added.
-    return [
-        weight.register_post_accumulate_grad_hook(note)
-        for weight in model.parameters()
-        if weight.requires_grad and weight.grad is None
-    ]

@@ -28,7 +28,6 @@ from kedge.models import (
 )
 from kedge.models.pretrained import inner_matrices
 from kedge.models.sharded import shard_model
-from kedge.plan.machine import MachinePlan
 from kedge.runs.ending import end_stage
 from kedge.runs.frozen import adapter_of, bases_of, hold_bases_of, say_loaded_whole
 from kedge.runs.inputs import load_demonstrations
@@ -38,7 +37,7 @@ from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
 from kedge.runs.training import Callback, Watcher, end_training, supervised_training
-from kedge.stages.planning.compared import compared
+from kedge.stages.planning.report import MachinePlan, compared
 from kedge.system.ranks.sharding import gathered_state
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, count_steps, train_supervised

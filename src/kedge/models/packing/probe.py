@@ -12,10 +12,10 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
 from kedge.errors import ModelError
+from kedge.models.live_bytes import Hollow
 from kedge.models.packing.packed import Decoder, TokenRows
 from kedge.models.pretrained import context_length, loading_reason, num_embeddings, quiet_transformers
 from kedge.system.memory import is_out_of_memory
@@ -49,7 +49,7 @@ class Findings:
         settings.pop("_name_or_path", None)
         self._device = model.device.type
         # Tensors without contents have no errors to measure; what they cannot show is taken as right.
-        self._hollow = any(isinstance(weight, FakeTensor) for weight in model.parameters())
+        self._hollow = any(isinstance(weight, Hollow) for weight in model.parameters())
         key = (type(model), self._device, json.dumps(settings, sort_keys=True, default=str))
         self._measured = self._known.setdefault(key, {})
         # What all ranks know about this model, so that they ask the first one for the same things.

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from kedge.config import Config
 from kedge.models import save_policy, save_scalar_model
-from kedge.plan.machine import MachinePlan
 from kedge.runs.ending import end_stage
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import ends_in_one_line
@@ -32,7 +31,7 @@ from kedge.runs.stage_card import stage_card
 from kedge.runs.training import Callback, Watcher, end_training, started_stage, training_loop
 from kedge.stages.critic.inputs import CriticInputs, load_critic_inputs
 from kedge.stages.critic.sampling import Sampled, sample_returns
-from kedge.stages.planning.compared import compared
+from kedge.stages.planning.report import MachinePlan, compared
 from kedge.system.output import write_summary
 from kedge.system.ranks.sharding import gathered_state
 from kedge.training.checkpoint.model_folder import CheckpointModel

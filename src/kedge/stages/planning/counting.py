@@ -1,81 +1,140 @@
-"""Counts what the passes of a run hold: kedge's own code, on models that may have no contents."""
+"""Counts what the phases of an update hold, and extrapolates it over the layers of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from kedge.models.hollow import layers_of
-from kedge.models.language import LanguageModel
-from kedge.models.live_bytes import LiveBytes, Work, watch_gradients
-from kedge.models.scalar import ScalarModel
+from kedge.models import LanguageModel, ScalarModel
+from kedge.models.live_bytes import LiveBytes, Work
+from kedge.stages.planning.hollow import layers_of
 
-__all__ = ["Figures", "count_pass", "count_training", "extrapolated", "held_by"]
+__all__ = ["Figures", "Phases", "extrapolated"]
 
 Figures = dict[str, float]
-"""Named numbers of one machine's plan; those of passes are bytes above what the models hold."""
+"""`held|PHASE|PART|KIND|ROLE`, bytes at the peak of a part of a phase, and `work|PHASE|FIGURE` per update."""
 
 
-def count_pass(models: Sequence[nn.Module], run: Callable[[], object]) -> Figures:
-    """The peak of a pass without gradients, what its result holds, and its work."""
-    counter = LiveBytes()
-    held = counter.hold(held_by(models))
-    counter.restart()
-    with counter, torch.no_grad():
-        result = run()
-    figures = {"peak": float(counter.peak - held), "kept": float(counter.live - held), **_work(counter.work)}
-    del result
-    return figures
+class Phases:
+    """The peaks and the work of the phases of an update.
 
-
-def count_training(
-    models: Sequence[LanguageModel | ScalarModel], forward: Callable[[], Tensor], *, accumulates: bool = True
-) -> Figures:
-    """The peaks of a forward and backward pass, with new gradients or with some that are added to.
-
-    The backward pass is cut where it reaches the first block of a model. Before, the activations of the other blocks
-    are held; afterwards, their gradients; so each part's peak grows linearly with the number of blocks.
+    A phase has parts, each of which grows linearly with the number of blocks: a backward pass is cut where it reaches
+    the first block of a model. Before, the activations of the other blocks are held; afterwards, their gradients.
 
     Args:
-        models: Trained models.
-        forward: The loss of one micro-batch.
-        accumulates: Whether the pass adds to the gradients of others, which holds more at every moment than a first
-            pass: all gradients, and the one that is added.
-
-    Returns:
-        `PASS.N.peak` and `PASS.N.gradients`, the new gradients at that moment, with PASS `fresh` or `again` and N from
-        0. `forward`: the peak of the forward pass. `saved`: held at its end. `trunk`: held of it by the trunks.
-        `gradients`: all. And the work of a pass.
+        counter: Counts the operations.
     """
-    weights = [weight for model in models for weight in model.parameters()]
-    name, gradients = ("again", [*_zeros_for(weights)]) if accumulates else ("fresh", [])
-    counter = LiveBytes()
-    held = counter.hold(held_by(models)) + counter.hold(gradients)
-    counter.restart()
-    with _watched(models, counter) as watched, counter:
-        loss = forward()
-        figures = {"forward": counter.peak - held, "saved": counter.live - held, "trunk": watched.trunk}
-        loss.backward()
-        del loss
-        watched.cut(counter)
-    for number, (peak, fresh) in enumerate(watched.parts):
-        figures |= {f"{name}.{number}.peak": peak - held, f"{name}.{number}.gradients": fresh}
-    figures |= _work(counter.work)
-    figures["gradients"] = sum(weight.grad.nbytes for weight in weights if weight.grad is not None)
-    return {name: float(figure) for name, figure in figures.items()}
 
+    def __init__(self, counter: LiveBytes) -> None:
+        self.counter = counter
+        self._phase = self._part = "load"
+        self._times, self._done, self._passes = 0.0, Work(), 0
+        self._work: dict[str, float] = {}
+        self._peaks: dict[tuple[str, str], dict[Any, int]] = {}
 
-def _zeros_for(weights: Sequence[nn.Parameter]) -> Iterator[Tensor]:
-    """Gradients of earlier passes."""
-    for weight in weights:
-        if weight.requires_grad:
-            weight.grad = torch.zeros_like(weight)
-            yield weight.grad
+    @property
+    def figures(self) -> Figures:
+        """All figures so far."""
+        held = {
+            f"held|{phase}|{part}|{kind}|{role}": float(size)
+            for (phase, part), labels in self._peaks.items()
+            for (kind, role), size in labels.items()
+        }
+        return {**held, **self._work}
+
+    def start(self, phase: str, role: str, *, times: float = 1.0, kind: str = "activations") -> None:
+        """Begin a phase.
+
+        Args:
+            phase: Its name.
+            role: Holds what is computed.
+            times: How often its operations are done per update.
+            kind: Of what is computed.
+        """
+        self._cut("start")
+        self._phase, self._times, self._passes = phase, times, 0
+        self.counter.label = (kind, role)
+
+    def end(self) -> None:
+        """End the last phase."""
+        self.start("load", "run")
+
+    def keep(self, kind: str) -> None:
+        """Give what a phase has computed so far a kind of its own."""
+        role = self.counter.label[1]
+        self.counter.rename(self.counter.label, (kind, role))
+
+    def forget(self, *phases: str) -> None:
+        """Forget what was counted of some phases."""
+        self._cut(self._part)
+        self._peaks = {key: labels for key, labels in self._peaks.items() if key[0] not in phases}
+        self._work = {name: done for name, done in self._work.items() if name.split("|")[1] not in phases}
+
+    def role_of(self, model: nn.Module) -> str:
+        """The role that a model's trained weights have."""
+        return self.counter.label_of(next(each for each in model.parameters() if each.requires_grad))[1]
+
+    @contextmanager
+    def stepping(self, *models: LanguageModel | ScalarModel, times: float) -> Iterator[None]:
+        """A block in which an optimizer's steps are a phase of their own.
+
+        Args:
+            models: Those whose passes have parts.
+            times: Steps per update for each one in the block.
+        """
+        handles, around = [], (self._phase, self.counter.label, self._times)
+
+        def before(optimizer: Any, *_: Any) -> None:
+            nonlocal around
+            around = self._phase, self.counter.label, self._times
+            self.start("step", around[1][1], times=times)
+
+        def after(optimizer: Any, *_: Any) -> None:
+            for weight, state in optimizer.state.items():
+                tensors = [each for each in state.values() if isinstance(each, Tensor)]
+                self.counter.hold(tensors, ("optimizer", self.counter.label_of(weight)[1]))
+            phase, (kind, role), times = around
+            self.start(phase, role, times=times, kind=kind)
+
+        handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        for model in models:
+            assert model.trunk is not None
+            handles.append(model.trunk.model.register_forward_pre_hook(self._enter))
+            if blocks := layers_of(model):
+                handles.append(blocks[0].register_forward_hook(self._leave_first))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: nn.Module, inputs: Any) -> None:
+        self._passes += 1
+        self._cut(f"pass {self._passes}")
+
+    def _leave_first(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        hidden, name = output[0] if isinstance(output, tuple) else output, f"below pass {self._passes}"
+        if isinstance(hidden, Tensor) and hidden.requires_grad:
+            hidden.register_hook(lambda gradient: self._cut(name))
+
+    def _cut(self, part: str) -> None:
+        """End a part: keep its peak, and its work."""
+        key, counter = (self._phase, self._part), self.counter
+        if self._phase != "load":
+            if counter.peak >= sum(self._peaks.get(key, {}).values()):
+                self._peaks[key] = {label: size for label, size in counter.at_peak.items() if size}
+            before = asdict(self._done)
+            for name, done in asdict(counter.work).items():
+                figure = f"work|{self._phase}|{name}"
+                self._work[figure] = self._work.get(figure, 0.0) + self._times * (done - before[name])
+        self._done = counter.work
+        counter.restart()
+        self._part = part
 
 
 def extrapolated(
@@ -97,69 +156,7 @@ def extrapolated(
     figures = dict(base)
     for number in sorted({each for each in layers.values() if each > shallow}):
         deeper = measure({role: start[role] + (layers[role] == number) for role in layers})
-        for name, figure in deeper.items():
-            figures[name] += (number - shallow) * (figure - base[name])
+        for name in {*deeper, *base}:
+            added = deeper.get(name, 0.0) - base.get(name, 0.0)
+            figures[name] = figures.get(name, 0.0) + (number - shallow) * added
     return figures
-
-
-class _Watched:
-    """What the hooks of a pass have seen."""
-
-    def __init__(self) -> None:
-        self.parts: list[tuple[int, int]] = []
-        self.trunk = 0
-
-    def cut(self, counter: LiveBytes) -> None:
-        gradients = counter.gradients
-        self.parts.append((counter.restart(), gradients))
-
-
-@contextmanager
-def _watched(models: Sequence[LanguageModel | ScalarModel], counter: LiveBytes) -> Iterator[_Watched]:
-    """Hooks that cut the backward pass into parts, and measure what the trunks save in the forward pass."""
-    watched, handles = _Watched(), []
-    for model in models:
-        handles += watch_gradients(model, counter)
-        blocks = layers_of(model)
-        assert model.trunk is not None
-        if blocks:
-            handles.append(blocks[0].register_forward_hook(_cutting(watched, counter)))
-
-        def before(module: nn.Module, inputs: Any) -> None:
-            watched.trunk -= counter.live
-
-        def after(module: nn.Module, inputs: Any, output: Any) -> None:
-            watched.trunk += counter.live
-
-        handles += [
-            model.trunk.model.register_forward_pre_hook(before),
-            model.trunk.model.register_forward_hook(after),
-        ]
-    try:
-        yield watched
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _cutting(watched: _Watched, counter: LiveBytes) -> Callable[..., None]:
-    seen: list[object] = []
-
-    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        if not seen and isinstance(hidden, Tensor) and hidden.requires_grad:  # a checkpointed block runs twice
-            seen.append(None)
-            hidden.register_hook(lambda gradient: watched.cut(counter))
-
-    return hook
-
-
-def held_by(models: Sequence[nn.Module]) -> Iterator[Tensor]:
-    """The weights and buffers of models."""
-    for model in models:
-        yield from model.parameters()
-        yield from model.buffers()
-
-
-def _work(work: Work) -> Figures:
-    return asdict(work)

@@ -16,14 +16,13 @@ from kedge.data import PromptStream
 from kedge.errors import KedgeError, OutOfMemoryError
 from kedge.logs.metrics import read_metrics
 from kedge.logs.stopwatch import Stopwatch
-from kedge.plan.machine import MachinePlan
 from kedge.runs.ending import end_stage, resumable
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.resuming import finished_run
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, stage_loop
-from kedge.stages.planning.compared import compared
+from kedge.stages.planning.report import MachinePlan, compared
 from kedge.stages.ppo.ahead import check_ahead, open_sampling, with_background
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.log import Event, ppo_log, write_roles

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from kedge.config import Config, with_values
-from kedge.plan.machine import MachinePlan
 from kedge.rewards import RewardSpec
 from kedge.runs.ending import chain_report, publish, resumable, say_next
 from kedge.runs.inputs import Rewards
@@ -22,6 +21,7 @@ from kedge.runs.out_of_memory import ends_in_one_line
 from kedge.runs.run import Resume, open_run
 from kedge.runs.training import Callback
 from kedge.stages.critic import run_critic
+from kedge.stages.planning.report import MachinePlan
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.rlhf.folder import published_policy, write_rows

@@ -12,9 +12,8 @@ from transformers import LlamaConfig
 from kedge.cli import main
 from kedge.config import load_config
 from kedge.errors import ConfigError
-from kedge.plan.devices import Device
-from kedge.stages.planning.before import plan_before, plan_chain_before
-from kedge.stages.planning.small import is_small
+from kedge.stages.planning.before import is_small, plan_before, plan_chain_before
+from kedge.stages.planning.devices import Device
 from tests.models.test_adapters import adapt
 from tests.tiny import save_tiny_policy
 

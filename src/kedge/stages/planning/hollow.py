@@ -1,0 +1,322 @@
+"""Models whose weights have shapes and no contents, built from config.json alone: their passes cost no memory.
+
+They are kedge's own classes, adapters and number formats, so `LiveBytes` counts what passes of the real models hold.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from kedge.algorithm.critic import Bins
+from kedge.config import Config
+from kedge.errors import ConfigError, ModelError
+from kedge.models import ActorCritic, LanguageModel, Precision, ScalarModel, TokenRows, hold_frozen
+from kedge.models.adapters import Adapter, AdapterSettings
+from kedge.models.frozen import BaseDtype, hold_bases
+from kedge.models.live_bytes import Hollow, LiveBytes
+from kedge.models.packing.packed import UnsupportedAttention
+from kedge.models.pretrained import (
+    disable_dropout,
+    fuse_activations,
+    load_config,
+    loading_reason,
+    num_embeddings,
+    quiet_transformers,
+)
+from kedge.models.sources import base_source, find_adapter
+from kedge.runs.frozen import adapter_of, rounds_bases
+from kedge.stages.ppo.settings import value_bins_of
+
+__all__ = ["Blueprint", "Models", "blueprints_of", "layers_of", "read_blueprint"]
+
+NF4 = 1 / 2 + 1 / 64
+"""Bytes of a number in nf4, 4 bits and a scale of 8 bits for each 64, over those in int8, which stands in for it: a
+pass makes one whole matrix at a time in both formats."""
+PER_KIND = ("layer_types", "mlp_layer_types", "layers_block_type")
+"""Entries of config.json with one value per layer."""
+Model = LanguageModel | ScalarModel
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """The shape of a model.
+
+    Attributes:
+        config: Its config.json.
+        layers: Transformer blocks.
+        alike: All of them have the same shapes and the same kind, so that two or three stand for all.
+        saved_bf16: Its weights were saved in bf16.
+        base: The folder or hub id of its weights; of an adapter, that of its base.
+        is_adapter: It is an adapter.
+    """
+
+    config: PreTrainedConfig
+    layers: int
+    alike: bool
+    saved_bf16: bool
+    base: str = ""
+    is_adapter: bool = False
+
+    def with_layers(self, layers: int) -> PreTrainedConfig:
+        """The configuration with fewer layers, or all of them."""
+        config = copy.deepcopy(self.config)
+        text = config.get_text_config()
+        text.num_hidden_layers = layers
+        for name in PER_KIND:
+            if isinstance(kinds := getattr(text, name, None), list) and len(kinds) == self.layers:
+                setattr(text, name, kinds[:layers])
+        return config
+
+
+def read_blueprint(source: str | Path, *, trust_remote_code: bool = False) -> Blueprint:
+    """Read a model's config.json; of an adapter, that of its base.
+
+    Raises:
+        ModelError: There is none, or transformers cannot use it.
+    """
+    base = base_source(source)
+    config = load_config(base, trust_remote_code=trust_remote_code)
+    text = config.get_text_config()
+    kinds = [getattr(text, name, None) for name in PER_KIND]
+    same = all(len(set(each)) == 1 for each in kinds if isinstance(each, list) and each)
+    mixed = getattr(text, "first_k_dense_replace", 0) or (getattr(text, "decoder_sparse_step", 1) or 1) != 1
+    name = os.path.realpath(base) if os.path.isdir(base) else base
+    saved_bf16 = str(config.dtype).endswith("bfloat16")
+    is_adapter = find_adapter(source) is not None
+    return Blueprint(config, int(text.num_hidden_layers), same and not mixed, saved_bf16, name, is_adapter)
+
+
+def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
+    """The models of a stage that have weights of their own, by role; the reference is as the policy.
+
+    Raises:
+        ModelError: A model has no usable config.json.
+        ConfigError: There is no model.
+    """
+
+    def read(source: object) -> Blueprint:
+        return read_blueprint(str(source), trust_remote_code=config.runtime.trust_remote_code)
+
+    if stage == "reward":
+        return {"reward model": read(config.reward_model.base or config.model)}
+    if config.model is None:
+        raise ConfigError("kedge plan needs a model: pass --model, or set it in the configuration")
+    found = {"policy": read(config.model)}
+    if stage == "sft":
+        return found
+    rewards = {f"reward: {term.name or term.source}": term for term in config.reward if not term.is_function}
+    models = {role: read(term.source) for role, term in rewards.items()}
+    if config.ppo.resolved_critic == "separate":
+        value, scored = config.ppo, [role for role, term in rewards.items() if term.weight]
+        copied = models[scored[0]] if value.critic_init != "policy" and len(scored) == 1 else found["policy"]
+        found["critic"] = read(value.critic_init) if value.names_critic else copied
+    return {**found, **models}
+
+
+@dataclass(frozen=True)
+class Models:
+    """Builds the models of a run, and has their weights counted.
+
+    Attributes:
+        config: The resolved configuration.
+        precision: Number format of the matrix products.
+        blueprints: Of each role.
+        layers: Blocks of each role.
+        counter: Counts what they hold.
+        sizes: `parameters` and `trained` bytes by role, filled in.
+        kept: All models, which a run holds to its end.
+    """
+
+    config: Config
+    precision: Precision
+    blueprints: Mapping[str, Blueprint]
+    layers: Mapping[str, int]
+    counter: LiveBytes
+    sizes: dict[str, float] = field(default_factory=dict[str, float])
+    kept: list[Model] = field(default_factory=list[Model])
+
+    def policy(self, *, value_head: bool = False) -> LanguageModel:
+        """The model that is fine-tuned, or samples."""
+        bins = value_bins_of(self.config) if value_head else None
+        model = self._language(value_head=value_head, bins=bins, adapter=adapter_of(self.config))
+        return cast(LanguageModel, self._counted("policy", model))
+
+    def actor_critic(self) -> ActorCritic:
+        """Policy and critic of a PPO run."""
+        policy, critic = self.policy(value_head=self.config.ppo.resolved_critic == "shared"), None
+        if "critic" in self.blueprints:
+            critic = self._scalar("critic", adapter_of(self.config))
+            if (bins := value_bins_of(self.config)) is not None:
+                critic.predict_histogram(bins)
+            self._counted("critic", critic)
+        actor_critic = ActorCritic(policy, critic, value_gradient=self.config.ppo.value_gradient)
+        if self.config.runtime.activation_checkpointing:
+            actor_critic.checkpoint_activations()
+        return actor_critic
+
+    def reference(self) -> LanguageModel:
+        """The frozen policy; under adapters it is their base."""
+        shared = self.config.adapter.kind != "none"
+        return cast(LanguageModel, self._counted("reference", self._language(), frozen=not shared, shared=shared))
+
+    def reward(self, role: str, *, trained: bool = False) -> ScalarModel:
+        """A reward model."""
+        own = adapter_of(self.config) if trained or self.blueprints[role].is_adapter else None
+        model = self._scalar(role, own)
+        return cast(ScalarModel, self._counted(role, model, frozen=not trained and own is None, fixed=not trained))
+
+    def _counted(
+        self, role: str, model: Model, *, frozen: bool = False, fixed: bool = False, shared: bool = False
+    ) -> Model:
+        """Hold a model in its number format, and count its weights.
+
+        Args:
+            role: Its role.
+            model: The model.
+            frozen: It is held in `runtime.frozen_dtype`.
+            fixed: It is an adapter that is not trained.
+            shared: Another role holds all of its weights.
+        """
+        _empty(model)
+        self.kept.append(model)
+        blueprint = self.blueprints["policy" if role == "reference" else role]
+        dtype = self.config.runtime.frozen_dtype if frozen else self.config.adapter.base_dtype
+        self.sizes[f"parameters|{role}"] = float(sum(each.numel() for each in model.parameters()))
+        base_is_held = self._shares(role)
+        stand_in: Any = "int8" if dtype == "nf4" else dtype
+        with Hollow.comparing(blueprint.saved_bf16):
+            if frozen and not shared and not base_is_held:
+                hold_frozen(model, stand_in, self.precision)
+            elif model.adapter is not None and rounds_bases(self.config):
+                hold_bases([model], cast(BaseDtype, stand_in))
+        if fixed or shared:
+            model.requires_grad_(False)
+        base_is_held |= shared
+        for name, weight in [*model.named_parameters(), *model.named_buffers()]:
+            share = NF4 if dtype == "nf4" and name.endswith(".packed") else 1.0
+            held = 0.0 if base_is_held and not weight.requires_grad else share
+            self.counter.hold([weight], ("weights", role), share=held)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        self.sizes[f"trained|{role}"] = float(sum(each.nbytes for each in trained))
+        for weight in trained:
+            weight.register_post_accumulate_grad_hook(self._note_gradient(role))
+        return model
+
+    def _note_gradient(self, role: str) -> Any:
+        def note(weight: nn.Parameter) -> None:
+            assert weight.grad is not None
+            self.counter.hold([weight.grad], ("gradients", role))
+
+        return note
+
+    def _shares(self, role: str) -> bool:
+        """A role before it has loaded the base of its adapter."""
+        if self.config.adapter.kind == "none" or role not in self.blueprints:
+            return False
+        roles = list(self.blueprints)
+        base = self.blueprints[role].base
+        return any(self.blueprints[each].base == base for each in roles[: roles.index(role)])
+
+    def _language(
+        self, *, value_head: bool = False, bins: Bins | None = None, adapter: AdapterSettings | None = None
+    ) -> LanguageModel:
+        causal = _build(AutoModelForCausalLM, self.blueprints["policy"].with_layers(self.layers["policy"]))
+        model = LanguageModel(causal, _tokenizer(causal), value_head=value_head, bins=bins)
+        _choose_packing(model)
+        if adapter is not None:
+            model.adapter = Adapter(causal, adapter, base="base")
+        return model
+
+    def _scalar(self, role: str, adapter: AdapterSettings | None) -> ScalarModel:
+        config = self.blueprints[role].with_layers(self.layers[role])
+        config.num_labels = 1
+        classifier = _build(AutoModelForSequenceClassification, config)
+        model = ScalarModel(classifier, _tokenizer(classifier))
+        if model.trunk is not None:
+            _choose_packing(model)
+        if adapter is not None:
+            model.adapter = Adapter(classifier, adapter, base="base")
+        return model
+
+
+def layers_of(model: Model) -> Sequence[nn.Module]:
+    """The transformer blocks: the longest list of modules in the trunk."""
+    assert model.trunk is not None
+    lists = [module for module in model.trunk.model.modules() if isinstance(module, nn.ModuleList)]
+    return list(max(lists, key=len)) if lists else []
+
+
+def _build(auto_class: Any, config: PreTrainedConfig) -> PreTrainedModel:
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            model = auto_class.from_config(config, dtype=torch.float32)
+    except Exception as error:  # the model's code may raise anything
+        kind = type(config).__name__
+        raise ModelError(f"{kind}: it cannot be planned without its weights: {loading_reason(error)}") from error
+    _empty(model)
+    disable_dropout(model)
+    fuse_activations(model)
+    return model
+
+
+def _empty(model: nn.Module) -> None:
+    """Replace weights by ones without contents; tied ones stay tied."""
+    known: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None and not isinstance(weight, Hollow):
+                hollow = nn.Parameter(Hollow.like(weight), requires_grad=weight.requires_grad)
+                module._parameters[name] = known.setdefault(id(weight), hollow)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = Hollow.like(buffer)
+
+
+class _AllTokens:
+    """A tokenizer whose tokens are all rows of the embedding."""
+
+    pad_token_id = 0
+    eos_token_id = 1
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def get_vocab(self) -> dict[str, int]:
+        return _all_tokens(self._size)
+
+
+@lru_cache(maxsize=2)
+def _all_tokens(size: int) -> dict[str, int]:
+    """The same for every model of a plan; large vocabularies take a tenth of a second."""
+    return {str(token): token for token in range(size)}
+
+
+def _tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    return cast(PreTrainedTokenizerBase, _AllTokens(num_embeddings(model)))
+
+
+def _choose_packing(model: Model) -> None:
+    """Pad the rows of a model whose attention cannot be packed; no numbers are needed to see that."""
+    trunk = model.trunk
+    assert trunk is not None
+    try:
+        with torch.no_grad():
+            trunk.hidden(TokenRows(torch.ones(8, dtype=torch.long), (4, 4)))
+    except UnsupportedAttention:
+        trunk._packs = False

@@ -1,0 +1,170 @@
+"""The rows of an update or a step: their lengths, from a sample of the data or from settings, and their passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kedge.algorithm.experience import Rollout
+from kedge.config import Config
+from kedge.data import Sources
+from kedge.data.parsing import ReadingOptions
+from kedge.data.readers import read_table
+from kedge.data.tokens import encode_example, encode_prompt
+from kedge.errors import KedgeError
+from kedge.models import load_tokenizer
+from kedge.system.ranks import ALONE
+
+__all__ = ["Lengths", "Rows", "lengths_of", "quantiles"]
+
+SAMPLE = 256
+"""Rows that are read."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of some rows.
+
+    Attributes:
+        prompts: Of each prompt.
+        completions: Of each answer; empty for prompts.
+        origin: Where they are from, for the report.
+        rows: Rows of the data, if all were read.
+        assumed: Whether no data was read.
+    """
+
+    prompts: tuple[int, ...]
+    completions: tuple[int, ...] = ()
+    origin: str = "settings"
+    rows: int | None = None
+    assumed: bool = False
+
+
+def lengths_of(config: Config, stage: str) -> Lengths:
+    """The lengths of a stage's data; the longest that the settings allow if there is none, or no tokenizer.
+
+    Of comparisons, each answer counts with its prompt.
+    """
+    role = {"sft": "demonstrations", "reward": "comparisons"}.get(stage, "prompts")
+    table = _read(config, role, getattr(config.data, role))
+    if role == "prompts":
+        if table is None:
+            return Lengths((config.data.max_prompt_tokens,), origin="data.max_prompt_tokens", assumed=True)
+        tokenizer, records, rows = table
+        found = tuple(len(encode_prompt(tokenizer, record.text)) for record in records)
+        return Lengths(found, origin=f"the first {len(found):,} prompts", rows=rows)
+    if table is None:
+        half = config.data.max_length // 2
+        return Lengths((half,), (config.data.max_length - half,), origin="data.max_length", assumed=True)
+    tokenizer, records, rows = table
+    encoded = [encode_example(tokenizer, record.prompt, each) for record in records for each in _answers(record)]
+    prompts, completions = ([len(getattr(each, name)) for each in encoded] for name in ("prompt", "completion"))
+    return Lengths(tuple(prompts), tuple(completions), f"the first {len(records):,} rows", rows)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Prompts and responses of an update or a step.
+
+    Attributes:
+        prompts: Tokens of each prompt.
+        responses: Tokens of each response, or of each completion.
+        budget: Tokens of a pass; None for all rows at once.
+    """
+
+    prompts: tuple[int, ...]
+    responses: tuple[int, ...]
+    budget: int | None
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return len(self.prompts)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row."""
+        return [prompt + response for prompt, response in zip(self.prompts, self.responses, strict=True)]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows."""
+        return sum(self.lengths)
+
+    def shortened(self, passes: int = 2) -> Rows:
+        """The rows of the first passes, which are the largest: all later ones hold as much as the second."""
+        parts = [part.rows for part in ALONE.plan(self.lengths, self.budget)][:passes]
+        return self.select([row for part in parts for row in part])
+
+    def like(self, count: int, budget: int | None) -> Rows:
+        """So many rows like these."""
+        return Rows(quantiles(self.prompts, count), (max(self.responses),) * count, budget)
+
+    def select(self, rows: Sequence[int]) -> Rows:
+        """Some of the rows."""
+        prompts, responses = (tuple(each[row] for row in rows) for each in (self.prompts, self.responses))
+        return Rows(prompts, responses, self.budget)
+
+    def rollout(self, *, group: int, values: bool) -> Rollout:
+        """Sampled responses of these lengths.
+
+        Args:
+            group: Responses to each prompt.
+            values: The sampler has noted the critic's values.
+        """
+        prompts, responses = (torch.tensor(each)[:, None] for each in (self.prompts, self.responses))
+        prompt_mask = torch.arange(int(prompts.max())) >= prompts.max() - prompts
+        mask = torch.arange(int(responses.max())) < responses
+        return Rollout(
+            prompt_ids=prompt_mask.long(),
+            prompt_mask=prompt_mask,
+            response_ids=mask.long(),
+            token_mask=mask,
+            action_mask=mask,
+            logprobs=torch.zeros(mask.shape),
+            stopped=mask[:, 0],
+            group=torch.arange(self.count) // group,
+            policy_version=torch.zeros(self.count, dtype=torch.long),
+            values=torch.zeros(mask.shape) if values else None,
+        )
+
+
+def quantiles(lengths: Sequence[int], count: int) -> tuple[int, ...]:
+    """So many lengths that are distributed like the given ones, longest last."""
+    ordered = sorted(lengths)
+    return tuple(
+        ordered[min(len(ordered) - 1, (2 * place + 1) * len(ordered) // (2 * count))] for place in range(count)
+    )
+
+
+def _answers(record: Any) -> list[str]:
+    if hasattr(record, "completion"):
+        return [record.completion]
+    return [record.chosen, record.rejected] if hasattr(record, "chosen") else list(record.responses)
+
+
+def _read(config: Config, role: Any, sources: list[str]) -> tuple[Any, list[Any], int | None] | None:
+    if not sources or config.model is None:
+        return None
+    data = config.data
+    try:
+        trusted = config.runtime.trust_remote_code
+        tokenizer = load_tokenizer(config.model, trust_remote_code=trusted, chat_template=data.chat_template)
+    except KedgeError:  # a config.json is enough for a plan
+        return None
+    options = ReadingOptions(
+        tokenizer,
+        data.template,
+        data.max_prompt_tokens if role == "prompts" else None,
+        None if role == "prompts" else data.max_length,
+        data.truncate,
+        data.columns,
+        data.train_on,
+    )
+    table = read_table(Sources(tuple(sources)), role, options, num_rows=SAMPLE)
+    if not table.records:
+        return None
+    return tokenizer, table.records, len(table.records) if len(table.records) < SAMPLE else None

@@ -1,0 +1,360 @@
+"""One update or step of each stage, as the stage itself makes it, on models without contents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from kedge.config import Config, with_values
+from kedge.data import EncodedExample
+from kedge.models import ActorCritic, LanguageModel, Precision, ScalarModel, TokenRows, autocast
+from kedge.models.live_bytes import Hollow, LiveBytes
+from kedge.models.packing.packed import PackedDecoder, attention_of_accelerator
+from kedge.models.pretrained import inner_matrices
+from kedge.rewards.score import ScoredRollout
+from kedge.rollout import Sampler
+from kedge.stages.critic.inputs import as_first_update
+from kedge.stages.planning.counting import Figures, Phases, extrapolated
+from kedge.stages.planning.hollow import Blueprint, Models, blueprints_of
+from kedge.stages.planning.rows import Lengths, Rows, quantiles
+from kedge.stages.ppo.trainer import Trainer
+from kedge.system.ranks import ALONE
+from kedge.training.optimizer import build_optimizer
+from kedge.training.supervised.loop import count_steps, train_supervised
+from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
+from kedge.training.supervised.returns import FIT_TOKENS, ReturnsLoss, SampledReturns
+
+__all__ = ["SAMPLING", "SECTIONS", "Subject", "subject_of"]
+
+SHALLOW = 2
+"""Blocks of the models whose passes are counted, and one more; the others add as much as the last. Two and three, not
+one and two: the last block's backward pass overlaps the logits, the first one's the embedding's gradient."""
+SQUARES = 6
+"""Square matrices of the least-squares fit of a critic's head when it is solved: both halves, their sum, and three of
+its covariance."""
+SAMPLING = ("critic", "ppo")
+"""Stages that sample responses."""
+SECTIONS: Mapping[str, str] = {"sft": "sft", "reward": "reward_model", "critic": "critic", "ppo": "ppo"}
+"""The section of the configuration that has a stage's optimizer."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A stage that is planned.
+
+    Attributes:
+        config: The resolved configuration.
+        stage: sft, reward, critic or ppo.
+        blueprints: Of each role.
+        lengths: Of its data.
+        rows: Of an update or a step.
+        precision: Number format of the matrix products.
+        accelerator: It runs on one.
+    """
+
+    config: Config
+    stage: str
+    blueprints: Mapping[str, Blueprint]
+    lengths: Lengths
+    rows: Rows
+    precision: Precision
+    accelerator: bool
+
+    def figures(self) -> Figures:
+        """What an update holds and computes at full depth, from shallow models if the layers are alike."""
+        alike = all(each.alike for each in self.blueprints.values())
+        layers = {role: each.layers for role, each in self.blueprints.items()}
+        return extrapolated(self._measured, layers, SHALLOW if alike else None)
+
+    @property
+    def num_units(self) -> int | None:
+        """Updates, parts or optimizer steps of the run; None if that is not known."""
+        config, rows = self.config, self.lengths.rows
+        if self.stage == "ppo":
+            return config.ppo.num_updates
+        if self.stage == "critic":
+            share = 0.0 if config.data.eval_prompts else config.data.eval_fraction
+            held_out = 0 if rows is None else round(rows * share)
+            trained = config.critic.num_prompts or (rows and rows - held_out)
+            parts = (math.ceil(each / config.rollout.num_prompts) for each in (trained or 0, held_out))
+            return sum(parts) if trained else None
+        settings = getattr(config, SECTIONS[self.stage])
+        if rows is None:
+            return None
+        return count_steps(rows, num_epochs=settings.num_epochs, batch_size=settings.batch_size)
+
+    def _measured(self, layers: Mapping[str, int]) -> Figures:
+        counter = LiveBytes()
+        models = Models(self.config, self.precision, self.blueprints, layers, counter)
+        phases = Phases(counter)
+        with attention_of_accelerator() if self.accelerator else nullcontext(), counter:
+            _UPDATES[self.stage](self, models, phases)
+        return {**phases.figures, **models.sizes}
+
+
+def subject_of(
+    config: Config, stage: str, lengths: Lengths, precision: Precision, *, accelerator: bool, response: int | None
+) -> Subject:
+    """A stage with the rows of its update.
+
+    Args:
+        config: The resolved configuration.
+        stage: sft, reward, critic or ppo.
+        lengths: Of its data.
+        precision: Number format of the matrix products.
+        accelerator: It runs on one.
+        response: Tokens of each sampled response; None for the most that are sampled.
+
+    Raises:
+        ModelError: A model has no usable config.json.
+    """
+    if stage == "critic":
+        config = as_first_update(config, holds_out=False)
+    if stage in SAMPLING:
+        each = config.rollout.num_responses
+        prompts = tuple(
+            length for length in quantiles(lengths.prompts, config.rollout.num_prompts) for _ in range(each)
+        )
+        responses = (config.rollout.max_new_tokens if response is None else response,) * len(prompts)
+    else:
+        texts = 1 if stage == "sft" else 2
+        count = getattr(config, SECTIONS[stage]).batch_size
+        prompts = tuple(texts * length for length in quantiles(lengths.prompts, count))
+        responses = tuple(texts * length for length in quantiles(lengths.completions, count))
+    rows = Rows(prompts, responses, config.runtime.first_pass_tokens)
+    return Subject(config, stage, blueprints_of(config, stage), lengths, rows, precision, accelerator)
+
+
+def _sft(subject: Subject, models: Models, phases: Phases) -> None:
+    model, rows = models.policy(), subject.rows.shortened()
+    lengths = zip(rows.prompts, rows.responses, strict=True)
+    examples = [EncodedExample([1] * prompt, [1] * answer) for prompt, answer in lengths]
+    loss = CompletionLoss(model, subject.precision)
+    _train(subject, phases, loss, examples, model, rows, passes=subject.rows.tokens / rows.tokens)
+
+
+def _reward(subject: Subject, models: Models, phases: Phases) -> None:
+    model, rows = models.reward("reward model", trained=True), subject.rows.shortened()
+    texts = [[1] * (length // 2) for length in rows.lengths]
+    examples = [RankedResponses((text, text), (0.0, 1.0), (1, 1)) for text in texts]
+    loss = RankingLoss(model, subject.precision)
+    _train(subject, phases, loss, examples, model, rows, passes=subject.rows.tokens / rows.tokens)
+
+
+def _train(
+    subject: Subject,
+    phases: Phases,
+    loss: Any,
+    examples: list[Any],
+    model: LanguageModel | ScalarModel,
+    rows: Rows,
+    *,
+    passes: float,
+    steps: float = 1.0,
+) -> None:
+    """Two optimizer steps; only the second one counts, since the first has no moments yet.
+
+    Args:
+        subject: The stage.
+        phases: Counts them.
+        loss: The objective.
+        examples: Of a step.
+        model: Is trained.
+        rows: The lengths of the examples.
+        passes: How often all of them are read in the time that is planned.
+        steps: Optimizer steps in that time.
+    """
+    inner = model.causal if isinstance(model, LanguageModel) else model
+
+    def count_only_the_second(step: int, metrics: Any) -> None:
+        if step == 1:
+            phases.forget("train", "step")
+
+    with phases.stepping(model, times=steps):
+        phases.start("train", phases.role_of(inner), times=passes)
+        train_supervised(
+            loss,
+            inner.parameters(),
+            examples,
+            learning_rate=1e-5,
+            num_epochs=2.0,
+            batch_size=len(examples),
+            micro_batch_tokens=rows.budget,
+            optimizer=_stand_in(subject.config.optimization.of(SECTIONS[subject.stage]).optimizer),
+            inner_matrices=inner_matrices(inner),
+            on_step=count_only_the_second,
+        )
+        phases.end()
+
+
+def _stand_in(optimizer: str) -> Any:
+    """Adam for the optimizer of 8 bits, which needs a library and contents; `Counted` has the size of its state."""
+    return "adamw" if optimizer == "adamw8bit" else optimizer
+
+
+def _ppo(subject: Subject, models: Models, phases: Phases) -> None:
+    config, actor_critic = subject.config, models.actor_critic()
+    policy, critic, loop = actor_critic.policy, actor_critic.critic, subject.config.ppo
+    optimizer = build_optimizer(
+        actor_critic.parameters(),
+        kind=_stand_in(config.optimization.of("ppo").optimizer),
+        critic_parameters=actor_critic.separable_parameters(),
+        inner_matrices=inner_matrices(actor_critic),
+        learning_rate=1e-5,
+    )
+    reference = models.reference() if config.ppo.needs_reference else None
+    rows, minibatches = _trial_rows(subject.rows, loop.num_minibatches)
+    trial = with_values(config, {"ppo.num_epochs": 1, "ppo.num_minibatches": minibatches})
+    trainer, passes = _trainer(subject, trial, actor_critic, reference, optimizer), subject.rows.tokens / rows.tokens
+    trainer.begin(trial.ppo.value_warmup_updates + 1)
+    trained = [policy, *([] if critic is None else [critic])]
+    with phases.stepping(*trained, times=loop.num_epochs * loop.num_minibatches / minibatches):
+        for weight in actor_critic.parameters():  # moments, as after an earlier update
+            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        phases.forget("step")
+        scored = _sampled(subject, models, phases, trainer, rows)
+        phases.start("experience", "policy", times=passes)
+        experience = trainer.estimate(scored)
+        phases.start("train", "policy", times=loop.num_epochs * passes)
+        trainer.improve(experience)
+        phases.end()
+
+
+def _trial_rows(rows: Rows, minibatches: int) -> tuple[Rows, int]:
+    """Rows that hold as much as those of an update, and their minibatches."""
+    if rows.budget is None:
+        return rows, minibatches
+    if minibatches == 1:
+        return rows.shortened(), 1
+    count = rows.count // minibatches
+    half = rows.like(count, rows.budget).shortened()
+    return Rows(2 * half.prompts, 2 * half.responses, rows.budget), 2
+
+
+def _critic(subject: Subject, models: Models, phases: Phases) -> None:
+    config, rows, settings = subject.config, subject.rows, subject.config.critic
+    actor_critic = models.actor_critic()
+    critic, head = actor_critic.critic, actor_critic.policy.value_head
+    actor_critic.policy.requires_grad_(False)
+    models.sizes["trained|policy"] = 0.0 if head is None else float(sum(each.nbytes for each in head.parameters()))
+    sampler = ActorCritic(actor_critic.policy) if critic is not None else actor_critic
+    trainer = _trainer(subject, config, sampler, None, None)
+    prompts = config.critic.num_prompts or subject.lengths.rows or config.rollout.num_prompts
+    longest = max(rows.prompts) * 9 + max(rows.responses) * 19  # ids, masks, a return and a zero
+    kept = [_room(prompts * settings.num_responses * longest)]
+    phases.counter.hold(kept, ("rollout buffers", "run"))
+    trial = rows.shortened()
+    scored = _sampled(subject, models, phases, trainer, trial)
+    phases.start("experience", "policy", times=rows.tokens / trial.tokens)
+    trainer.evaluate(scored)
+    role = "policy" if critic is None else "critic"
+    after_last = config.ppo.score_at == "after_last"
+    budget = rows.budget or FIT_TOKENS
+    filling = min(prompts * settings.num_responses, budget // min(rows.lengths) + 1)
+    fitted = rows.like(filling, budget).shortened(1)
+    phases.start("fit", role, times=rows.tokens / fitted.tokens)
+    with torch.no_grad():
+        rollout = fitted.rollout(group=1, values=False)
+        states = actor_critic.value_states(rollout, precision=subject.precision, value_after_last=after_last).float()
+    square = 0 if subject.accelerator else 8 * states.shape[1] ** 2  # in the CPU's memory
+    # All states in fp32, and a half of them in fp32 and in fp64; sums of both halves and a product; the solution.
+    _room(states.nbytes * 3 // 2 + 3 * square)
+    del states
+    _room(SQUARES * square)
+    if critic is None:
+        return phases.end()
+    count = settings.batch_size
+    batch = rows.like(count, rows.budget).shortened()
+    rollout = batch.rollout(group=1, values=False)
+    sampled = SampledReturns(rollout, torch.zeros(rollout.action_mask.shape), rollout.action_mask)
+    loss = ReturnsLoss(actor_critic, sampled, 0.0, 1.0, after_last, subject.precision)
+    passes, number = settings.num_epochs * rows.tokens / batch.tokens, settings.num_epochs * rows.count / count
+    _train(subject, phases, loss, [*range(batch.count)], critic, batch, passes=passes, steps=number)
+    return None
+
+
+def _room(size: int) -> Tensor:
+    """So many bytes without contents."""
+    return Hollow(torch.empty(size, dtype=torch.uint8, device="meta")).clone()
+
+
+def _sampled(subject: Subject, models: Models, phases: Phases, trainer: Trainer, trial: Rows) -> ScoredRollout:
+    """Sample and score: what that holds, and the responses of the trial."""
+    config, rows, policy = subject.config, subject.rows, trainer.roles.actor_critic.policy
+    count = min(config.rollout.micro_batch_size or rows.count, rows.count)
+    same, response, batches = config.rollout.num_responses, max(2, max(rows.responses)), rows.count / count
+    prompts = [[1 + row // same % 64, row // same // 64 % 64, *[1] * (length - 2)][:length]
+               for row, length in enumerate(rows.prompts[-count:])]  # fmt: skip
+    sampler: Any = trainer.roles.engine
+    draws = torch.zeros(count, dtype=torch.float64)
+
+    def read(decoder: Any) -> None:
+        tokens, _ = sampler._draw(decoder.hidden, draws)
+        decoder.step(tokens)
+
+    phases.start("rollout", "policy", times=batches)
+    with torch.no_grad(), autocast(subject.precision, policy.device):
+        decoder: Any = policy.trunk.decoder(prompts, max_new_tokens=response, pad_id=0)
+        most = max(map(len, prompts)) + response
+        if isinstance(decoder, PackedDecoder):
+            phases.keep("key–value cache")
+            phases.start("rollout", "policy", times=0.0, kind="logits")
+            cache = decoder._cache
+            while (room := cache._layers[0][0].shape[2]) < most - 1:  # it grows by half, as in a run
+                cache.length = room
+                read(decoder)
+            cache.length = most - response // 2 - 1
+        else:
+            del decoder
+            phases.start("load", "policy")
+            longer = [[*prompt, *[1] * (response - 2)] for prompt in prompts]
+            decoder = policy.trunk.decoder(longer, max_new_tokens=2, pad_id=0)
+            phases.keep("key–value cache")
+        phases.start("rollout", "policy", times=batches * (response - 1), kind="logits")
+        read(decoder)
+    del decoder
+    first = trial.shortened(1)
+    for role in (role for role in subject.blueprints if role.startswith("reward")):
+        model = models.reward(role)
+        phases.start("reward", role, times=rows.tokens / first.tokens)
+        with torch.no_grad(), autocast("bf16" if model.holds_bf16 else subject.precision, model.device):
+            model.scores(TokenRows.of([[1] * length for length in first.lengths]))
+    rollout = trial.rollout(group=1, values=policy.value_head is not None)
+    return ScoredRollout(rollout, torch.zeros(trial.count), None, [], cast(Any, None))
+
+
+def _trainer(
+    subject: Subject, config: Config, actor_critic: ActorCritic, reference: LanguageModel | None, optimizer: Any
+) -> Trainer:
+    """The trainer of these models."""
+    sampler = Sampler(
+        actor_critic.policy,
+        pad_id=0,
+        stop_tokens=(0,),
+        max_new_tokens=config.rollout.max_new_tokens,
+        temperature=config.rollout.temperature,
+        precision="fp32" if config.rollout.engine == "builtin" else "bf16",  # exact or not
+    )
+    sampler = replace(sampler, precision=subject.precision) if sampler.is_exact else sampler
+    roles: Any = SimpleNamespace(
+        actor_critic=actor_critic, reference=reference, engine=sampler, optimizer=optimizer, pretraining=None
+    )
+    run: Any = SimpleNamespace(precision=subject.precision, micro_batch_tokens=subject.rows.budget, ranks=ALONE)
+    return Trainer.of(config, run, roles)
+
+
+_UPDATES: Mapping[str, Callable[[Subject, Models, Phases], None]] = {
+    "sft": _sft,
+    "reward": _reward,
+    "critic": _critic,
+    "ppo": _ppo,
+}
