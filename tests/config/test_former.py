@@ -16,6 +16,7 @@ NUMBERS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("former
 
 SHARED = ("optimizer", "max_grad_norm", "weight_decay", "adam_eps", "adam_eps_mode")
 CONSTANTS = {
+    "rollout.vllm.transfer": "auto",
     "adapter.dropout": 0.0, "adapter.rslora": False, "rollout.top_k": None, "rollout.top_p": None,
     "rollout.vllm.port": None, "rollout.vllm.start_timeout": 900.0, "rollout.vllm.max_restarts": 3,
     "rollout.vllm.max_requests": 256, "reward_functions.startup_timeout": 600.0, "reward_functions.error_score": 0.0,
