@@ -50,7 +50,7 @@ def not_finite(run: RunRecord) -> Symptom | None:
     to a third.
 
     Threshold: Any incident is a warning. It is serious if one stopped the run or more than a tenth of the updates are
-    affected, which is no accident.
+    affected, which is not an accident.
     """
     found = [incident for incident in run.incidents if incident.get("kind") == "nonfinite"]
     if not found:
@@ -245,7 +245,7 @@ def steps_too_large(run: RunRecord) -> Symptom | None:
     7 % and 0 to 0.008 nats, as the healthy runs below, and early stopping is usually set at 0.015; small models
     tolerate 25 % at first. At 0.05 nats the typical ratio is 1.4, twice as far as the clip range of 0.2, and at 0.2
     nats it is 1.9. With `ppo.ratio=sequence`, which clips half of the responses after a small step, only the KL counts.
-    A single update of more than 1 nat per token is serious, too: later ones are small, because a policy that has
+    A single update of more than 1 nat per token is also serious: later ones are small, because a policy that has
     collapsed cannot move. As serious as what such steps do to the policy (stops_at_once, entropy_collapse,
     kl_exploding, too_few_eos, score_falling), unless something else explains that.
     """
