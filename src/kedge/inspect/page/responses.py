@@ -116,6 +116,7 @@ def evaluation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
         return {"empty": ""}
     if not record.summary:
         return {"empty": why_no_result(record)}
+    lengths = _both_sides(record, "length")
     kept = fitting([_pair(row) for row in record.results], most_bytes)
     return {
         **rounded({name: record.summary.get(name) for name in FIGURES}),
@@ -123,7 +124,7 @@ def evaluation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
         "orders": _orders(record.results),
         "frontier": _frontier(record.summary),
         "scores": _both_sides(record, "score"),
-        "lengths": _lengths(record),
+        "lengths": lengths and {"unit": "tokens", **lengths},
         "pairs": kept,
         "kept": len(kept),
         "of": len(record.results),
@@ -139,10 +140,8 @@ def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"outcome": OUTCOMES.get(str(row.get("winner")), "undecided"), **texts, **figures, **shown}
 
 
-def _num_unequal_lengths(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """Decided pairs whose lengths differ; None for evaluations of earlier versions, which did not write lengths."""
-    if not all("length" in row for row in rows):
-        return None
+def _num_unequal_lengths(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Decided pairs whose lengths differ."""
     return sum(row["length"] != row["length_against"] and row.get("winner") in OUTCOMES for row in rows)
 
 
@@ -188,15 +187,6 @@ def _both_sides(record: RunRecord, name: str) -> dict[str, Any] | None:
     sides = {"model": name, "against": f"{name}_against"}
     named = {side: [as_number(row.get(key)) for row in record.results] for side, key in sides.items()}
     return distributions({side: [value for value in values if value is not None] for side, values in named.items()})
-
-
-def _lengths(record: RunRecord) -> dict[str, Any] | None:
-    """Lengths in tokens; in characters for evaluations of earlier versions, which did not write tokens."""
-    if found := _both_sides(record, "length"):
-        return {"unit": "tokens", **found}
-    texts = {"model": "completion", "against": "completion_against"}
-    found = distributions({side: [len(str(row.get(key, ""))) for row in record.results] for side, key in texts.items()})
-    return found and {"unit": "characters", **found}
 
 
 GENERATION_FIGURES = (
