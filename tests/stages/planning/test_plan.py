@@ -26,6 +26,7 @@ from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
+from tests.models.registry.builder import tiny_config
 from tests.tiny import save_tiny_policy
 
 GIB = 2**30
@@ -328,3 +329,13 @@ def test_a_chain_is_planned_stage_by_stage_with_its_critic() -> None:
     for _, config in stages[2:]:
         assert [term.source for term in config.reward] == ["m"]
     assert stages[3][1].ppo.resolved_critic == "shared"
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "bloom", "falcon", "mistral", "gemma3_text", "mixtral", "jamba"])
+def test_models_whose_attention_is_not_packed_are_planned(name: str, tmp_path: Path) -> None:
+    """Rows are longer than the windows of those that have one."""
+    tiny_config(name).save_pretrained(tmp_path)
+    settings = {"rollout.num_prompts": 4, "rollout.max_new_tokens": 16, "runtime.precision": "fp32"}
+    config = load_config(None, (), {"model": str(tmp_path), "runtime.device": "cpu", **settings}, None, stage="ppo")
+    plan = count_stage(config, "ppo", lengths=Lengths((16,))).plan()
+    assert [phase.name for phase in plan.phases] == ["rollout", "experience", "train", "step"]

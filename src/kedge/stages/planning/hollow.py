@@ -30,7 +30,6 @@ from kedge.models import ActorCritic, LanguageModel, Precision, ScalarModel, Tok
 from kedge.models.adapters import Adapter, AdapterSettings
 from kedge.models.frozen import BaseDtype, hold_bases
 from kedge.models.live_bytes import Hollow, LiveBytes
-from kedge.models.packing.packed import UnsupportedAttention
 from kedge.models.pretrained import (
     disable_dropout,
     fuse_activations,
@@ -76,6 +75,8 @@ class Blueprint:
     def with_layers(self, layers: int) -> PreTrainedConfig:
         """The configuration with fewer layers, or all of them."""
         config = copy.deepcopy(self.config)
+        if layers == self.layers:
+            return config
         text = config.get_text_config()
         text.num_hidden_layers = layers
         for name in PER_KIND:
@@ -312,11 +313,14 @@ def _tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
 
 
 def _choose_packing(model: Model) -> None:
-    """Pad the rows of a model whose attention cannot be packed; no numbers are needed to see that."""
+    """Pad the rows of a model whose code cannot be packed, or read token by token so; no numbers are needed."""
     trunk = model.trunk
     assert trunk is not None
     try:
         with torch.no_grad():
             trunk.hidden(TokenRows(torch.ones(8, dtype=torch.long), (4, 4)))
-    except UnsupportedAttention:
+            if isinstance(model, LanguageModel):
+                decoder = trunk.decoder([[1] * 4] * 2, max_new_tokens=2, pad_id=0)
+                decoder.step(torch.ones(2, dtype=torch.long))
+    except Exception:  # the model's code may raise anything
         trunk._packs = False
