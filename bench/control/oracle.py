@@ -79,13 +79,13 @@ def compare(env: str, *, iterations: int, peer: Path, work: Path, updates: int =
     _load(policy, saved)
     before = _flat(policy)
     with torch.no_grad():
-        old = policy.distribution(saved["observations"]).parameters
+        old = policy(saved["observations"])[0].parameters
     _step(policy, saved, old, iterations)
     ours = _flat(policy) - before
     theirs = torch.cat([(saved[f"after/{name}"] - saved[f"before/{name}"]).flatten() for name in _parameters(policy)])
     _load(policy, saved, "after")
     with torch.no_grad():
-        true_kl = float(policy.distribution(saved["observations"]).kl_from(policy.head.restored(old)).mean())
+        true_kl = float(policy(saved["observations"])[0].kl_from(policy.head.restored(old)).mean())
     return Compared(
         env=env,
         iterations=iterations,

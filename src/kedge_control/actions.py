@@ -7,6 +7,7 @@ addition. With noise of 0, the action is the most probable one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, Normal, TanhTransform, kl_divergence
+from torch.distributions import Bernoulli, Categorical, Normal, TanhTransform, kl_divergence
 
 from kedge.errors import ConfigError
 from kedge_control.spaces import Array, Spaces
@@ -39,18 +40,22 @@ class ActionDistribution:
 
     Attributes:
         parts: A distribution [n] for every choice, or one [n, components] of all switches or numbers.
-        parameters: All of its parameters, from which `ActionHead.restored` makes it again [n, parameters].
         is_squashed: An action is u and is played as its tanh, scaled to the bounds.
     """
 
-    parts: tuple[Distribution, ...]
-    parameters: Float[Tensor, "n parameters"]
+    parts: tuple[Categorical, ...] | tuple[Bernoulli] | tuple[Normal]
     is_squashed: bool = False
+
+    @property
+    def parameters(self) -> Float[Tensor, "n parameters"]:
+        """All of its parameters, from which `ActionHead.restored` makes it again: logits, or means and then σ."""
+        tables = ([part.loc, part.scale] if isinstance(part, Normal) else [part.logits] for part in self.parts)
+        return torch.cat(list(itertools.chain(*tables)), -1)
 
     def log_prob(self, actions: Tensor) -> Float[Tensor, " n"]:
         """Log probability or density of the actions [n, components], nats, summed over components."""
         is_choice = isinstance(self.parts[0], Categorical)
-        columns = actions.unbind(-1) if is_choice else (actions.to(self.parameters.dtype),)
+        columns = actions.unbind(-1) if is_choice else (actions.float(),)
         found = _joint(part.log_prob(column) for part, column in zip(self.parts, columns, strict=True))
         return found - _log_slope(actions).sum(-1) if self.is_squashed else found
 
@@ -60,7 +65,7 @@ class ActionDistribution:
         if not self.is_squashed:
             return found
         [normal] = self.parts
-        u = normal.mean.unsqueeze(-1) + normal.stddev.unsqueeze(-1) * NODES.to(self.parameters)
+        u = normal.mean.unsqueeze(-1) + normal.stddev.unsqueeze(-1) * NODES.to(normal.mean)
         return found + (_log_slope(u) @ WEIGHTS.to(u)).sum(-1)
 
     def kl_from(self, old: ActionDistribution) -> Float[Tensor, " n"]:
@@ -119,25 +124,20 @@ class ActionHead:
         return self.spaces.action_kind == "continuous"
 
     def distribution(self, location: Float[Tensor, "n outputs"], log_std: Tensor | None) -> ActionDistribution:
-        """The distribution with a location; `log_std` [outputs] or [n, outputs] for numbers."""
-        if self.is_continuous:
-            assert log_std is not None
-            log_std = log_std.expand_as(location)
-            parameters = torch.cat([location, log_std], -1)
-            normal = Normal(location, log_std.exp(), validate_args=False)
-            return ActionDistribution((normal,), parameters, self.bounds == "squash")
+        """The distribution with a location; `log_std` [outputs] for numbers."""
+        if log_std is not None:
+            return self._normal(location, log_std.exp())
         if self.spaces.action_kind == "multi_binary":
-            return ActionDistribution((Bernoulli(logits=location, validate_args=False),), location)
+            return ActionDistribution((Bernoulli(logits=location, validate_args=False),))
         logits = location.split(self.spaces.action_sizes, -1)
-        parts = tuple(Categorical(logits=each, validate_args=False) for each in logits)
-        return ActionDistribution(parts, torch.cat([part.logits for part in parts], -1))
+        return ActionDistribution(tuple(Categorical(logits=each, validate_args=False) for each in logits))
+
+    def _normal(self, mean: Tensor, std: Tensor) -> ActionDistribution:
+        return ActionDistribution((Normal(mean, std, validate_args=False),), self.bounds == "squash")
 
     def restored(self, parameters: Float[Tensor, "n parameters"]) -> ActionDistribution:
         """The distribution with these `ActionDistribution.parameters`."""
-        if not self.is_continuous:
-            return self.distribution(parameters, None)
-        location, log_std = parameters.chunk(2, -1)
-        return self.distribution(location, log_std)
+        return self._normal(*parameters.chunk(2, -1)) if self.is_continuous else self.distribution(parameters, None)
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Float[Tensor, "time envs k"]:
         """Standard noise of the family for a whole rollout: Gumbel, logistic or normal."""

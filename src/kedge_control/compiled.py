@@ -23,7 +23,7 @@ from kedge.training.guard import StepCheck, refuse_nonfinite
 from kedge.training.objective import Divisors, Objective
 from kedge.training.optimizer import CRITIC
 from kedge.training.optimizer_kinds import Optimizer
-from kedge.training.update import EpochPass, UpdateResult, minibatches_of, ppo_update
+from kedge.training.update import UpdateResult, minibatches_of, ppo_update
 from kedge_control.experience import ControlExperience, ControlLearner
 
 __all__ = ["CompiledUpdate", "MakeObjective", "Numbers"]
@@ -37,11 +37,10 @@ Numbers: TypeAlias = "dict[str, float]"
 MakeObjective: TypeAlias = Callable[..., Objective]
 """Makes the total loss from `Numbers`."""
 
-Step: TypeAlias = Callable[..., tuple[Float[Tensor, " figures"], Float[Tensor, "two rows time"]]]
-"""Takes a step in place: (state, count of steps, rate, batch, rows, numbers) → (figures, tables).
+Step: TypeAlias = Callable[..., Float[Tensor, " figures"]]
+"""Takes a step in place: (state, count of steps, rate, batch, rows, numbers) → figures.
 
-The figures are the metrics of the objective in its order, then the gradient norms of the policy and of a critic apart;
-the tables are log probabilities and entropies.
+The figures are the metrics of the objective in its order, then the gradient norms of the policy and of a critic apart.
 """
 
 State: TypeAlias = "tuple[list[Tensor], list[Tensor], list[Tensor]]"
@@ -86,7 +85,10 @@ class CompiledUpdate:
         max_grad_norm: float | None,
         check_step: StepCheck = refuse_nonfinite,
     ) -> UpdateResult:
-        """See `ppo_update`. `check_step` is called only if a value is not finite or the steps cannot be compiled."""
+        """See `ppo_update`, but for `passes`, which stay empty.
+
+        `check_step` is called only if a value is not finite or the steps cannot be compiled.
+        """
         state, counts = self._state()
         tensors = [*(each for table in state for each in table), *counts]
         before = [each.clone() for each in tensors]
@@ -146,26 +148,18 @@ class CompiledUpdate:
         """The update's steps as graphs; None if there is no graph, or a value is not finite."""
         result = UpdateResult()
         figures: list[Tensor] = []
-        names = self._names(experience, self.make_objective(**numbers), result)
+        objective = self.make_objective(**numbers)
+        names = self._names(experience, objective, result)
         device = experience.old_logprobs.device
         # In float64, as torch computes with the numbers that these are when a step is not compiled.
         given = {name: torch.tensor(each, device=device) for name, each in numbers.items()}
         rate = torch.tensor(self.optimizer.param_groups[0]["lr"], dtype=torch.float64, device=device)
         done = torch.arange(sum(map(len, epochs)), dtype=torch.float64, device=device) + max(map(float, counts))
-        for minibatches in epochs:
-            tables: list[Tensor] = []
-            for rows in (each.to(device) for each in minibatches):
-                step = self._graph(experience, rows, self.make_objective(**numbers), max_grad_norm)
-                if step is None:
-                    return None
-                measured, table = step(state, done[len(figures)], rate, experience, rows, given)
-                figures.append(measured)
-                tables.append(table)
-            order = torch.cat(tuple(minibatches)).to(device)
-            epoch = EpochPass.empty(experience)
-            epoch.logprobs[order], epoch.entropies[order] = torch.cat(tables, 1)
-            epoch.visited[order] = True
-            result.passes.append(epoch)
+        for rows in (each.to(device) for minibatches in epochs for each in minibatches):
+            step = self._graph(experience, rows, objective, max_grad_norm)
+            if step is None:
+                return None
+            figures.append(step(state, done[len(figures)], rate, experience, rows, given))
         measured = torch.stack(figures)
         if not bool(measured.isfinite().all()):
             return None
@@ -221,7 +215,7 @@ class CompiledUpdate:
             batch: ControlExperience,
             rows: Tensor,
             numbers: dict[str, Tensor],
-        ) -> tuple[Tensor, Tensor]:
+        ) -> Tensor:
             objective = make_objective(**numbers)
             minibatch = objective.prepared(batch.select(rows))
 
@@ -229,7 +223,7 @@ class CompiledUpdate:
                 return torch.func.functional_call(loss, named, (minibatch, objective, divisors))
 
             named = dict(zip(names, state[0], strict=True))
-            gradients, (figures, tables) = torch.func.grad(total, has_aux=True)(named)
+            gradients, figures = torch.func.grad(total, has_aux=True)(named)
             norms: list[Tensor] = []
             for owned in ([_Graded(gradients[name]) for name in own] for own in owners if own):
                 norms.append(get_total_norm([each.grad for each in owned], foreach=False))
@@ -252,7 +246,7 @@ class CompiledUpdate:
                 eps=eps,
                 maximize=False,
             )
-            return torch.cat([figures, torch.stack(norms)]), tables
+            return torch.cat([figures, torch.stack(norms)])
 
         return step
 
@@ -271,11 +265,7 @@ class _Loss(nn.Module):
         self.policy = policy
         self.learner = learner
 
-    def forward(
-        self, minibatch: ControlExperience, objective: Objective, divisors: Divisors
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The loss; the metrics, and log probabilities and entropies."""
-        outputs = self.learner.evaluate(minibatch)
-        terms = objective(outputs, minibatch, divisors)
-        figures = torch.stack([each.value for each in terms.metrics.values()])
-        return terms.loss, (figures, torch.stack([outputs.logprobs, outputs.entropy]).detach())
+    def forward(self, minibatch: ControlExperience, objective: Objective, divisors: Divisors) -> tuple[Tensor, Tensor]:
+        """The loss, and the metrics."""
+        terms = objective(self.learner.evaluate(minibatch), minibatch, divisors)
+        return terms.loss, torch.stack([each.value for each in terms.metrics.values()])

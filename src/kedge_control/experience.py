@@ -235,11 +235,13 @@ class ControlLearner:
     Args:
         policy: Policy and critic.
         micro_batch: Transitions of a forward and backward pass; None for a whole minibatch.
+        trains_kl: The loss holds the KL, which otherwise is measured without a gradient.
         ranks: The single process.
     """
 
     policy: ControlActorCritic
     micro_batch: PassTokens = None
+    trains_kl: bool = True
     ranks: Ranks = ALONE
 
     @property
@@ -260,12 +262,13 @@ class ControlLearner:
     def evaluate(self, batch: ControlExperience) -> PolicyOutputs:
         """See `Learner`; the KL from the old distribution is exact."""
         distribution, values = self.policy(batch.observations, batch.memory)
-        old = self.policy.head.restored(batch.parameters.flatten(0, -2))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.trains_kl):
+            kl = distribution.kl_from(self.policy.head.restored(batch.parameters.flatten(0, -2)))
         return PolicyOutputs(
             logprobs=_table(distribution.log_prob(batch.actions.flatten(0, -2)), batch),
             entropy=_table(distribution.entropy(), batch),
             values=_table(values, batch),
-            kl=_table(distribution.kl_from(old), batch),
+            kl=_table(kl, batch),
         )
 
     def evaluate_critic(self, batch: ControlExperience) -> CriticOutputs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import signal
@@ -158,7 +157,7 @@ def _made(
     except (KedgeError, Terminated):
         raise
     except (gymnasium_errors.Error, ModuleNotFoundError) as error:
-        raise ConfigError(f"environment {spec.name!r}: {_unavailable(spec.name, error)}") from error
+        raise ConfigError(f"environment {spec.name!r}: {_unavailable(error)}") from error
     except (Exception, SystemExit) as error:  # of the user's code
         with_what = f" with {settings}" if settings else ""
         reason = f"{type(error).__name__}: {error_text(error)} ({place_of(error)})"
@@ -173,15 +172,13 @@ def _made(
     return made if isinstance(made.observation_space, Box) else FlattenObservation(made)
 
 
-def _unavailable(name: str, error: gymnasium_errors.Error | ModuleNotFoundError) -> str:
+def _unavailable(error: gymnasium_errors.Error | ModuleNotFoundError) -> str:
     """The reason for which Gymnasium could not make an environment, and what would help."""
     if isinstance(error, ModuleNotFoundError):
         if error.name is None:  # Gymnasium's own, of `module:Id`
             return error_text(error)
         return f"it needs the package {error.name!r}; {install_line('control')} has those of MuJoCo"
-    near = difflib.get_close_matches(name, list(gymnasium.registry), n=3)
-    meant = isinstance(error, gymnasium_errors.UnregisteredEnv) and near
-    return f"{error}; did you mean {' or '.join(near)}?" if meant else str(error)
+    return error_text(error)
 
 
 def _from_source(spec: EnvironmentSpec, settings: dict[str, Any], num_envs: int) -> Any:

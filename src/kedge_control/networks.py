@@ -174,10 +174,6 @@ class ControlActorCritic(nn.Module):
         """The memory at the start of an episode, zeros: the LSTM's output and its cell. Empty without an LSTM."""
         return torch.zeros(num_envs, 2, self.memory.hidden_size if self.memory else 0, device=self.device)
 
-    def distribution(self, observations: Tensor, memory: Tensor | None = None) -> ActionDistribution:
-        """The distribution of actions in each state; arguments as in `forward`."""
-        return self.head.distribution(self.policy_output(self._features(observations, memory)), self.log_std)
-
     def values(self, observations: Tensor, memory: Tensor | None = None, *, alone: bool = False) -> Tensor:
         """The critic's value of each state [n]; `alone` keeps the gradient from a shared trunk."""
         if self.value_trunk is not None:
@@ -194,11 +190,10 @@ class ControlActorCritic(nn.Module):
             observations: A row each. With a memory, the steps of sequences [rows, time, …], and n = rows · time.
             memory: At the start of each sequence [rows, 2, units]; None for a policy without.
         """
-        if self.value_trunk is not None:
-            return self.distribution(observations), self.values(observations)
         features = self._features(observations, memory)
+        judged = features if self.value_trunk is None else self.value_trunk(observations)
         distribution = self.head.distribution(self.policy_output(features), self.log_std)
-        return distribution, self.value_output(features).squeeze(-1)
+        return distribution, self.value_output(judged).squeeze(-1)
 
     def _features(self, observations: Tensor, memory: Tensor | None) -> Float[Tensor, "n features"]:
         if self.memory is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +16,34 @@ from kedge_control.saving import ControlPolicy
 from kedge_control.spaces import Array
 from kedge_control.steps import Episode
 
-__all__ = ["Recording", "record_episode", "save_animation"]
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Pictures of an episode.
-
-    Attributes:
-        frames: RGB images of bytes [height, width, 3].
-        frames_per_second: At which they show the environment's own speed.
-        episode: Its return and steps so far.
-    """
-
-    frames: Sequence[Array]
-    frames_per_second: float
-    episode: Episode
+__all__ = ["record_episode"]
 
 
 def record_episode(
-    spec: EnvironmentSpec, policy: ControlPolicy, *, seed: int = 0, max_steps: int = 1000, every: int = 1
-) -> Recording:
-    """Play an episode, with a picture every few steps, drawn off-screen.
+    spec: EnvironmentSpec,
+    policy: ControlPolicy,
+    path: Path | None,
+    *,
+    seed: int = 0,
+    max_steps: int = 1000,
+    every: int = 1,
+    width: int = 320,
+) -> Episode:
+    """Play an episode and save an animated WebP of it, drawn off-screen; return its return and steps so far.
 
     Args:
         spec: How to make the environment.
         policy: It acts deterministically.
+        path: The file; None saves none.
         seed: Of the episode.
         max_steps: Steps after which the recording ends.
         every: Steps from one picture to the next.
+        width: Largest width, pixels.
 
     Raises:
         ConfigError: The environment cannot be made.
         EnvError: It cannot be drawn here: it has no pictures, or there is no OpenGL without a screen.
+        OutputError: The file cannot be written.
     """
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's default needs a screen
@@ -69,8 +63,10 @@ def record_episode(
                 break
     finally:
         close_quietly(environment, spec.name)
-    speed = float(environment.metadata.get("render_fps") or 30)
-    return Recording(frames, speed / every, Episode(total, step))
+    if path is not None:
+        speed = float(environment.metadata.get("render_fps") or 30)
+        _save(frames, path, milliseconds=max(10, round(1000 * every / speed)), width=width)
+    return Episode(total, step)
 
 
 def _picture(environment: Any, name: str) -> Array:
@@ -85,25 +81,12 @@ def _picture(environment: Any, name: str) -> Array:
     return picture
 
 
-def save_animation(recording: Recording, path: Path, *, width: int = 320) -> Path:
-    """Save a recording as an animated WebP.
-
-    Args:
-        recording: At least one picture.
-        path: The file; its name ends in `.webp`.
-        width: Largest width, pixels.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+def _save(frames: Sequence[Array], path: Path, *, milliseconds: int, width: int) -> None:
     from PIL import Image
 
-    pictures = [Image.fromarray(frame) for frame in recording.frames]
-    height, wide = recording.frames[0].shape[:2]
-    if wide > width:
-        pictures = [each.resize((width, max(1, round(height * width / wide)))) for each in pictures]
-    duration = max(10, round(1000 / recording.frames_per_second))
+    pictures = [Image.fromarray(frame) for frame in frames]
+    for picture in pictures:
+        picture.thumbnail((width, picture.height))
     with writing(path):
         first, *others = pictures
-        first.save(path, save_all=True, append_images=others, duration=duration, loop=0, quality=60, method=4)
-    return path
+        first.save(path, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=60, method=4)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from kedge.errors import ConfigError, EnvError, ModelError
 from kedge.system.durable import replaced_folder
+from kedge.system.importing import find_named
 from kedge.system.output import writing
 from kedge_control.actions import ActionBounds
 from kedge_control.networks import Activation, ControlActorCritic, FeatureNetwork, acting_function
@@ -159,12 +160,14 @@ def save_control_policy(
     return folder
 
 
-def load_control_policy(folder: str | Path, *, network: FeatureNetwork | None = None, seed: int = 0) -> ControlPolicy:
-    """Load a policy that `save_control_policy` saved.
+def load_control_policy(
+    folder: str | Path, *, network: str | FeatureNetwork | None = None, seed: int = 0
+) -> ControlPolicy:
+    """The policy of a control run, to act with: `action = policy.act(observation)`.
 
     Args:
-        folder: Its folder.
-        network: The function that made its layers; needed if it has a network of its own.
+        folder: The run's `model/`, or a checkpoint's.
+        network: The function that made its layers, itself or as `file.py:name`, if it has a network of its own.
         seed: Of the actions, if they are drawn.
 
     Raises:
@@ -175,8 +178,9 @@ def load_control_policy(folder: str | Path, *, network: FeatureNetwork | None = 
     if described.has_custom_network and network is None:
         raise ModelError(f"{folder}: the policy has a network of its own; name the function that makes it")
     spaces = described.spaces
+    make = find_named(network, word="network", error=ConfigError) if isinstance(network, str) else network
     try:
-        policy = ControlActorCritic(spaces, network=network, **described.network.model_dump())
+        policy = ControlActorCritic(spaces, network=make, **described.network.model_dump())
         policy.load_state_dict(load_file(folder / WEIGHTS_FILE))
         num_envs = len(described.statistics["running_returns"])
         normalization = Normalization(spaces.observation_size, num_envs, **described.normalization.model_dump())

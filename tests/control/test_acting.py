@@ -30,7 +30,7 @@ def test_numpy_and_torch_give_the_policys_outputs(
         act = acting_function(policy, num_envs)
         found = [act(state, policy.blank_memory(num_envs))[0] for state in states]
         for outputs, state in zip(found, states, strict=True):  # an earlier call's outputs are not overwritten
-            distribution = policy.distribution(torch.from_numpy(state))
+            distribution = policy(torch.from_numpy(state))[0]
             expected = torch.log_softmax(torch.from_numpy(outputs), -1)
             actual = torch.stack([distribution.log_prob(torch.full((num_envs, 1), each)) for each in range(3)], -1)
             torch.testing.assert_close(actual, expected)

@@ -38,10 +38,6 @@ def assert_equal_results(one: UpdateResult, other: UpdateResult) -> None:
         assert list(ours) == list(theirs)
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
     assert one.metrics() == pytest.approx(other.metrics(), rel=1e-3, abs=1e-4)
-    for ours, theirs in zip(one.passes, other.passes, strict=True):
-        torch.testing.assert_close(ours.logprobs, theirs.logprobs, **CLOSE)
-        torch.testing.assert_close(ours.entropies, theirs.entropies, **CLOSE)
-        assert bool(ours.visited.all())
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -167,7 +167,7 @@ def test_a_reward_that_is_no_number_is_named() -> None:
     ("name", "options", "expected"),
     [
         ("CartPole-v9", {}, "CartPole"),
-        ("Cartpole-v1", {}, "did you mean CartPole-v1"),
+        ("Cartpole-v1", {}, "Did you mean: `CartPole`"),
         ("CartPole-v1", {"settings": {"gravity_": 1}}, "gravity_"),
         ("no_such_module:CartPole-v1", {}, "no_such_module"),
     ],

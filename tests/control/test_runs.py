@@ -150,7 +150,7 @@ def test_a_bandit_is_learned_and_an_episode_of_it_is_in_the_report(tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--env", "CartPol-v1"], "CartPole-v1"),
+        (["--env", "CartPol-v1"], "Did you mean: `CartPole`"),
         ([], "control.env"),
         (["--env", "CartPole-v1", "num_minibatches=7"], "does not divide"),
         (["--env", "CartPole-v1", "total_steps=10"], "less than one update"),

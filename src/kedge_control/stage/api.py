@@ -1,4 +1,4 @@
-"""Control from Python: `kedge.control` and `kedge.load_control_policy`."""
+"""Control from Python: `kedge.control`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from kedge.config import check_stage, config_from_settings
 from kedge.errors import ConfigError
 from kedge.runs.run import Resume
 from kedge.runs.training import Callback
-from kedge.system.importing import find_named
 
 if TYPE_CHECKING:  # Gymnasium is an extra
-    from kedge_control.saving import ControlPolicy
     from kedge_control.stage.result import ControlResult
 
-__all__ = ["control", "load_control_policy"]
+__all__ = ["control"]
 
 
 def control(
@@ -58,24 +56,6 @@ def control(
 
     functions = {name: value for name, value in (("env", env), ("network", network)) if callable(value)}
     return run_control(config, given=Given(**functions), resume=Resume() if resume else None, callback=on_update)
-
-
-def load_control_policy(
-    folder: str | os.PathLike[str], *, network: str | Callable[..., Any] | None = None
-) -> ControlPolicy:
-    """The policy of a control run, to act with: `action = policy.act(observation)`.
-
-    Args:
-        folder: The run's `model/`, or a checkpoint's.
-        network: The function that made its layers, itself or as `file.py:name`, if it has a network of its own.
-
-    Raises:
-        ModelError: Not the folder of such a policy, or damaged.
-    """
-    from kedge_control.saving import load_control_policy as load
-
-    make = find_named(network, word="network", error=ConfigError) if isinstance(network, str) else network
-    return load(os.fspath(folder), network=make)
 
 
 def _name(function: object) -> str:

@@ -122,6 +122,6 @@ CONTROL = Stage(
     presets="kedge_control.stage.presets:CONTROL",
     python={
         "control": "kedge_control.stage.api:control",
-        "load_control_policy": "kedge_control.stage.api:load_control_policy",
+        "load_control_policy": "kedge_control.saving:load_control_policy",
     },
 )

@@ -154,7 +154,7 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
         memory_size=use.memory_size,
         seed=stream_seed(config.runtime.seed, "networks"),
     ).to(run.device)
-    learner = ControlLearner(policy, run.micro_batch_tokens)
+    learner = ControlLearner(policy, run.micro_batch_tokens, use.policy_loss not in ("clipped", "unclipped"))
     optimizer = build_optimizer(
         policy.parameters(),
         critic_parameters=policy.critic_parameters() if use.critic == "separate" else (),

@@ -19,7 +19,7 @@ from kedge.system.output import VIDEO_FILE
 from kedge.system.texts import markdown
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.runtime import stream_seed
-from kedge_control.recording import Recording, record_episode, save_animation
+from kedge_control.recording import record_episode
 from kedge_control.saving import ControlPolicy, load_control_policy, save_control_policy
 from kedge_control.stage.parts import Parts
 
@@ -139,22 +139,19 @@ def check_video(parts: Parts) -> None:
         ConfigError: The environment cannot be drawn here.
     """
     try:
-        _record(parts, most_steps=1)
+        record_video(parts, None, most_steps=1)
     except EnvError as error:
         raise ConfigError(f"control.video=true: {error}; leave it out, or install a renderer") from error
 
 
-def record_video(parts: Parts, folder: Path) -> None:
-    """Record an episode of the policy.
+def record_video(parts: Parts, folder: Path | None, *, most_steps: int = RECORDED_STEPS) -> None:
+    """Record an episode of the policy in the run's folder.
 
     Raises:
         EnvError: The environment cannot be drawn any longer.
         OutputError: The file cannot be written.
     """
-    save_animation(_record(parts, most_steps=RECORDED_STEPS), folder / VIDEO_FILE)
-
-
-def _record(parts: Parts, *, most_steps: int) -> Recording:
     seed = stream_seed(parts.config.runtime.seed, "video") % 2**31
     policy = ControlPolicy(parts.policy, parts.normalization)
-    return record_episode(parts.spec, policy, seed=seed, max_steps=most_steps, every=2)
+    path = None if folder is None else folder / VIDEO_FILE
+    record_episode(parts.spec, policy, path, seed=seed, max_steps=most_steps, every=2)
