@@ -30,10 +30,16 @@ from kedge.models import ActorCritic, ModelCard, load_language_model, load_token
 from kedge.models.sharded import shard_model
 from kedge.system.ranks import Ranks
 from kedge.system.ranks.start import join_ranks
-from kedge.training.checkpoint.hashed_files import record_file
+from kedge.training.checkpoint.files import record_file
 from kedge.training.checkpoint.model_folder import CheckpointModel
-from kedge.training.checkpoint.run_state import RunState, TrainingState
-from kedge.training.checkpoint.state import module_tensors, optimizer_state, restore_module, restore_optimizer
+from kedge.training.checkpoint.state import (
+    RunState,
+    TrainingState,
+    module_tensors,
+    optimizer_state,
+    restore_module,
+    restore_optimizer,
+)
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer import build_optimizer
 from tests.tiny import tiny_tokenizer

@@ -481,7 +481,7 @@ MUTATIONS = (
     ),
     Mutation(
         "one-norm-for-both-models",
-        "_clipped_norms",
+        "clip_by_owner",
         "trained = [each for each in parameters_of(optimizer, critic=critic) if each.grad is not None]",
         "trained = [each for group in optimizer.param_groups for each in group['params'] if each.grad is not None]",
         "tests/training/test_critic_steps.py::test_a_separate_critics_gradient_does_not_shrink_the_policys_step",

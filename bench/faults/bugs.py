@@ -18,6 +18,7 @@ import kedge.rollout.collect
 import kedge.stages.ppo.settings
 import kedge.stages.sft
 import kedge.training.objective
+import kedge.training.optimizer
 import kedge.training.update
 from kedge.algorithm.critic import clipped_value_loss
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs, Rollout
@@ -162,7 +163,7 @@ def gradient_spikes() -> Bug:
                 gradient.mul_(1000.0)
         return clip_gradients(parameters, max_norm, ranks)
 
-    return patch.object(kedge.training.update, "clip_gradients", spiked)
+    return patch.object(kedge.training.optimizer, "clip_gradients", spiked)
 
 
 def memory_leak() -> Bug:

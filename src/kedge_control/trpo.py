@@ -19,10 +19,19 @@ from torch.nn.utils import parameters_to_vector
 from kedge.algorithm.experience import PolicyOutputs
 from kedge.training.guard import StepCheck, refuse_nonfinite
 from kedge.training.learner import B, Batch, Learner
-from kedge.training.objective import MetricTotals, Objective, reduce_steps
+from kedge.training.objective import Objective
 from kedge.training.optimizer import parameters_of
 from kedge.training.optimizer_kinds import Optimizer
-from kedge.training.update import EpochPass, UpdateResult, critic_pass, minibatches_of, once, search_minibatch
+from kedge.training.update import (
+    EpochPass,
+    MetricTotals,
+    UpdateResult,
+    critic_pass,
+    minibatches_of,
+    once,
+    reduce_steps,
+    search_minibatch,
+)
 
 __all__ = ["TrustRegion", "trpo_update"]
 

@@ -11,7 +11,7 @@ from kedge.config import config_from_settings
 from kedge.errors import DataError, ModelError
 from kedge.runs.run import Resume
 from kedge.stages.sft import run_sft
-from kedge.training.checkpoint.manifest import _canonical_json
+from kedge.training.checkpoint.files import _canonical_json
 from tests.tiny import save_tiny_policy
 
 

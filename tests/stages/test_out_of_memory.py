@@ -220,7 +220,7 @@ def test_control_with_auto_repeats_the_step_in_smaller_passes(tmp_path: Path, mo
 
 def test_a_save_that_needs_too_much_leaves_the_one_before(tmp_path: Path, policy: Path, exhaust: Exhaust) -> None:
     config = configure(policy, tmp_path / "run", num_updates=3, **{"checkpoint.every": 1})
-    exhaust("kedge.training.checkpoint.run_state.save_checkpoint", after=2)
+    exhaust("kedge.training.checkpoint.state.save_checkpoint", after=2)
     with pytest.raises(OutOfMemoryError, match="during saving"):
         run_ppo(config, prompts=PROMPTS, reward=len_of)
     names = [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()]

@@ -11,7 +11,8 @@ from torch.nn.functional import pad
 from kedge.algorithm.experience import Experience, PolicyOutputs
 from kedge.models import ActorCritic, language
 from kedge.models.packing.trunk import Trunk
-from kedge.training.objective import MetricTotals, Objective
+from kedge.training.objective import Objective
+from kedge.training.update import MetricTotals
 from tests.tiny import FAMILIES
 from tests.training.test_update import gradients, make_experience, make_models, make_objective, run_update
 

@@ -19,9 +19,9 @@ from kedge.errors import ConfigError
 from kedge.logs.experience_metrics import repetition
 from kedge.models import ActorCritic, LanguageModel
 from kedge.system.ranks import ALONE
-from kedge.training.objective import Metric, MetricTotals, reduce_steps
+from kedge.training.objective import Metric
 from kedge.training.optimizer import build_optimizer
-from kedge.training.update import ppo_update
+from kedge.training.update import MetricTotals, ppo_update, reduce_steps
 from tests.experience import collected
 from tests.tiny import tiny_causal_lm, tiny_tokenizer
 from tests.training.test_update import GAE, gradients, make_learner, make_models, make_objective, run_update

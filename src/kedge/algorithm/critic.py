@@ -62,8 +62,9 @@ def clipped_value_loss(
     Source: S0; N+; spec §6.28.
     """
     check_counted(mask, values=values, old_values=old_values, returns=returns)
-    values = keep_counted(values, mask)
-    old_values, returns = keep_counted(old_values, mask).detach(), keep_counted(returns, mask).detach()
+    values = torch.where(mask, values, 0.0)
+    old_values = torch.where(mask, old_values, 0.0).detach()
+    returns = torch.where(mask, returns, 0.0).detach()
     losses = free = (values - returns).square()
     if clip_range is not None:
         check_positive(value_clip_range=clip_range)

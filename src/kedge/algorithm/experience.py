@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -61,27 +62,27 @@ class Rollout:
     policy_version: Int[Tensor, " batch"]
     values: Float[Tensor, "batch time"] | None = None
 
-    @property
+    @cached_property
     def num_responses(self) -> int:
         """Rows of the batch."""
         return self.response_ids.shape[0]
 
-    @property
+    @cached_property
     def num_actions(self) -> int:
         """Actions in the batch: the divisor of a token mean."""
         return int(self.action_mask.sum())
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         """Tokens in the batch that a model reads, including prompts."""
         return int(self.prompt_mask.sum() + self.token_mask.sum())
 
-    @property
+    @cached_property
     def row_lengths(self) -> list[int]:
         """Tokens of each row that a model reads, including the prompt."""
         return cast("list[int]", (self.prompt_mask.sum(-1) + self.token_mask.sum(-1)).tolist())  # pyright: ignore[reportUnknownMemberType]
 
-    @property
+    @cached_property
     def response_lengths(self) -> Int[Tensor, " batch"]:
         """Actions per response."""
         return self.action_mask.sum(-1)
@@ -133,7 +134,7 @@ class Experience:
     positive: Bool[Tensor, " batch"] | None = None
     recomputed_logprobs: Float[Tensor, "batch time"] | None = None
 
-    @property
+    @cached_property
     def trainer_logprobs(self) -> Float[Tensor, "batch time"]:
         """Log probabilities (nats) that the trainer computes under the weights at the start of the epochs."""
         return self.old_logprobs if self.recomputed_logprobs is None else self.recomputed_logprobs
@@ -148,12 +149,12 @@ class Experience:
         """See `Rollout`."""
         return self.rollout.action_mask
 
-    @property
+    @cached_property
     def total_scores(self) -> Float[Tensor, " batch"]:
         """Each response's score plus those of its tokens."""
         return total_scores(self.scores, self.token_scores)
 
-    @property
+    @cached_property
     def kl(self) -> Float[Tensor, "batch time"]:
         """The k1 estimate: log ratio of policy to reference per action, nats; 0 elsewhere.
 

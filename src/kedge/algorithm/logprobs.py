@@ -69,7 +69,6 @@ def token_logprobs_and_entropy(
     Source: PPO eq. 9; spec §4.14, §6.29.
     """
     check_same_shape(tokens=tokens, logits_without_vocabulary=logits[..., 0])
-    check_positive(temperature=temperature)
     both = _LogprobsAndEntropy.apply(logits, tokens.long(), temperature)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     logprobs, entropy = cast("tuple[Tensor, Tensor]", both)
     return logprobs, entropy if entropy_gradient else entropy.detach()

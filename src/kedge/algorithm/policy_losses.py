@@ -24,7 +24,6 @@ from kedge.algorithm.masking import (
     check_counted,
     check_positive,
     keep_counted,
-    masked_mean,
 )
 from kedge.errors import ConfigError
 
@@ -213,12 +212,11 @@ def double_sided_policy_loss(
 
 def _bounds(clip_range: float, clip_range_high: float | None) -> tuple[float, float]:
     """1 − ε and 1 + ε_high, which is ε unless given."""
-    check_positive(clip_range=clip_range)
-    if not torch.compiler.is_compiling() and clip_range >= 1.0:
-        raise ConfigError(f"clip_range must be below 1, got {clip_range}: 1 − clip_range bounds the ratio")
     if clip_range_high is None:
         clip_range_high = clip_range
-    check_positive(clip_range_high=clip_range_high)
+    check_positive(clip_range=clip_range, clip_range_high=clip_range_high)
+    if not torch.compiler.is_compiling() and clip_range >= 1.0:
+        raise ConfigError(f"clip_range must be below 1, got {clip_range}: 1 − clip_range bounds the ratio")
     return 1.0 - clip_range, 1.0 + clip_range_high
 
 
@@ -334,12 +332,12 @@ class Tokens:
             importance_weights=importance_weights,
             kl=kl,
         )
-        logprobs = keep_counted(logprobs, mask)
-        log_ratio = logprobs - keep_counted(old_logprobs, mask).detach()
+        logprobs = torch.where(mask, logprobs, 0.0)
+        log_ratio = logprobs - torch.where(mask, old_logprobs, 0.0).detach()
         log_ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
         log_rho = log_ratio if ratio == "token" else _of_sequences(log_ratio, mask)
-        advantages = keep_counted(advantages, mask).detach()
-        kl = None if kl is None else keep_counted(kl, mask)
+        advantages = torch.where(mask, advantages, 0.0).detach()
+        kl = None if kl is None else torch.where(mask, kl, 0.0)
         return cls(logprobs, log_ratio, log_rho.exp(), advantages, mask, importance_weights, averaging, kl)
 
     @property
@@ -355,18 +353,23 @@ class Tokens:
         if self.importance_weights is not None:
             losses = losses * keep_counted(self.importance_weights, mask).detach()
 
+        num_tokens = mask.sum()
+
+        def mean(x: Tensor) -> Tensor:
+            return torch.where(mask, x, 0.0).sum() / num_tokens
+
         def share(event: Tensor | None) -> Tensor:
-            return ratio.new_zeros(()) if event is None else masked_mean(event.to(ratio.dtype), mask)
+            return ratio.new_zeros(()) if event is None else mean(event.to(ratio.dtype))
 
         return PolicyLoss(
             loss=aggregate(losses, mask, **self.averaging),
             clip_fraction=share(held_by_clip),
-            approx_kl=masked_mean(self.kl.detach(), mask),
+            approx_kl=mean(self.kl.detach()),
             dual_clip_fraction=share(held_by_dual_clip),
-            ratio_mean=masked_mean(ratio, mask),
+            ratio_mean=mean(ratio),
             ratio_min=ratio.masked_fill(~mask, math.inf).min(),
             ratio_max=ratio.masked_fill(~mask, 0.0).max(),
-            num_tokens=mask.sum(),
+            num_tokens=num_tokens,
         )
 
 

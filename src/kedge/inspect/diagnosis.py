@@ -89,13 +89,14 @@ class LiveDoctor:
         texts = {name: str(fact) for name, fact in facts.items()}
         self._run = RunRecord(folder, texts, config, self._rows, state="running")
         self._say, self._reported, self._advice = say, set[str](), advice
+        self._last_first = NUM_FIRST + (self._run.setting("ppo.value_warmup_updates") or 0)
         self._next = (self._rows[-1]["update"] if self._rows else 0) + EVERY
 
     def see(self, update: int, metrics: Mapping[str, float]) -> None:
         """Add an update's metrics, and diagnose the run if the next diagnosis is due."""
         self._rows.append({"update": update, **metrics})
         del self._rows[FIRST:-LATEST]
-        is_among_first = 0 < update - value_warmup_of(self._run) <= NUM_FIRST
+        is_among_first = update <= self._last_first and 0 < update - value_warmup_of(self._run) <= NUM_FIRST
         if update < self._next and not is_among_first:
             return
         if update >= self._next:

@@ -55,15 +55,15 @@ class JsonLines:
         text = json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) + "\n"
         # UTF-8 cannot encode a lone surrogate; what backslashreplace writes is its JSON escape.
         left = memoryview(text.encode("utf-8", "backslashreplace"))
-        with writing(self._path):
-            before = os.fstat(self._file.fileno()).st_size
-            try:
-                while left:
-                    left = left[self._file.write(left) :]
-            except BaseException:  # includes KeyboardInterrupt; re-raised
-                with suppress(OSError):
-                    self._file.truncate(before)
-                raise
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except BaseException as error:  # includes KeyboardInterrupt; re-raised
+            with suppress(OSError):
+                self._file.truncate(before)
+            with writing(self._path):
+                raise error
 
     def sync(self) -> None:
         """Force all rows to disk, so that a power cut loses none of them.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from kedge.system.memory import in_phase
+from kedge.system.memory import note_exhaustion
 
 __all__ = ["Stopwatch"]
 
@@ -32,10 +32,13 @@ class Stopwatch:
     def phase(self, name: str) -> Iterator[None]:
         """Add the time spent inside to `time/<name>`."""
         started = time.perf_counter()
-        with in_phase(PHASES.get(name, name)):
+        try:
             yield
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
+        except Exception as error:
+            note_exhaustion(error, PHASES.get(name, name))
+            raise
         self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - started
 
     @contextmanager

@@ -14,7 +14,7 @@ from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs
 from kedge.data.tokens import pad_left
 from kedge.models import Decoder, LanguageModel, Precision, autocast
-from kedge.system.memory import in_phase, is_out_of_memory, release
+from kedge.system.memory import is_out_of_memory, note_exhaustion, release
 from kedge.system.ranks import AdaptiveTokens
 
 __all__ = ["Sampler"]
@@ -72,7 +72,6 @@ class Sampler:
         """A sampler of the same policy with another length limit and temperature; see `Engine`."""
         return replace(self, max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
 
-    @in_phase("sampling")
     @torch.no_grad()
     def generate(
         self,
@@ -97,8 +96,12 @@ class Sampler:
         device = self.model.device
         draws = _uniform_draws(seeds, self.max_new_tokens).to(device, _draw_dtype(device))
         responses = _Responses.empty(len(prompts), self.max_new_tokens, self.pad_id, device)
-        for rows in self._batches(prompts):
-            self._sample_batch(prompts, rows, draws, responses, on_token)
+        try:
+            for rows in self._batches(prompts):
+                self._sample_batch(prompts, rows, draws, responses, on_token)
+        except Exception as error:
+            note_exhaustion(error, "sampling")
+            raise
         prompt_ids, prompt_mask = pad_left(prompts, self.pad_id)
         mask, stopped = self._count(responses.ids)
         return Rollout(

@@ -17,7 +17,7 @@ from kedge.models import find_model
 from kedge.models.adapters import is_adapter, read_adapter
 from kedge.stages.stage import stages, value_of
 from kedge.system.texts import names_function
-from kedge.training.checkpoint.hashed_files import record_file
+from kedge.training.checkpoint.files import record_file
 
 __all__ = ["changed_inputs", "input_hashes"]
 

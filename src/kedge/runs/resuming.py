@@ -19,7 +19,7 @@ from kedge.logs.progress import say
 from kedge.runs.fingerprint import changed_inputs
 from kedge.stages.stage import Stage, find_stage, value_of
 from kedge.system.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
-from kedge.training.checkpoint.hashed_files import FileRecord, record_file
+from kedge.training.checkpoint.files import FileRecord, record_file
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.runtime import available_cores, set_threads
 

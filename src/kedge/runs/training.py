@@ -25,10 +25,9 @@ from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Run, offloads_optimizer
 from kedge.system.output import CHECKPOINTS
 from kedge.system.ranks import AdaptiveTokens
-from kedge.training.checkpoint.best import BestUpdate
+from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
 from kedge.training.checkpoint.model_folder import CheckpointModel
-from kedge.training.checkpoint.resume import CheckpointedLoop
-from kedge.training.checkpoint.save_schedule import SaveSchedule
+from kedge.training.checkpoint.state import BestUpdate
 from kedge.training.stopping import stopping
 from kedge.training.supervised.loop import Outcome
 
@@ -189,7 +188,7 @@ def logged_steps(
     with (
         Progress(run.stage, total=num_steps, done=loop.done) as progress,
         open_loggers(config, run, warn=progress.say) as loggers,
-        MetricsLog(run.folder, also=loggers.write) as log,
+        MetricsLog(run.folder, also=loggers.write if loggers else None) as log,
     ):
         loop.sync_before_saving(run, log)
 

@@ -36,7 +36,7 @@ from kedge.stages.ppo.measurements import PrefixSample, sample_prefixes
 from kedge.stages.ppo.roles import load_roles
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.output import CHECKPOINTS, CONFIG_FILE, MODEL_FOLDER, is_run, write_summary
-from kedge.training.checkpoint.run_state import Stateful, restore_module
+from kedge.training.checkpoint.state import Stateful, restore_module
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, open_checkpoint
 from kedge.training.stopping import stopping_together
 

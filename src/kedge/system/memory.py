@@ -34,6 +34,7 @@ __all__ = [
     "is_out_of_memory",
     "memory_limit",
     "memory_limits",
+    "note_exhaustion",
     "private_memory",
     "release",
     "tightest_limit",
@@ -295,10 +296,15 @@ def in_phase(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if is_out_of_memory(error) and not isinstance(error, KedgeError):
-            with suppress(AttributeError):  # an exception without attributes of its own
-                setattr(error, NOTE, Exhaustion.of(error, name))
+        note_exhaustion(error, name)
         raise
+
+
+def note_exhaustion(error: Exception, phase: str) -> None:
+    """Note phase and figures in an exception, if it says that memory ran out; see `in_phase`."""
+    if is_out_of_memory(error) and not isinstance(error, KedgeError):
+        with suppress(AttributeError):  # an exception without attributes of its own
+            setattr(error, NOTE, Exhaustion.of(error, phase))
 
 
 def release(error: BaseException | None) -> None:

@@ -161,7 +161,7 @@ class Guard:
         warn: Prints a line to the user.
         roll_back: Restores weights and optimizer from the newest checkpoint.
         find_bad_weight: Returns a description of a non-finite weight, or None.
-        before_step: Called before each step that is taken.
+        before_step: Called before the first step that is taken in an update.
     """
 
     def __init__(
@@ -252,7 +252,8 @@ class Guard:
             self._taken += 1
             if self._spikes:
                 self._spikes.add(figures)
-            self._before_step()
+            if self._taken == 1:
+                self._before_step()
             return True
         return False
 

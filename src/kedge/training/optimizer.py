@@ -298,6 +298,23 @@ def parameters_of(optimizer: Optimizer, *, critic: bool) -> list[nn.Parameter]:
     return [each for group in optimizer.param_groups if group[CRITIC] == critic for each in group["params"]]
 
 
+def clip_by_owner(optimizer: Optimizer, max_norm: float | None, ranks: Ranks = ALONE) -> dict[str, float]:
+    """Clip the gradients of the policy and of a separate critic before a step, and return the norms before that.
+
+    They are clipped apart: in a joint norm a large gradient of the critic would shrink the policy's step as well. A
+    value head with a gradient that reaches the policy's trunk shares its norm. A model without gradients is left out.
+
+    Source: verl and OpenRLHF, where each model has an optimizer of its own.
+    """
+    scale_output_gradients(optimizer)
+    norms: dict[str, float] = {}
+    for name, critic in (("policy/grad_norm", False), ("value/grad_norm", True)):
+        trained = [each for each in parameters_of(optimizer, critic=critic) if each.grad is not None]
+        if trained:
+            norms[name] = clip_gradients(trained, max_norm, ranks)
+    return norms
+
+
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None, ranks: Ranks = ALONE) -> float:
     """Clip the gradients to a joint Euclidean norm of at most `max_norm`; return the norm before clipping.
 

@@ -109,6 +109,11 @@ def stream_seed(seed: int, *names: str | int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+def stream_seeds(seed: int, *names: str | int, count: int) -> list[int]:
+    """The seeds of the streams with these names and a number from 0 to `count` − 1; see `stream_seed`."""
+    return [stream_seed(seed, *names, number) for number in range(count)]
+
+
 def stream(seed: int, *names: str | int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator for a named random stream; see `stream_seed`."""
     return torch.Generator(device).manual_seed(stream_seed(seed, *names))

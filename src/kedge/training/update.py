@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -15,17 +15,18 @@ from torch.nn.utils import get_total_norm
 
 from kedge.algorithm.experience import PolicyOutputs
 from kedge.errors import ConfigError
-from kedge.system.ranks import Ranks
+from kedge.system.ranks import ALONE, Ranks
 from kedge.system.ranks.sharding import clip_shards
 from kedge.training.guard import BadValue, StepCheck, first_nonfinite, largest_ratio, refuse_nonfinite
 from kedge.training.learner import B, Batch, Learner, T
-from kedge.training.objective import Metric, MetricTotals, Objective, Reduction, reduce_steps
-from kedge.training.optimizer import clip_gradients, parameters_of, scale_output_gradients
+from kedge.training.objective import Metric, Objective, Reduction
+from kedge.training.optimizer import clip_by_owner, clip_gradients, scale_output_gradients
 from kedge.training.optimizer_kinds import Optimizer
 
 __all__ = [
     "EpochPass",
     "ExtraLoss",
+    "MetricTotals",
     "Repeated",
     "UpdateResult",
     "critic_pass",
@@ -33,6 +34,7 @@ __all__ = [
     "minibatches_of",
     "once",
     "ppo_update",
+    "reduce_steps",
     "search_minibatch",
 ]
 
@@ -41,6 +43,46 @@ ExtraLoss = Callable[[], Iterable[Tensor]]
 
 # As in SB3 and Spinning Up, where, as here, only the policy's steps end; spec §6.31.
 EARLY_STOP_MARGIN = 1.5
+
+
+class MetricTotals:
+    """The metrics of one minibatch, accumulated over its micro-batches."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Tensor] = {}
+        self.reductions: dict[str, Reduction] = {}
+
+    def add(self, metrics: Mapping[str, Metric]) -> None:
+        """Add a micro-batch's metrics."""
+        for name, metric in metrics.items():
+            self.reductions[name] = metric.reduce
+            total = self._totals.get(name)
+            self._totals[name] = metric.value if total is None else _combine(metric.reduce, total, metric.value)
+
+    def values(self, ranks: Ranks = ALONE) -> dict[str, float]:
+        """The totals over all ranks as Python floats, with one device synchronization."""
+        by_rank = ranks.everyones(torch.stack(list(self._totals.values())))
+        totals = by_rank[0]
+        for figures in by_rank[1:]:
+            pairs = zip(self._totals, totals, figures, strict=True)
+            totals = torch.stack([_combine(self.reductions[name], *pair) for name, *pair in pairs])
+        return dict(zip(self._totals, totals.tolist(), strict=True))
+
+
+def _combine(reduce: Reduction, one: Tensor, other: Tensor) -> Tensor:
+    return {"mean": torch.add, "max": torch.maximum, "min": torch.minimum}[reduce](one, other)
+
+
+def reduce_steps(steps: Sequence[Mapping[str, float]], reductions: Mapping[str, Reduction]) -> dict[str, float]:
+    """Reduce each metric over all steps; `mean` unless `reductions` has another entry."""
+    names: Iterable[str] = steps[0] if steps else ()
+    extremes = {"max": max, "min": min}
+    reduced: dict[str, float] = {}
+    for name in names:
+        values = [step[name] for step in steps]
+        extreme = extremes.get(reductions.get(name, "mean"))
+        reduced[name] = extreme(values) if extreme else sum(values) / len(values)
+    return reduced
 
 
 @dataclass(frozen=True)
@@ -243,13 +285,14 @@ def _policy_pass(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     result.passes.append(EpochPass.empty(experience))
     for number, rows in enumerate(each.to(experience.old_logprobs.device) for each in minibatches):
-        minibatch = objective.prepared(experience.select(rows))
+        minibatch = experience if len(minibatches) == 1 else experience.select(rows)
+        if objective.whitens_minibatches:
+            minibatch = objective.prepared(minibatch)
         more = extra_loss() if extra_loss else ()
         passes = partial(_gradients, learner, optimizer, objective, minibatch, rows, result.passes[-1], more)
         totals = repeated(minibatch, passes)
         learner.ranks.sum_gradients(parameters)
-        scale_output_gradients(optimizer)
-        metrics = {**totals.values(learner.ranks), **_clipped_norms(optimizer, max_grad_norm, learner.ranks)}
+        metrics = {**totals.values(learner.ranks), **clip_by_owner(optimizer, max_grad_norm, learner.ranks)}
         result.num_gradients += 1
         result.reductions.update(totals.reductions)
         search = partial(search_minibatch, learner, objective, minibatch, rows.tolist(), parameters)
@@ -416,22 +459,6 @@ def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter], ranks: Rank
         return clip_shards([parameter.grad for parameter in parameters if parameter.grad is not None], None, ranks)
     loss.backward()
     return float(get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
-
-
-def _clipped_norms(optimizer: Optimizer, max_norm: float | None, ranks: Ranks) -> dict[str, float]:
-    """Clip the gradients of the policy and of a separate critic, and return the norms before that.
-
-    They are clipped apart: in a joint norm a large gradient of the critic would shrink the policy's step as well. A
-    value head whose gradient reaches the policy's trunk shares its norm. A model without gradients is left out.
-
-    Source: verl and OpenRLHF, where each model has an optimizer of its own.
-    """
-    norms: dict[str, float] = {}
-    for name, critic in (("policy/grad_norm", False), ("value/grad_norm", True)):
-        trained = [each for each in parameters_of(optimizer, critic=critic) if each.grad is not None]
-        if trained:
-            norms[name] = clip_gradients(trained, max_norm, ranks)
-    return norms
 
 
 @torch.no_grad()

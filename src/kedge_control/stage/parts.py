@@ -20,7 +20,7 @@ from kedge.runs.run import Run
 from kedge.stages.stage import value_of
 from kedge.system.importing import find_named
 from kedge.system.ranks import tokens_of
-from kedge.training.checkpoint.run_state import Stateful
+from kedge.training.checkpoint.state import Stateful
 from kedge.training.controllers import Coefficients, Controllers
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer

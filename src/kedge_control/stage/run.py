@@ -22,8 +22,8 @@ from kedge.runs.resuming import finished_run
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, Watcher, logged_steps, stage_loop
 from kedge.system.ranks import adaptive_part, budget_metrics
-from kedge.training.checkpoint.resume import CheckpointedLoop
-from kedge.training.checkpoint.run_state import TrainingState
+from kedge.training.checkpoint.loop import CheckpointedLoop
+from kedge.training.checkpoint.state import TrainingState
 from kedge.training.guard import BadValue, refuse_nonfinite
 from kedge.training.optimizer import learning_rate_at, set_learning_rate
 from kedge.training.runtime import memory_in_use, stream

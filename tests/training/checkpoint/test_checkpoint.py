@@ -13,7 +13,7 @@ import torch
 
 from kedge.errors import DataError, NumericsError
 from kedge.training.checkpoint import store as module
-from kedge.training.checkpoint.manifest import MANIFEST_FILE
+from kedge.training.checkpoint.files import MANIFEST_FILE
 from kedge.training.checkpoint.store import clean_leftovers, newest_valid, open_checkpoint, save_checkpoint
 from tests.training.checkpoint.saver import is_consistent, names, refuse, save_update
 
@@ -205,7 +205,7 @@ def test_any_other_manifest_is_refused(two, text):
 
 
 def test_an_unsupported_format_is_named(two, monkeypatch):
-    monkeypatch.setattr("kedge.training.checkpoint.manifest.READABLE", (3,))
+    monkeypatch.setattr("kedge.training.checkpoint.files.READABLE", (3,))
     lines: list[str] = []
     assert newest_valid(two, on_rejected=lines.append) is None
     assert len(lines) == 2

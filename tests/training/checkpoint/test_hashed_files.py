@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from kedge.training.checkpoint.hashed_files import (
+from kedge.training.checkpoint.files import (
     DTYPE_NAMES,
     PIECE_BYTES,
     FileRecord,

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from kedge.models import ActorCritic, ModelCard, load_language_model, load_tokenizer, save_policy
-from kedge.training.checkpoint.manifest import _canonical_json
+from kedge.training.checkpoint.files import _canonical_json
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import module_tensors
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, open_checkpoint, save_checkpoint

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from kedge.errors import DataError, OutputError
-from kedge.training.checkpoint import run_state as state_module
-from kedge.training.checkpoint.resume import CheckpointedLoop
-from kedge.training.checkpoint.run_state import TrainingState
-from kedge.training.checkpoint.save_schedule import SaveSchedule
+from kedge.training.checkpoint import state as state_module
+from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
+from kedge.training.checkpoint.state import TrainingState
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.stopping import Stopping
 from tests.training.checkpoint.saver import names, refuse

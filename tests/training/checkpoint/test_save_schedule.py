@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kedge.training.checkpoint.save_schedule import SaveSchedule
+from kedge.training.checkpoint.loop import SaveSchedule
 
 
 class Clock:

@@ -22,7 +22,7 @@ from kedge.errors import DataError, ModelError, OutputError
 from kedge.models import ActorCritic, ModelCard, find_model, load_language_model, load_tokenizer, save_policy
 from kedge.system.ranks import ALONE, Ranks
 from kedge.system.ranks.sharding import part_for, shard_name
-from kedge.training.checkpoint.hashed_files import FileRecord, write_files
+from kedge.training.checkpoint.files import FileRecord, write_files
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.shards import save_shards, shard_pieces
 from kedge.training.checkpoint.state import module_tensors, restore_module

@@ -38,8 +38,6 @@ class LoggerGroup:
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
         """Log the metrics of one update; values that are null or text in `metrics.jsonl` are left out."""
-        if not self._loggers:
-            return
         numbers = _numbers(metrics)
         done = [each.name for each in self._loggers if each.call(update, lambda logger: logger.write(update, numbers))]
         self._state.record(update, done)
@@ -48,6 +46,10 @@ class LoggerGroup:
         """Log responses of one update."""
         for each in self._loggers:
             each.call(update, lambda logger: logger.write_samples(update, samples))
+
+    def __bool__(self) -> bool:
+        """False without loggers."""
+        return bool(self._loggers)
 
     def close(self) -> None:
         """Close all loggers."""

@@ -16,7 +16,7 @@ from kedge.algorithm.experience import Experience, Rollout
 from kedge.logs.progress import say
 from kedge.system.durable import make_folder
 from kedge.system.output import replace_file, writing
-from kedge.training.checkpoint.hashed_files import FileRecord, read_tensors, record_file, tensor_pieces
+from kedge.training.checkpoint.files import FileRecord, read_tensors, record_file, tensor_pieces
 from kedge.training.supervised.returns import SampledReturns
 
 __all__ = ["Part", "PartStore"]

@@ -39,7 +39,7 @@ from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.sampling import SampledBatch, Sampling
 from kedge.stages.ppo.trainer import Trainer
-from kedge.training.checkpoint.resume import CheckpointedLoop
+from kedge.training.checkpoint.loop import CheckpointedLoop
 
 __all__ = ["SamplingAhead", "check_ahead", "open_sampling", "with_background"]
 

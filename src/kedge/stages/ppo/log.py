@@ -38,7 +38,7 @@ from kedge.stages.ppo.sampling import SampledBatch
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.output import ROLES_FILE, replace_file
 from kedge.system.ranks import budget_metrics
-from kedge.training.checkpoint.resume import CheckpointedLoop
+from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.host_state import unwrapped
 from kedge.training.optimizer_kinds import state_bytes
 from kedge.training.update import UpdateResult
@@ -203,9 +203,9 @@ def ppo_log(config: Config, run: Run, trainer: Trainer, loop: CheckpointedLoop) 
     with (
         Progress("ppo", total=config.ppo.num_updates, done=loop.done) as progress,
         open_loggers(config, run, warn=progress.say) as loggers,
-        MetricsLog(run.folder, also=loggers.write) as metrics,
+        MetricsLog(run.folder, also=loggers.write if loggers else None) as metrics,
         DetailsLog(run.folder) as details,
-        SamplesLog(run.folder, also=loggers.write_samples) as samples,
+        SamplesLog(run.folder, also=loggers.write_samples if loggers else None) as samples,
         EvaluationsLog(run.folder) as evaluations,
         EvaluationsLog(run.folder, CRITIC_CHECKS_FILE) as critic_checks,
     ):

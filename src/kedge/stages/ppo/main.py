@@ -31,8 +31,8 @@ from kedge.stages.ppo.observers import new_guard, observers_of
 from kedge.stages.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.trainer import Trainer
-from kedge.training.checkpoint.resume import CheckpointedLoop
-from kedge.training.checkpoint.run_state import TrainingState
+from kedge.training.checkpoint.loop import CheckpointedLoop
+from kedge.training.checkpoint.state import TrainingState
 from kedge.training.runtime import memory_in_use, stream_seed
 
 __all__ = ["PpoResult", "run_ppo"]

@@ -36,7 +36,7 @@ from kedge.rollout.continuations import sample_continuations
 from kedge.stages.evaluation.judges import Judge, ScoredResponses
 from kedge.stages.ppo.log import Event, PpoLog
 from kedge.stages.ppo.trainer import Trainer
-from kedge.training.checkpoint.resume import CheckpointedLoop
+from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import random_state, restore_random_state
 from kedge.training.runtime import stream, stream_seed
 

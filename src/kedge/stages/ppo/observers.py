@@ -19,7 +19,7 @@ from kedge.stages.ppo.measurements import FixedPrompts, Measurements
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.ranks import Ranks
-from kedge.training.checkpoint.resume import CheckpointedLoop
+from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.controllers import WARMUP_STATE, ValueWarmup
 from kedge.training.guard import MAX_K3, MAX_RATIO, Guard, GuardOptions, Incident, SpikeDetector, find_bad_weight
 

@@ -26,7 +26,7 @@ from kedge.training.controllers import Coefficients, ValueWarmup
 from kedge.training.guard import Guard
 from kedge.training.learner import LanguageLearner
 from kedge.training.optimizer import set_learning_rate
-from kedge.training.runtime import stream, stream_seed
+from kedge.training.runtime import stream, stream_seed, stream_seeds
 from kedge.training.update import UpdateResult, distance_moved, ppo_update
 
 __all__ = ["Trainer"]
@@ -142,7 +142,7 @@ class Trainer:
         )
         return engine.generate(
             [encoded[group] for group in groups],
-            seeds=[stream_seed(settings.seed, *names, row) for row in range(len(groups))],
+            seeds=stream_seeds(settings.seed, *names, count=len(groups)),
             groups=groups,
             policy_version=policy_version,
         )

@@ -17,7 +17,7 @@ from kedge.models.sources import SHARDED_WEIGHTS
 from kedge.system.durable import sync, sync_folder, temporary_name
 from kedge.system.output import MODEL_FOLDER
 from kedge.system.ranks.sharding import whole_state_dict
-from kedge.training.checkpoint.hashed_files import FileRecord, record_file
+from kedge.training.checkpoint.files import FileRecord, record_file
 
 __all__ = ["WEIGHTS_FILE", "CheckpointModel", "SavedModel", "weight_files"]
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from kedge.system.ranks import Ranks
 from kedge.system.ranks.sharding import ROWS, own_rows, shard_name
-from kedge.training.checkpoint.hashed_files import FileRecord, tensor_pieces, write_files
+from kedge.training.checkpoint.files import FileRecord, tensor_pieces, write_files
 from kedge.training.checkpoint.store import begin_checkpoint, output_errors
 
 __all__ = ["save_shards", "shard_pieces"]

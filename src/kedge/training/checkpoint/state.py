@@ -1,24 +1,38 @@
-"""Converts a run's state to tensors and JSON and back: weights, optimizer state, random streams."""
+"""What a run's checkpoints contain: saving the state of a run, restoring it, and marking the best checkpoint."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import ModelError, NumericsError
+from kedge.errors import DataError, ModelError, NumericsError
 from kedge.models.adapters import is_frozen
-from kedge.system.ranks.sharding import StoredTensors, part_for, whole
+from kedge.system.output import BEST_FILE, replace_file
+from kedge.system.ranks import ALONE, Ranks, check_equal_weights
+from kedge.system.ranks.sharding import StoredTensors, gather, part_for, whole
+from kedge.training.checkpoint.files import FileRecord
+from kedge.training.checkpoint.model_folder import CheckpointModel
+from kedge.training.checkpoint.shards import save_shards
+from kedge.training.checkpoint.store import Checkpoint, newest_valid, save_checkpoint
 from kedge.training.host_state import unwrapped
 from kedge.training.optimizer_kinds import CODES, Optimizer, share_codes, state_shape
 
 __all__ = [
-    "check_state",
+    "BestUpdate",
+    "Deferred",
+    "Log",
+    "RunState",
+    "Stateful",
+    "TrainingState",
     "module_tensors",
     "optimizer_state",
     "random_state",
@@ -27,27 +41,333 @@ __all__ = [
     "restore_random_state",
 ]
 
+AHEAD = "ahead"
+"""The name of the work under way in a checkpoint."""
+
+Ahead: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
+"""Its results; see `Deferred`."""
+
+
+class Stateful(Protocol):
+    """State of a run that is saved and restored, besides weights and optimizer."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as JSON types."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> object:
+        """Restore a `state_dict`."""
+        ...
+
+
+class Deferred(Protocol):
+    """Work under way that later steps need, which is finished before it is saved."""
+
+    def mark(self) -> Any:
+        """The work that is under way now; nothing is waited for."""
+        ...
+
+    def saved(self, mark: Any, /) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The results of a mark, as tensors by name and JSON types, once they are finished."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], /) -> object:
+        """Restore what `saved` returned; all parts are restored already."""
+        ...
+
+
+class Log(Protocol):
+    """An append-only log file."""
+
+    def sync(self) -> None:
+        """Flush all rows to the disk."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Everything that changes during a run.
+
+    Attributes:
+        modules: The trained modules, by name.
+        optimizer: The optimizer of all their parameters.
+        parts: Everything else, by name: data streams, coefficients, the guard's history.
+        ahead: Work for later steps that is under way; None for none.
+        added: Further parts, which a checkpoint may lack: a run with other settings has none.
+    """
+
+    modules: Mapping[str, nn.Module]
+    optimizer: Optimizer
+    parts: Mapping[str, Stateful] = field(default_factory=dict)
+    ahead: Deferred | None = None
+    added: Mapping[str, Stateful] = field(default_factory=dict)
+
+
+@dataclass
+class BestUpdate:
+    """The best value so far of a metric; saved and resumed with the run.
+
+    Attributes:
+        metric: The metric, as in `metrics.jsonl`.
+        higher_is_better: Whether its best value is the largest.
+        is_kept: Whether the checkpoint of the best update is kept.
+        update: The update with the best value; None before the first value.
+        value: The best value.
+        num_since: Values since the best one, none of them better.
+    """
+
+    metric: str
+    higher_is_better: bool
+    is_kept: bool = True
+    update: int | None = None
+    value: float | None = None
+    num_since: int = 0
+
+    def observe(self, update: int, metrics: Mapping[str, float]) -> bool:
+        """Record an update's metrics; True if it is the new best. The first of equal values is the best."""
+        value = metrics.get(self.metric)
+        if value is None or not math.isfinite(value):
+            return False
+        sign = 1.0 if self.higher_is_better else -1.0
+        if self.value is not None and sign * value <= sign * self.value:
+            self.num_since += 1
+            return False
+        self.update = update
+        self.value = float(value)
+        self.num_since = 0
+        return True
+
+    def summary(self) -> dict[str, object]:
+        """Update, metric and value, for files about the run."""
+        return {"update": self.update, "metric": self.metric, "value": self.value}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as JSON types."""
+        return {**self.summary(), "num_since": self.num_since}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`; that of another metric is ignored, since its values cannot be compared."""
+        if state["metric"] == self.metric:
+            self.update = state["update"]
+            self.value = state["value"]
+            self.num_since = state["num_since"]
+
+
+@dataclass(frozen=True)
+class _Boundary:
+    """What changes before the weights do, as it was between two steps."""
+
+    progress: dict[str, Any]
+    streams: dict[str, Tensor]
+    generators: dict[str, Any]
+    ahead: Any
+
+
+class RunState:
+    """The state of a run, as it is saved to its checkpoints and restored from them.
+
+    Args:
+        folder: The folder of the checkpoints.
+        kind: The stage.
+        fingerprint: Hashes of the run's inputs; see `Manifest`.
+        keep: Number of checkpoints to keep.
+        found: The checkpoint to restore from; None starts a new run.
+        model: The model that each checkpoint contains; None for none.
+        best: Tells which update is the best so far; its checkpoint is kept in any case.
+        ranks: The ranks of the run, of which the first one writes.
+        sharded_above: Number of parameters above which each rank writes its own part of sharded weights and moments;
+            None for never.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        kind: str,
+        fingerprint: Mapping[str, str],
+        keep: int,
+        found: Checkpoint | None,
+        model: CheckpointModel | None,
+        best: BestUpdate | None,
+        ranks: Ranks = ALONE,
+        sharded_above: int | None = None,
+    ) -> None:
+        self._folder, self._kind, self._fingerprint, self._keep = folder, kind, fingerprint, keep
+        self._found, self._model, self._best, self._ranks = found, model, best, ranks
+        self._saved_at, self._sharded_above = found.update if found else None, sharded_above
+        self._state: TrainingState | None = None
+        self._boundary: _Boundary | None = None
+        self.logs: Sequence[Log] = ()
+
+    def restore(self, state: TrainingState) -> None:
+        """Register the state to save; if the run is resumed, restore all of it from the checkpoint.
+
+        Raises:
+            DataError: The checkpoint does not fit the run.
+        """
+        self._state = state
+        if self._found is None:
+            return
+        try:
+            self._restore(state, self._found)
+        except (LookupError, TypeError, AttributeError) as error:  # its hashes are right: another version wrote it
+            reason = f"{type(error).__name__}: {error}"
+            raise DataError(f"{self._found.folder}: this version of kedge cannot restore it ({reason})") from error
+
+    def _restore(self, state: TrainingState, found: Checkpoint) -> None:
+        self._load_weights(state, found)
+        progress = found.state["progress"]
+        for name in sorted(state.parts.keys() - progress.keys()):
+            raise DataError(f"the checkpoint has no state of {name}: another version of kedge saved it; start anew")
+        for name, part in state.parts.items():
+            part.load_state_dict(progress[name])
+        for name in state.added.keys() & progress.keys():
+            state.added[name].load_state_dict(progress[name])
+        if state.ahead is not None and AHEAD in found.state:
+            state.ahead.load(found.tensors(AHEAD), found.state[AHEAD])
+        if self._best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
+            self._best.load_state_dict(progress["best"])
+            self.point_at_best()
+        restore_random_state(found.tensors("random"), found.state["random"])
+
+    def restore_weights(self, *, on_rejected: Callable[[str], None]) -> None:
+        """Restore weights and optimizer from the newest valid checkpoint; arguments as in `roll_back` of the loop.
+
+        Raises:
+            NumericsError: There is no valid checkpoint.
+        """
+        assert self._state is not None, "restore first"
+        found = newest_valid(self._folder, on_rejected=on_rejected, ranks=self._ranks)
+        if found is None:
+            raise NumericsError(f"{self._folder} has no valid checkpoint to restore the weights from")
+        self._load_weights(self._state, found)
+
+    def drop_gradients(self) -> None:
+        """Free the gradients of a step that is not taken."""
+        if self._state is not None:
+            self._state.optimizer.zero_grad(set_to_none=True)
+
+    def remember(self) -> None:
+        """Copy the state that changes before the weights do: a discarded step is repeated from here."""
+        assert self._state is not None, "restore first"
+        parts = {**self._state.parts, **self._state.added}
+        progress = {name: part.state_dict() for name, part in parts.items()}
+        if self._best is not None:
+            progress["best"] = self._best.state_dict()
+        mark = None if self._state.ahead is None else self._state.ahead.mark()
+        self._boundary = _Boundary(progress, *random_state(), mark)
+
+    def save(self, update: int) -> bool:
+        """Save the state that was last remembered, after this update; False if there is none, or it is saved already.
+
+        Raises:
+            OutputError: The checkpoint cannot be written.
+        """
+        if self._state is None or self._boundary is None or self._saved_at == update:
+            return False
+        # On every rank, since all work on it together.
+        ahead = None if self._state.ahead is None else self._state.ahead.saved(self._boundary.ahead)
+        if self._writes_shards(self._state):
+            self._save_shards(self._state, update, self._boundary, ahead)
+        elif self._ranks.is_first or self._ranks.is_sharded:
+            self._save_whole(self._state, update, self._boundary, ahead)
+        self._saved_at = update
+        return True
+
+    def _writes_shards(self, state: TrainingState) -> bool:
+        if not self._ranks.is_sharded or self._sharded_above is None:
+            return False
+        return sum(each.numel() for module in state.modules.values() for each in module.parameters()) > (
+            self._sharded_above
+        )
+
+    def _save_whole(self, state: TrainingState, update: int, boundary: _Boundary, ahead: Ahead | None) -> None:
+        weights = {group: module_tensors(module) for group, module in state.modules.items()}
+        named = [each for group in weights.values() for each in group.values()]
+        if self._model is not None:  # which may have weights that are not trained
+            named += self._model.parameters()
+        gathered = gather(dict.fromkeys(named), keep=self._ranks.is_first)
+        moments, groups = optimizer_state(state.optimizer, keep=self._ranks.is_first)
+        if self._ranks.is_first:
+            tensors = {
+                group: {name: gathered.get(tensor, tensor) for name, tensor in each.items()}
+                for group, each in weights.items()
+            }
+            self._write({**tensors, "optimizer": moments}, groups, update, boundary, ahead, gathered=gathered)
+
+    def _save_shards(self, state: TrainingState, update: int, boundary: _Boundary, ahead: Ahead | None) -> None:
+        moments, groups = optimizer_state(state.optimizer, gathered=False)
+        weights = {group: module_tensors(module) for group, module in state.modules.items()}
+        save_shards(
+            self._folder,
+            update=update,
+            ranks=self._ranks,
+            groups={**weights, "optimizer": moments},
+            finish=lambda shards: self._write({}, groups, update, boundary, ahead, shards=shards, in_shards=weights),
+        )
+
+    def _write(
+        self,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        groups: dict[str, Any],
+        update: int,
+        boundary: _Boundary,
+        ahead: Ahead | None,
+        *,
+        gathered: Mapping[Tensor, Tensor] | None = None,
+        shards: Mapping[str, Mapping[str, FileRecord]] | None = None,
+        in_shards: Mapping[str, Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        for log in self.logs:
+            log.sync()
+        more, values = ({}, {}) if ahead is None else ({AHEAD: ahead[0]}, {AHEAD: ahead[1]})
+        save_checkpoint(
+            self._folder,
+            update=update,
+            kind=self._kind,
+            fingerprint=self._fingerprint,
+            tensors={**tensors, "random": boundary.streams, **more},
+            state={"optimizer": groups, "random": boundary.generators, "progress": boundary.progress, **values},
+            keep=self._keep,
+            model=self._model,
+            gathered=gathered,
+            shards=shards,
+            in_shards=in_shards,
+            protected=() if self.kept is None else (self.kept,),
+        )
+        self.point_at_best()
+
+    def check_equal_weights(self) -> None:
+        """Compare the weights of all ranks.
+
+        Raises:
+            NumericsError: They differ.
+        """
+        if self._state is not None:
+            check_equal_weights(self._ranks, self._state.modules.values())
+
+    def point_at_best(self) -> None:
+        """Write which checkpoint is the best, once it exists."""
+        if self._best is not None and self.kept is not None and self._ranks.is_first:
+            replace_file(self._folder / BEST_FILE, [json.dumps(self._best.summary()).encode()])
+
+    @property
+    def kept(self) -> int | None:
+        """The update whose checkpoint is kept as the best."""
+        return self._best.update if self._best is not None and self._best.is_kept else None
+
+    def release(self) -> None:
+        """Free the models now: the owner of the loop may keep a reference to it. Nothing is saved from here on."""
+        self._state = self._model = None
+
+    def _load_weights(self, state: TrainingState, found: Checkpoint) -> None:
+        for name, module in state.modules.items():
+            restore_module(module, found.stored(name))
+        restore_optimizer(state.optimizer, found.stored("optimizer"), found.state["optimizer"])
+
+
 MOVING = ("lr", "tf1_step")
 """Entries of a parameter group that steps change; the others come from the configuration and are not restored."""
-
-
-def check_state(value: Any, name: str = "state") -> None:
-    """Check that a value survives a round trip through JSON unchanged: no tuples, no NaN.
-
-    Raises:
-        TypeError: It contains something other than dicts with string keys, lists, strings, numbers, bools and None.
-        NumericsError: A number is not finite.
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        raise NumericsError(f"{name} is {value}; only finite numbers can be saved")
-    if type(value) is dict and all(type(key) is str for key in value):
-        for key, entry in value.items():
-            check_state(entry, f"{name}.{key}")
-    elif type(value) is list:
-        for index, entry in enumerate(value):
-            check_state(entry, f"{name}[{index}]")
-    elif value is not None and type(value) not in (str, int, float, bool):
-        raise TypeError(f"{name} is a {type(value).__name__}, which JSON cannot represent unchanged")
 
 
 def module_tensors(module: nn.Module) -> dict[str, Tensor]:

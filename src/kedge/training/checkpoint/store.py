@@ -16,6 +16,7 @@ A folder is written under a temporary name in the same place, synced to disk, an
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -26,25 +27,33 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.errors import DataError, OutputError
+from kedge.errors import DataError, NumericsError, OutputError
 from kedge.system.durable import make_folder, rename_folder, sync_folder
 from kedge.system.output import MODEL_FOLDER, refusal
 from kedge.system.ranks import ALONE, Ranks
 from kedge.system.ranks.sharding import StoredTensors, shard_name
 from kedge.system.version import __version__
-from kedge.training.checkpoint.hashed_files import FileRecord, tensor_pieces, write_file, write_files
-from kedge.training.checkpoint.manifest import MANIFEST_FILE, Manifest, check_files, read_manifest
+from kedge.training.checkpoint.files import (
+    MANIFEST_FILE,
+    FileRecord,
+    Manifest,
+    check_files,
+    read_manifest,
+    tensor_pieces,
+    write_file,
+    write_files,
+)
 from kedge.training.checkpoint.model_folder import (
     WEIGHTS_FILE,
     CheckpointModel,
     SavedModel,
     weight_files,
 )
-from kedge.training.checkpoint.state import check_state
 
 __all__ = [
     "Checkpoint",
     "begin_checkpoint",
+    "check_state",
     "clean_leftovers",
     "newest_valid",
     "open_checkpoint",
@@ -336,3 +345,22 @@ def output_errors(folder: Path, *, update: int, needed: int) -> Iterator[None]:
             f"{folder}: the checkpoint of update {update} cannot be saved ({reason}); "
             f"it needs {needed:,} bytes; existing checkpoints are unchanged"
         ) from error
+
+
+def check_state(value: Any, name: str = "state") -> None:
+    """Check that a value survives a round trip through JSON unchanged: no tuples, no NaN.
+
+    Raises:
+        TypeError: It contains something other than dicts with string keys, lists, strings, numbers, bools and None.
+        NumericsError: A number is not finite.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise NumericsError(f"{name} is {value}; only finite numbers can be saved")
+    if type(value) is dict and all(type(key) is str for key in value):
+        for key, entry in value.items():
+            check_state(entry, f"{name}.{key}")
+    elif type(value) is list:
+        for index, entry in enumerate(value):
+            check_state(entry, f"{name}[{index}]")
+    elif value is not None and type(value) not in (str, int, float, bool):
+        raise TypeError(f"{name} is a {type(value).__name__}, which JSON cannot represent unchanged")

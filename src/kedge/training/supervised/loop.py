@@ -25,8 +25,8 @@ from kedge.system.ranks import (
     tokens_of,
     within_memory,
 )
-from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop
-from kedge.training.checkpoint.run_state import Stateful, TrainingState
+from kedge.training.checkpoint.loop import CheckpointedLoop, PlainLoop
+from kedge.training.checkpoint.state import Stateful, TrainingState
 from kedge.training.optimizer import (
     AdamEpsMode,
     Schedule,

@@ -11,8 +11,8 @@ from typing_extensions import Unpack
 from kedge.models import Precision
 from kedge.models.pretrained import inner_matrices
 from kedge.system.ranks import ALONE, PassTokens, Ranks
-from kedge.training.checkpoint.resume import CheckpointedLoop, PlainLoop
-from kedge.training.checkpoint.run_state import TrainingState
+from kedge.training.checkpoint.loop import CheckpointedLoop, PlainLoop
+from kedge.training.checkpoint.state import TrainingState
 from kedge.training.optimizer import build_optimizer
 from kedge.training.supervised.loop import (
     LastEvaluation,

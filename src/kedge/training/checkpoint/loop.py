@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,12 @@ from types import TracebackType
 from kedge.errors import OutputError
 from kedge.system.memory import in_phase, is_out_of_memory, release
 from kedge.system.ranks import ALONE, Ranks
-from kedge.training.checkpoint.best import BestUpdate
 from kedge.training.checkpoint.model_folder import CheckpointModel
-from kedge.training.checkpoint.run_state import Deferred, Log, RunState, Stateful, TrainingState
-from kedge.training.checkpoint.save_schedule import SaveSchedule
+from kedge.training.checkpoint.state import BestUpdate, Deferred, Log, RunState, Stateful, TrainingState
 from kedge.training.checkpoint.store import Checkpoint
 from kedge.training.stopping import Stopping
 
-__all__ = ["CheckpointedLoop", "PlainLoop"]
+__all__ = ["CheckpointedLoop", "PlainLoop", "SaveSchedule"]
 
 CHECK_EVERY = 8
 """Steps between two comparisons of the ranks' weights."""
@@ -275,3 +274,29 @@ class PlainLoop:
 
     def save(self) -> None:
         """Do nothing."""
+
+
+class SaveSchedule:
+    """Decides after each update whether a checkpoint is due; this affects no result.
+
+    Args:
+        every: Updates between checkpoints, ≥ 1; None for no such limit.
+        every_minutes: Minutes between checkpoints, > 0; None for no such limit.
+        clock: A monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self, *, every: int | None, every_minutes: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._every, self._every_minutes, self._clock = every, every_minutes, clock
+        self._saved_at = clock()
+
+    def is_due(self, update: int) -> bool:
+        """Whether a checkpoint is due after this update, counted from 1."""
+        by_count = self._every is not None and update % self._every == 0
+        minutes = (self._clock() - self._saved_at) / 60
+        return by_count or (self._every_minutes is not None and minutes >= self._every_minutes)
+
+    def saved(self) -> None:
+        """Restart the minutes after a save."""
+        self._saved_at = self._clock()
