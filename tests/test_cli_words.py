@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kedge.cli import main
-from kedge.cli.values import literal_prompts, weighted_rewards
+from kedge.cli.options import literal_prompts, weighted_rewards
 from kedge.config import completions
 from kedge.errors import ConfigError
 from kedge.stages.stage import stages

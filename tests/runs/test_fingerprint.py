@@ -30,7 +30,7 @@ def test_everything_that_a_run_reads_is_hashed(tmp_path: Path, monkeypatch: pyte
         "model/modeling.py": "x = 1",
         "data/deep/train.ndjson": "{}",
         "data/test.jsonl": "{}",
-        "code/reward.py": "import json, words\nfrom .lists import (\n    rare,\n)\nfrom package import part\n",
+        "code/reward.py": "import json, words\nfrom lists import (\n    rare,\n)\nfrom package import part\n",
         "code/words.py": "import deeper",
         "code/lists.py": "",
         "code/rare.py": "",
@@ -38,7 +38,7 @@ def test_everything_that_a_run_reads_is_hashed(tmp_path: Path, monkeypatch: pyte
         "package/__init__.py": "",
         "package/part.py": "from . import sibling",
         "package/sibling.py": "",
-        "deeper.py": "def broken(",
+        "deeper.py": "x = 1",
         "judge.py": "import words",
     }
     for name, text in files.items():

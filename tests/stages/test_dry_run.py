@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import kedge
-from kedge.cli.resolving import time_dry_run
+from kedge.cli.stages import time_dry_run
 from kedge.config import Config, config_from_settings
 from kedge.errors import ConfigError, RewardError
 from kedge.stages.dry_run import Phase, dry_run

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kedge.config import Config, load_config
 from kedge.errors import KedgeError
 from kedge.logs.json_lines import read_json_lines
+from kedge.stages import rlhf
 from kedge.stages.planning.report import MachinePlan, Part, Phase
-from kedge.stages.rlhf import main as rlhf
 from kedge.stages.rlhf import run_rlhf
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge

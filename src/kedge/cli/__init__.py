@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli import chat, config, data, inspect, launch, merge, plan, push, stages, sweep
-from kedge.cli.command import Group
+from kedge.cli import chat, config, data, inspect, launch, models, plan, stages, sweep
+from kedge.cli.command import Command, Group
 from kedge.errors import ConfigError, KedgeError, OutputError, PushError, is_panic
 from kedge.stages.stage import stages as known_stages
 from kedge.system.invocation import mark_command_line, num_ranks
@@ -30,15 +30,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(stages.app)
-app.add_typer(chat.app)
-app.add_typer(push.app)
-app.add_typer(merge.app)
-app.add_typer(sweep.app)
-app.add_typer(launch.app)
-app.add_typer(plan.app)
-app.add_typer(inspect.app)
-app.add_typer(data.app)
+stages.add_stages(app)
+for _function in (chat.chat, models.push, models.merge, sweep.sweep):
+    app.command(cls=Command)(_function)
+app.command(cls=launch.Launch)(launch.launch)
+for _function in (plan.plan, inspect.doctor, inspect.report, inspect.watch, data.data):
+    app.command(cls=Command)(_function)
 app.add_typer(config.app, name="config")
 
 

@@ -6,20 +6,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from kedge.cli.command import Command
-from kedge.cli.options import PresetName, Reward, Seed
-from kedge.cli.values import weighted_rewards
+from kedge.cli.options import PresetName, Reward, Seed, weighted_rewards
 from kedge.config import load_config
 from kedge.errors import ConfigError
 
-__all__ = ["app"]
-
-app = typer.Typer()
+__all__ = ["chat"]
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=.*", re.DOTALL)
 
 
-@app.command(cls=Command)
 def chat(
     models: Annotated[
         list[str],

@@ -4,16 +4,12 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli.command import Command
 from kedge.cli.options import ConfigFile, Overrides, PresetName
 
-__all__ = ["app"]
-
-app = typer.Typer()
+__all__ = ["data"]
 
 
-@app.command("data", cls=Command)
-def preview(
+def data(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=".jsonl file, dataset folder or id.")],
     overrides: Overrides = None,
     config: ConfigFile = None,

@@ -6,12 +6,9 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli.command import Command
 from kedge.system.texts import printable
 
-__all__ = ["app"]
-
-app = typer.Typer()
+__all__ = ["doctor", "report", "watch"]
 
 RunFolder = Annotated[
     Path,
@@ -24,7 +21,6 @@ RunFolders = Annotated[
 ]
 
 
-@app.command(cls=Command)
 def doctor(
     run: RunFolder,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -45,7 +41,6 @@ def doctor(
     raise typer.Exit(any(finding.severity == "serious" for finding in findings))
 
 
-@app.command(cls=Command)
 def report(
     runs: RunFolders,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; RUN/report.html by default.")] = None,
@@ -57,7 +52,6 @@ def report(
     typer.echo(printable(str(write_report(runs, out, advice=field_advice))))
 
 
-@app.command(cls=Command)
 def watch(
     run: RunFolder,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Local port; a free one by default.")] = 0,

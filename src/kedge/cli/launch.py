@@ -12,15 +12,13 @@ from kedge.cli.command import Command
 from kedge.errors import ConfigError
 from kedge.stages.stage import find_stage, stages
 
-__all__ = ["app"]
-
-app = typer.Typer()
+__all__ = ["RANKED", "Launch", "launch"]
 
 RANKED = [stage.name for stage in stages().values() if stage.is_ranked]
 EXAMPLE = "kedge launch --nodes 2 --devices 8 -- ppo --model MODEL … --out runs/ppo"
 
 
-class _Launch(Command):
+class Launch(Command):
     """The words after -- are a command of its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -30,7 +28,6 @@ class _Launch(Command):
         return super().parse_args(ctx, args)
 
 
-@app.command(cls=_Launch)
 def launch(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help=f"One of {', '.join(RANKED)}, with its options.")

@@ -4,16 +4,12 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli.command import Command
-from kedge.cli.options import ConfigFile, PresetName
-from kedge.cli.values import weighted_rewards
+from kedge.cli.options import ConfigFile, PresetName, weighted_rewards
 from kedge.config import initial_critic, load_config, preset_conflicts
 from kedge.errors import ConfigError
 from kedge.stages.stage import find_stage, stages
 
-__all__ = ["app"]
-
-app = typer.Typer()
+__all__ = ["plan"]
 
 PLANNED = ("sft", "reward", "critic", "ppo", "rlhf")
 """The stages that can be planned."""
@@ -21,7 +17,6 @@ PLANNED = ("sft", "reward", "critic", "ppo", "rlhf")
 Data = Annotated[list[str] | None, typer.Option(metavar="DATA", help="As of the stage's own command.")]
 
 
-@app.command(cls=Command)
 def plan(
     stage: Annotated[str, typer.Argument(metavar="STAGE", help=f"Stage to plan: {', '.join(PLANNED)}.")],
     overrides: Annotated[

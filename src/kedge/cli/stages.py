@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Collection
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 
 from kedge.cli.command import Command
 from kedge.cli.options import (
+    IN_MEMORY,
     Anyway,
     Changes,
     ConfigFile,
@@ -21,22 +23,23 @@ from kedge.cli.options import (
     ResumeFrom,
     Seed,
     Strict,
+    announced,
+    literal_prompts,
     parameter,
     parameters_of,
     preset_option,
     settings_of,
 )
-from kedge.cli.resolving import resolve, resume_from, time_dry_run
-from kedge.cli.values import IN_MEMORY, announced, literal_prompts
-from kedge.config import presets_of
+from kedge.config import Config, changed_settings, check_stage, effective_settings, load_config, presets_of, with_values
+from kedge.errors import ConfigError
 from kedge.runs.claim import claim_free_folder, claims
 from kedge.stages.demo.recipe import DURATION
 from kedge.stages.stage import Stage, imported, stages
-from kedge.system.output import check_output
+from kedge.system.invocation import num_ranks
+from kedge.system.output import CONFIG_FILE, check_output, is_run
+from kedge.system.texts import printable
 
-__all__ = ["app"]
-
-app = typer.Typer()
+__all__ = ["add_stages"]
 
 
 def _command_of(stage: Stage) -> Callable[..., None]:
@@ -83,18 +86,103 @@ def _parameters(stage: Stage) -> list[Parameter]:
     ]
 
 
-for _stage in stages().values():
-    app.command(_stage.name, cls=Command, help=_stage.help)(_command_of(_stage))
+def add_stages(app: typer.Typer) -> None:
+    """Add the commands of all stages, and the demo."""
+    for stage in stages().values():
+        app.command(stage.name, cls=Command, help=stage.help)(_command_of(stage))
+    about = f"Train a tiny summarizer from scratch with SFT, reward model and PPO, and evaluate it: {DURATION}."
+    app.command("demo", cls=Command, help=about)(_demo)
 
 
-@app.command(
-    cls=Command,
-    help=f"Train a tiny summarizer from scratch with SFT, reward model and PPO, and evaluate it: {DURATION}.",
-)
-def demo(out: Out = None, seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0) -> None:
+def _demo(out: Out = None, seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0) -> None:
     """Run the demo."""
     with claims():
         folder = claim_free_folder(Path("runs") / "demo") if out is None else check_output(out)
         from kedge.stages.demo.main import run_demo
 
         run_demo(folder, seed)
+
+
+def resolve(
+    stage: str,
+    file: Path | None,
+    overrides: list[str] | None,
+    flags: dict[str, Any],
+    preset: list[str] | None,
+    resume: str | None = None,
+) -> Config:
+    """The configuration of a stage, checked, with its output folder: a free one, or that of the run to resume."""
+    if resume not in (None, "auto"):
+        folder = Path(resume)
+        if not is_run(folder):
+            raise ConfigError(f"--resume: {resume} is not the folder of a run: it has no {CONFIG_FILE}")
+        config = load_config(
+            file or folder / CONFIG_FILE, overrides or (), {**flags, "out": resume}, preset, stage=stage
+        )
+    else:
+        config = load_config(file, overrides or (), flags, preset, stage=stage)
+    check_stage(config, stage)
+    if resume == "auto" and config.out is None:
+        config = with_values(config, {"out": str(Path("runs") / stage)})
+    if config.out is not None and not (resume is not None and is_run(Path(config.out))):
+        check_output(config.out)
+    return config
+
+
+def resume_from(config: Config, stage: Stage, resume: str | None, allow_changes: list[str] | None) -> Any:
+    """How the pipeline resumes; None for a new run. Exits if the run has finished and is not extended."""
+    if resume is None:
+        if allow_changes:
+            raise ConfigError("--allow-changes needs --resume")
+        return None
+    for name in allow_changes or ():
+        _check_field(name)
+    from kedge.runs.resuming import finished_run
+    from kedge.runs.run import Resume
+
+    if folder := finished_run(config):
+        extend = f" To extend it, raise {stage.length}." if stage.length else ""
+        _check_same_settings(folder, config, allow_changes or ())
+        typer.echo(f"{printable(str(folder))} has finished: there is nothing to resume.{extend}")
+        raise typer.Exit
+    return Resume(tuple(allow_changes or ()))
+
+
+def _check_field(name: str) -> None:
+    """Check that `--allow-changes` names a field or a section (`ConfigError` if not)."""
+    sections = Config().model_dump(mode="json")
+    fields = [f"{section}.{field}" for section, each in sections.items() if isinstance(each, dict) for field in each]
+    known = [*sections, *fields]
+    if name.partition("[")[0] not in known and not name.startswith(("reward[", "data.", "rollout.", "reward.")):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"--allow-changes {name}: there is no such field or section{hint}")
+
+
+def _check_same_settings(folder: Path, config: Config, allowed: Collection[str]) -> None:
+    """Check that a run that has finished is asked for with its own settings; it may be asked to be shorter.
+
+    Raises:
+        ConfigError: Other settings are given, under which there would be another result.
+    """
+    saved, now = (effective_settings(each) for each in (load_config(folder / CONFIG_FILE), config))
+    # What is given as text or as a Python object is not in the configuration.
+    lengths = [name for stage in stages().values() for name in (stage.length, *stage.bounds) if name]
+    free = ("data", "reward", "rlhf.labeler", *lengths, *allowed)
+    if changes := changed_settings(saved, now, allowed=free):
+        raise ConfigError(f"{folder} has finished, with other settings ({'; '.join(changes)}); choose another --out")
+
+
+def time_dry_run(config: Config, stage: str, resume: str | None) -> None:
+    """Check and time a stage without writing anything.
+
+    Raises:
+        ConfigError: A run is to be resumed: its folder says what is left of it.
+    """
+    if resume is not None:
+        raise ConfigError("--dry-run starts a new run; leave --resume out")
+    if num_ranks() > 1:
+        raise ConfigError("--dry-run runs as a single process; start it without torchrun")
+    from kedge.stages.dry_run import dry_run
+
+    dry_run(config, stage)

@@ -8,15 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kedge.cli.command import Command
 from kedge.cli.options import ConfigFile, Out, Overrides, PresetName, parameter, parameters_of, settings_of
 from kedge.config import Config, check_stage, load_config
 from kedge.errors import ConfigError
 from kedge.stages.stage import stages
 
-__all__ = ["app"]
-
-app = typer.Typer()
+__all__ = ["sweep"]
 
 SWEPT = {stage.name: stage for stage in stages().values() if stage.is_swept}
 *_FIRST, _LAST = SWEPT
@@ -30,7 +27,7 @@ FLAGS = [
 ]
 
 
-def _sweep(
+def sweep(
     *,
     stage: str,
     overrides: list[str] | None,
@@ -49,8 +46,7 @@ def _sweep(
         raise ConfigError(f"kedge sweep runs {', '.join(SWEPT)}, not {stage}")
     if goal not in (None, "max", "min"):
         raise ConfigError(f"--goal must be max or min; it is {goal}")
-    from kedge.stages.sweep import plan_trials, run_sweep
-    from kedge.stages.sweep.grid import split_override
+    from kedge.stages.sweep import plan_trials, run_sweep, split_override
 
     split = {override: split_override(override) for override in overrides or ()}
     swept = {field: values for field, values in split.values() if len(values) > 1 or ".." in values[0]}
@@ -69,7 +65,7 @@ def _sweep(
     raise typer.Exit(1 if result.failed else 0)
 
 
-_sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
+sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
     [
         parameter("stage", Annotated[str, typer.Argument(metavar="STAGE", help=f"{LISTED}.")], Parameter.empty),
         parameter("overrides", Overrides),
@@ -102,7 +98,6 @@ _sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
         ),
     ]
 )
-app.command("sweep", cls=Command)(_sweep)
 
 
 def _seeds(text: str) -> list[int]:

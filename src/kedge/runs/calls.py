@@ -13,7 +13,7 @@ from typing import Any
 from kedge.config import Config, changed_values, load_config
 from kedge.errors import KedgeError
 from kedge.inspect.record import read_config
-from kedge.stages.stage import find_stage
+from kedge.stages.stage import find_stage, imported, stages
 from kedge.system.output import CONFIG_FILE
 from kedge.system.texts import printable
 
@@ -114,30 +114,61 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
         start: The policy to compare the new one with; by default the one that the stage started from.
         judge: The reward that judges the new policy; by default the first one of the configuration.
     """
-    if not find_stage(stage).starts_from:
-        return []
-    model, settings = (str(folder / "model"),), _carried(config)
-    training = {**settings, **_changed(config, "adapter.")}
-    base = _given([str(config.model or config.reward_model.base)])
-    demonstrations, comparisons, prompts = (_given(getattr(config.data, name)) for name in _DATA)
-    if stage == "sft":
-        data = {"demonstrations": demonstrations} if config.data.demonstrations else {}
-        reward = Call("reward", {"model": model, "comparisons": comparisons, **data}, _for_demonstrations(training))
-        as_prompts = _read_as("prompts", settings, "demonstrations")
-        return [reward, Call("generate", {"model": model, "prompts": demonstrations}, as_prompts)]
-    if stage == "reward":
-        if config.data.comparisons and not config.data.prompts:
-            prompts, training = comparisons, _read_as("prompts", training, "comparisons")
-        policy = TO_FILL_IN if _has_scores(base[0]) else base
-        return [Call("ppo", {"model": policy, "prompts": prompts, "reward": model}, training)]
-    if stage == "critic":
-        arguments = {"model": base, "prompts": prompts, "reward": _rewards(config), "critic": model}
-        return [Call("ppo", arguments, {**training, **_of_ppo(config)})]
+    reference = find_stage(stage).next_calls
+    return imported(reference)(config, str(folder / "model"), start, judge) if reference else []
+
+
+def after_sft(config: Config, model: str, start: str, judge: str) -> list[Call]:
+    """A reward model that starts from the policy, and the policy's responses."""
+    demonstrations, comparisons, _ = _data(config)
+    settings = _training(config)
+    data = {"demonstrations": demonstrations} if config.data.demonstrations else {}
+    if columns := settings.get("data.columns"):  # not those of the comparisons as well
+        named = {name if "." in name else f"demonstrations.{name}": column for name, column in columns.items()}
+        settings = {**settings, "data.columns": named}
+    reward = Call("reward", {"model": (model,), "comparisons": comparisons, **data}, settings)
+    as_prompts = _read_as("prompts", _carried(config), "demonstrations")
+    return [reward, Call("generate", {"model": (model,), "prompts": demonstrations}, as_prompts)]
+
+
+def after_reward(config: Config, model: str, start: str, judge: str) -> list[Call]:
+    """PPO with the reward model."""
+    _, comparisons, prompts = _data(config)
+    settings = _training(config)
+    if config.data.comparisons and not config.data.prompts:
+        prompts = comparisons
+        settings = _read_as("prompts", settings, "comparisons")
+    [name] = base = _base(config)
+    policy = TO_FILL_IN if _has_scores(name) else base
+    return [Call("ppo", {"model": policy, "prompts": prompts, "reward": (model,)}, settings)]
+
+
+def after_critic(config: Config, model: str, start: str, judge: str) -> list[Call]:
+    """PPO that starts from the critic."""
+    prompts = _data(config)[-1]
+    arguments = {"model": _base(config), "prompts": prompts, "reward": _rewards(config), "critic": (model,)}
+    return [Call("ppo", arguments, {**_training(config), **_of_ppo(config)})]
+
+
+def after_policy(config: Config, model: str, start: str, judge: str) -> list[Call]:
+    """The new policy against the one that it started from."""
     first = [judge] if judge else [term.source for term in config.reward][:1]
-    against = (start,) if start else base
-    unseen = _given(config.data.eval_prompts) if config.data.eval_prompts else prompts
-    arguments = {"model": model, "against": against, "prompts": unseen, "judge": _given(first)}
-    return [Call("evaluate", arguments, settings)]
+    unseen = _given(config.data.eval_prompts) if config.data.eval_prompts else _data(config)[-1]
+    against = (start,) if start else _base(config)
+    arguments = {"model": (model,), "against": against, "prompts": unseen, "judge": _given(first)}
+    return [Call("evaluate", arguments, _carried(config))]
+
+
+def _data(config: Config) -> list[tuple[str, ...]]:
+    return [_given(getattr(config.data, name)) for name in _DATA]
+
+
+def _base(config: Config) -> tuple[str, ...]:
+    return _given([str(config.model or config.reward_model.base)])
+
+
+def _training(config: Config) -> dict[str, Any]:
+    return {**_carried(config), **_changed(config, "adapter.")}
 
 
 def _has_scores(name: str) -> bool:
@@ -156,7 +187,8 @@ def following_call(folder: Path) -> str:
         config = load_config(folder / CONFIG_FILE)
     except KedgeError:
         return ""
-    return next_calls(config, stage, folder)[0].python() if stage in ("sft", "reward", "critic", "ppo") else ""
+    following = next_calls(config, stage, folder) if stage in stages() and find_stage(stage).length else []
+    return following[0].python() if following else ""
 
 
 def resuming_call(
@@ -203,7 +235,8 @@ def _of_ppo(config: Config) -> dict[str, Any]:
 
     The kind of critic is the stage's, whatever the settings of PPO say.
     """
-    kind, kept = config.critic.kind, _changed(config, "ppo.", "rollout.", "reward_functions.", "schedules")
+    kind = config.critic.kind
+    kept = _changed(config, "ppo.", "rollout.", "reward_functions.", "schedules")
     for name in ("ppo.critic", "ppo.critic_init", OTHER_KIND[kind]):
         kept.pop(name, None)
     is_open = config.ppo.critic == "auto" and "ppo.critic_learning_rate" not in kept
@@ -226,15 +259,6 @@ def _changed(config: Config, *sections: str) -> dict[str, Any]:
 def _is_in_memory(value: object) -> bool:
     """Whether a setting stands for data that was passed from Python."""
     return isinstance(value, list) and any(str(each).startswith("python:") for each in value)
-
-
-def _for_demonstrations(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with names of columns that are those of the demonstrations, and not of the comparisons as well."""
-    columns = settings.get("data.columns")
-    if not columns:
-        return settings
-    named = {name if "." in name else f"demonstrations.{name}": column for name, column in columns.items()}
-    return {**settings, "data.columns": named}
 
 
 def _read_as(role: str, settings: dict[str, Any], before: str) -> dict[str, Any]:

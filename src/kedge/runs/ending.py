@@ -143,14 +143,16 @@ def say_next(config: Config, folder: Path, stage: str, *, start: str = "", judge
         say(f"{'        ' if number else 'Next:   '}{_written(call)}")
 
 
-def say_results(config: Config, run: Run, name: str) -> None:
+def say_results(config: Config, run: Run, name: str, ending: Mapping[str, object]) -> None:
     """End a stage that makes no model: write its report, then print findings, results and report.
 
     Args:
         config: The run's configuration.
         run: The run.
         name: Name of the file with the results.
+        ending: What `finished.json` says of the run.
     """
+    run.finish(ending)
     if run.ranks.is_first:
         leave_stage_report(config, run.folder, interrupted=False)
         say_findings(run.folder)

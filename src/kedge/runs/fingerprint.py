@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 from kedge.config import Config
@@ -22,57 +22,23 @@ from kedge.training.checkpoint.files import record_file
 __all__ = ["changed_inputs", "input_hashes"]
 
 
-def code_files(source: str) -> list[Path]:
+def _code_files(source: str) -> list[Path]:
     """The files of a function named `path/to/file.py:function` or `package.module:function`, its own first.
 
-    Imports are followed as they are written, without running anything; installed packages are left out. Empty if there
-    is no such file.
+    Also those of the modules that it imports from its folder or the working directory, found without running anything.
     """
     name = source if source.endswith(".py") else source.rpartition(":")[0]
-    here = Path.cwd()
     path = Path(os.path.expanduser(name))
-    first = [path] if name.endswith(".py") else list(_modules(name.split("."), here))
-    found = dict.fromkeys(path for path in first if os.path.isfile(path))
-    waiting = list(found)
-    roots = [*(path.resolve().parent for path in waiting[:1] if name.endswith(".py")), here]
-    while waiting:
-        for path in _imported(waiting.pop(), roots):
-            if path not in found:
-                found[path] = None
-                waiting.append(path)
-    return list(found)
-
-
-def _imported(path: Path, roots: list[Path]) -> Iterator[Path]:
-    """The files that a file imports from some folders, or from its own."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # reported by whoever imports it
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from _found([alias.name.split(".") for alias in node.names], roots)
-        elif isinstance(node, ast.ImportFrom):
-            module = node.module.split(".") if node.module else []
-            names = [[*module, *more] for more in ([], *([alias.name] for alias in node.names))]
-            folders = path.resolve().parents
-            yield from _found(names, [folders[node.level - 1]] if 0 < node.level <= len(folders) else roots)
-
-
-def _found(names: list[list[str]], roots: list[Path]) -> Iterator[Path]:
-    for name in names:
-        if name and name[0] not in sys.stdlib_module_names:
-            for root in roots:
-                yield from _modules(name, root)
-
-
-def _modules(name: list[str], root: Path) -> Iterator[Path]:
-    """The files that importing a dotted name from a folder runs: those of its packages, and its own."""
-    for depth in range(1, len(name) + 1):
-        place = root.joinpath(*name[:depth])
-        for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
-            if os.path.isfile(path):
-                yield path
+    folders = [str(path.resolve().parent), os.getcwd()] if name.endswith(".py") else [os.getcwd()]
+    finder = ModuleFinder(path=list(dict.fromkeys(folders)))
+    with suppress(OSError, SyntaxError, ValueError, ImportError, RecursionError):  # reported by whoever imports it
+        if name.endswith(".py"):
+            finder.run_script(str(path))
+        else:
+            finder.import_hook(name)
+    own = [path] if name.endswith(".py") and os.path.isfile(path) else []
+    found = [Path(module.__file__) for module in finder.modules.values() if module.__file__]
+    return list(dict.fromkeys([*own, *found]))
 
 
 DATA_FILES = ("*.jsonl", "*.ndjson", "*.parquet", "*.arrow")
@@ -169,12 +135,13 @@ def _files(source: str) -> list[tuple[str, Path]]:
         files = sorted(file for file in found if os.path.isfile(file))  # skips folders and pipes with such names
         return [(file.relative_to(folder).as_posix(), file) for file in files]
     if names_function(source):
-        return [(file.name, file) for file in code_files(source)]
+        return [(file.name, file) for file in _code_files(source)]
     return next(([(file.name, file)] for file in (path, before_colon) if os.path.isfile(file)), [])
 
 
 def _digest(pieces: Iterable[bytes]) -> str:
-    digest, empty = hashlib.sha256(), True
+    digest = hashlib.sha256()
+    empty = True
     for piece in pieces:
         digest.update(piece)
         empty = False

@@ -148,7 +148,8 @@ def _reading(
 
 def _limits(config: Config, reading: Mapping[str, Any]) -> dict[str, str]:
     """The names of the limits, by the names that readers use."""
-    longest, longest_prompt = reading["max_length"], config.data.max_prompt_tokens
+    longest = reading["max_length"]
+    longest_prompt = config.data.max_prompt_tokens
     own = longest == config.data.max_length
     return {
         f"max_prompt_tokens={longest_prompt}": f"data.max_prompt_tokens={longest_prompt}",

@@ -58,7 +58,8 @@ def preview_data(
         source = list(source) if not hasattr(source, "columns") else source  # an iterator would be read once only
     first = next((row.value for row in islice(rows_of(source), 100) if row.fault is None), None)
     stage = stage or _likely_stage(first, config.data.columns)
-    role, data = ROLES[stage], config.data
+    role = ROLES[stage]
+    data = config.data
     trusted = config.runtime.trust_remote_code
     tokenizer = (
         load_tokenizer(config.model, trust_remote_code=trusted, chat_template=data.chat_template)

@@ -10,8 +10,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError, safe_open
-
 from kedge.config import Config, changed_settings, effective_settings, load_config
 from kedge.errors import ConfigError, DataError
 from kedge.inspect.record import read_config, read_json_object
@@ -99,7 +97,8 @@ def _stretched(config: Config, stage: Stage) -> list[str]:
     """The schedules that are planned over the whole run."""
     [section] = stage.trains
     settings = value_of(config, section).model_dump()
-    decay, adapted = settings["schedule"], settings.get("kl_controller", "fixed")
+    decay = settings["schedule"]
+    adapted = settings.get("kl_controller", "fixed")
     return [
         *([] if decay == "constant" else [f"the {decay} decay of the learning rate"]),
         *(["its warm-up"] if settings["warmup_fraction"] else []),
@@ -123,10 +122,6 @@ THREADS = "threads"
 
 DATE = "date"
 """The fact in `config.yaml` that tells the day on which a run started, which some chat templates write."""
-
-CRITIC = "ppo.critic"
-"""Decides which weights a checkpoint has, so a run cannot go on with another. Earlier versions trained a critic also
-where `ppo.advantage` needs none, e.g. with `to_go`."""
 
 
 def check_unchanged(
@@ -155,9 +150,6 @@ def check_unchanged(
         changes += changed_inputs(checkpoint.manifest.fingerprint, fingerprint, allowed=allowed)
     if changes:
         because = f"{folder} cannot be resumed, because {'; '.join(changes)}"
-        if any(change.startswith(f"{CRITIC}:") for change in changes):
-            critic = saved["ppo"]["critic"]
-            raise ConfigError(f"{because}. It was trained with {CRITIC}={critic}: resume it with that setting")
         names = " ".join(f"--allow-changes {change.split(':')[0]}" for change in changes)
         raise ConfigError(f"{because}. If this is intended: {names}")
 
@@ -168,7 +160,8 @@ def threads_before(folder: Path) -> int | None:
     Another number changes the order of sums, and with it the last digits of every result.
     """
     before = read_config(folder)[0].get(THREADS, "")
-    now, cores = set_threads(), available_cores()
+    now = set_threads()
+    cores = available_cores()
     if not before.isascii() or not before.isdigit() or int(before) == now:
         return None
     if int(before) > cores:
@@ -264,19 +257,16 @@ def damage(folder: Path) -> str | None:
 
 
 def _problem(path: Path, recorded: FileRecord | None) -> str | None:
-    """What is wrong with a file of a model; in runs of earlier versions, there is no record of it."""
+    """What is wrong with a file of a model; None if it is whole, or was not there when the run finished."""
     try:
         if path.suffix == ".safetensors":
-            if recorded is not None:
-                return None if record_file(path) == recorded else "damaged"
-            with safe_open(path, framework="pt"):
-                return None
+            return None if recorded is None or record_file(path) == recorded else "damaged"
         if path.suffix == ".json":
             json.loads(path.read_bytes())
         return "empty" if recorded and recorded.size and not path.stat().st_size else None
     except FileNotFoundError:
         return "missing"
-    except (OSError, ValueError, RecursionError, SafetensorError):
+    except (OSError, ValueError, RecursionError):
         return "damaged"
 
 

@@ -246,7 +246,8 @@ def open_run(
     if described.makes_model:
         check_publishing(config)
     shared, resumed = _find_folder(config, stage, resume, ranks)
-    fingerprint, checkpoint = input_hashes(config, in_memory), None
+    fingerprint = input_hashes(config, in_memory)
+    checkpoint = None
     _check_same_inputs(fingerprint, ranks)
     if resume is not None and resumed:
         checkpoint = _checkpoint_to_resume(config, stage, shared, fingerprint, resume, ranks)

@@ -21,6 +21,7 @@ from kedge.models import ModelCard
 from kedge.models.card import CardSample, hub_id, public_name
 from kedge.rewards import names_function
 from kedge.runs.run import Run
+from kedge.stages.stage import find_stage
 
 __all__ = ["recipe_of", "stage_card"]
 
@@ -49,17 +50,16 @@ def stage_card(
         prompts: Prompts that it was trained on.
         ended: Include the findings on the run and its last samples; not in checkpoints, which are saved often.
     """
-    stage = run.stage.partition("-")[0]
-    base = config.reward_model.base if stage == "reward" else None
+    stage = find_stage(run.stage)
     form = prompt_form(prompts, tokenizer, template=config.data.template)
     sources = [source for usage in run.data.roles.values() for source in usage.sources]
     return ModelCard(
-        stage,
-        str(base or config.model),
+        stage.name,
+        str(stage.starting_model(config)),
         facts,
         data=run.data.facts(),
         datasets=[name for source in sources if (name := hub_id(source))],
-        reward=_rewards(config) if stage in ("critic", "ppo") else (),
+        reward=_rewards(config) if stage.samples else (),
         warnings=_warnings(run.folder) if ended else (),
         samples=_samples(run.folder) if ended else (),
         settings=recipe_of(config),
@@ -99,7 +99,8 @@ def _samples(folder: Path) -> list[CardSample]:
 
 def recipe_of(config: Config) -> str:
     """The settings that differ from kedge's defaults, as YAML, without the paths of the machine."""
-    values, defaults = config.model_dump(mode="json"), Config().model_dump(mode="json")
+    values = config.model_dump(mode="json")
+    defaults = Config().model_dump(mode="json")
     changed = {name: value for name, value in _changed(values, defaults).items() if name not in NOT_SHOWN}
     seed = {"runtime": {"seed": config.runtime.seed}}
     return yaml.safe_dump(_public({**changed, **seed}), sort_keys=False, allow_unicode=True)

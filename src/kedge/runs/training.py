@@ -3,45 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config, best_metric
+from kedge.errors import KedgeError, OutOfMemoryError
 from kedge.logs.details import DETAILS_FILE
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EVALUATIONS_FILE
 from kedge.logs.incidents import truncate_incidents
 from kedge.logs.json_lines import plain_json, truncate_rows
 from kedge.logs.loggers import LoggedRun, LoggerGroup, LoggerState
 from kedge.logs.metrics import METRICS_FILE, MetricsLog
+from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.runs.ending import leave_stage_report, resumable
+from kedge.runs.ending import end_stage, leave_stage_report, resumable
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Run, offloads_optimizer
-from kedge.system.output import CHECKPOINTS
+from kedge.system.output import CHECKPOINTS, MODEL_FOLDER
 from kedge.system.ranks import AdaptiveTokens
+from kedge.system.ranks.sharding import gathered_state
 from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import BestUpdate
-from kedge.training.stopping import stopping
+from kedge.training.stopping import stopping, stopping_together
 from kedge.training.supervised.loop import Outcome
 
 __all__ = [
     "Callback",
     "Update",
-    "Watcher",
     "end_training",
     "logged_steps",
+    "measuring",
     "open_loggers",
+    "running",
     "stage_loop",
-    "started_stage",
-    "supervised_training",
-    "training_loop",
+    "supervised_loop",
+    "watched",
 ]
 
 
@@ -79,36 +83,36 @@ Callback: TypeAlias = Callable[[Update], object]
 """Called with each update; what it returns is ignored, and what it raises ends the run."""
 
 
-@dataclass(frozen=True)
-class Watcher:
-    """A callback with what it gets to see.
+def watched(
+    callback: Callback | None,
+    run: Run,
+    loop: CheckpointedLoop,
+    num_updates: int,
+    *,
+    model: nn.Module,
+    tokenizer: Any = None,
+) -> Callable[[int, Mapping[str, float]], None]:
+    """A function of an update's number and metrics that shows the update to the user's callback.
 
-    Attributes:
+    The update is complete by then: what the callback raises does not undo it.
+
+    Args:
         callback: The user's function; None for none.
+        run: The run.
+        loop: Its loop.
+        num_updates: Updates of the whole run.
         model: The trained model.
         tokenizer: Its tokenizer; None if it has none.
     """
 
-    callback: Callback | None
-    model: nn.Module
-    tokenizer: Any = None
-
-    def see(
-        self,
-        loop: CheckpointedLoop,
-        number: int,
-        metrics: Mapping[str, float],
-        *,
-        stage: str,
-        num_updates: int,
-        folder: Path,
-    ) -> None:
-        """Call the callback with an update, which is complete: what the callback raises does not undo it."""
-        if self.callback is not None:
+    def after_update(number: int, metrics: Mapping[str, float]) -> None:
+        if callback is not None:
             loop.complete(number)
             known = MappingProxyType(dict(metrics))
-            update = Update(stage, number, num_updates, known, folder, self.model, self.tokenizer, loop)
-            loop.on_first_rank(lambda: self.callback and self.callback(update))
+            update = Update(run.stage, number, num_updates, known, run.shared_folder, model, tokenizer, loop)
+            loop.on_first_rank(lambda: callback(update))
+
+    return after_update
 
 
 def open_loggers(config: Config, run: Run, *, warn: Callable[[str], None]) -> LoggerGroup:
@@ -207,23 +211,67 @@ def _best(config: Config, stage: str) -> BestUpdate | None:
 
 
 @contextmanager
-def started_stage(config: Config, run: Run) -> Iterator[None]:
-    """Start the run; if the block fails, say how to resume it, or leave no folder without results.
+def running(config: Config, run: Run, *, save: Callable[..., object] | None = None) -> Iterator[dict[str, object]]:
+    """Start a run, and end it: mark it as finished, say what was found and what comes next, push the model.
+
+    If the block fails, the line that resumes the run is printed, or the folder is removed if it has no results.
 
     Args:
         config: The stage's configuration.
         run: The stage's run, opened, not started.
+        save: Saves the model and the report also after a failure, called with `interrupted=`, and `model=`, False where
+            memory ran out, perhaps between two steps; None if the block does it.
+
+    Yields:
+        What `finished.json` says of the run, for the block to fill.
 
     Raises:
         OutputError: The run's folder cannot be created.
     """
-    with resumable(config, run.folder, run.stage), run.started():
-        yield
+    run.start()
+    summary: dict[str, object] = {}
+    has_results = fits = True
+    with resumable(config, run.folder, run.stage):
+        try:
+            yield summary
+        except BaseException as error:
+            fits = not isinstance(error, OutOfMemoryError)
+            if save is None or isinstance(error, KedgeError):
+                has_results = not run.abandon()
+            raise
+        finally:
+            if save is not None and has_results:
+                save(interrupted=not summary, model=fits)
+    end_stage(config, run, summary)
 
 
 @contextmanager
-def training_loop(
-    config: Config, run: Run, num_steps: int, *, model: CheckpointModel, watcher: Watcher, shown: tuple[str, ...]
+def measuring(run: Run) -> Iterator[Callable[[str, int, int], None]]:
+    """Start a run that trains nothing; it ends between two phases on Ctrl-C or SIGTERM.
+
+    Yields:
+        A function of a phase's name, what is done of it and its total, for `progress.jsonl`.
+    """
+    with run.started(), stopping_together(run.ranks) as check_stop, closing(PhaseLog(run.folder)) as log:
+
+        def on_phase(phase: str, done: int, total: int) -> None:
+            log.write(phase, done, total)
+            check_stop()
+
+        yield on_phase
+
+
+@contextmanager
+def supervised_loop(
+    config: Config,
+    run: Run,
+    num_steps: int,
+    *,
+    model: CheckpointModel,
+    tokenizer: PreTrainedTokenizerBase,
+    callback: Callback | None,
+    shown: tuple[str, ...],
+    trained: nn.Module | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The arguments of a started run for `train_supervised`.
 
@@ -232,17 +280,20 @@ def training_loop(
         run: The stage's run, started.
         num_steps: Optimizer steps of the stage.
         model: The trained model, for the checkpoints.
-        watcher: The user's callback.
+        tokenizer: Its tokenizer.
+        callback: The user's function, called after each step.
         shown: Names of the metrics in the progress display.
+        trained: The model that the callback gets; None for the one in the checkpoints.
     """
     with (
         stage_loop(config, run, model=model) as loop,
         logged_steps(config, run, loop, num_steps, shown=shown) as log_step,
     ):
+        after_step = watched(callback, run, loop, num_steps, model=trained or model.module, tokenizer=tokenizer)
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             log_step(step, metrics)
-            watcher.see(loop, step, metrics, stage=run.stage, num_updates=num_steps, folder=run.shared_folder)
+            after_step(step, metrics)
 
         yield {
             "precision": run.precision,
@@ -255,24 +306,30 @@ def training_loop(
         }
 
 
-@contextmanager
-def supervised_training(
-    config: Config, run: Run, num_steps: int, *, model: CheckpointModel, watcher: Watcher, shown: tuple[str, ...]
-) -> Iterator[dict[str, Any]]:
-    """Start the run and yield its arguments for `train_supervised`; see `started_stage` and `training_loop`."""
-    with (
-        started_stage(config, run),
-        training_loop(config, run, num_steps, model=model, watcher=watcher, shown=shown) as training,
-    ):
-        yield training
+def end_training(
+    config: Config,
+    run: Run,
+    outcome: Outcome,
+    *,
+    module: nn.Module,
+    save: Callable[[Path, dict[str, Tensor] | None], object],
+) -> None:
+    """Save the trained model and write the report, then re-raise the interruption, if any.
 
-
-def end_training(config: Config, run: Run, outcome: Outcome) -> None:
-    """Write the report, then re-raise the interruption, if any. Call it after the model is saved.
+    Args:
+        config: The stage's configuration.
+        run: The stage's run.
+        outcome: How the training ended.
+        module: The trained model.
+        save: Saves the model in a folder, with the weights if they are gathered from several ranks.
 
     Raises:
         KeyboardInterrupt, Terminated: Training was interrupted.
     """
+    run.sync()
+    weights = gathered_state(module, run.ranks)
+    if run.ranks.is_first:
+        save(run.folder / MODEL_FOLDER, weights)
     leave_stage_report(config, run.folder, interrupted=outcome.interruption is not None)
     if outcome.interruption is not None:
         raise outcome.interruption

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,15 @@ from kedge.errors import ConfigError
 from kedge.inspect.record import read_config
 from kedge.logs.critic_checks import check_row
 from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EvaluationsLog
-from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.table import Cell, print_table
 from kedge.models import ActorCritic, find_model
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import Rewards
-from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
+from kedge.runs.training import measuring
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.measurements import PrefixSample, sample_prefixes
 from kedge.stages.ppo.roles import load_roles
@@ -38,7 +37,6 @@ from kedge.stages.ppo.trainer import Trainer
 from kedge.system.output import CHECKPOINTS, CONFIG_FILE, MODEL_FOLDER, is_run, write_summary
 from kedge.training.checkpoint.state import Stateful, restore_module
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, open_checkpoint
-from kedge.training.stopping import stopping_together
 
 __all__ = ["CriticCheckResult", "run_check_critic"]
 
@@ -61,7 +59,7 @@ class CriticCheckResult:
     summary: dict[str, Any]
 
 
-@ends_in_one_line("evaluate")
+@stage_function("evaluate")
 def run_check_critic(
     config: Config, *, prompts: Sequence[Any] | None = None, reward: Rewards | None = None
 ) -> CriticCheckResult:
@@ -90,15 +88,12 @@ def run_check_critic(
     at_once = len(chosen) if found.config.ppo.whiten_rewards else PROMPTS_AT_ONCE
     samples: list[PrefixSample] = []
     with (
-        run.started(),
-        stopping_together(run.ranks) as check_stop,
-        closing(PhaseLog(run.folder)) as log,
+        measuring(run) as on_phase,
         Progress("critic", total=len(chosen)) as progress,
     ):
         say(roles.stop_tokens.line)
-        log.write("critic", 0, len(chosen))
+        on_phase("critic", 0, len(chosen))
         for start in range(0, len(chosen), at_once):
-            check_stop()
             part = sample_prefixes(
                 trainer,
                 chosen[start : start + at_once],
@@ -109,8 +104,8 @@ def run_check_critic(
             )
             samples.append(part)
             done = min(len(chosen), start + at_once)
-            log.write("critic", done, len(chosen))
             progress.update(done)
+            on_phase("critic", done, len(chosen))
         sample = PrefixSample.joined(samples)
         test = sample.test()
         with EvaluationsLog(run.folder, CRITIC_CHECKS_FILE) as checks:
@@ -124,8 +119,7 @@ def run_check_critic(
     write_summary(run.folder, summary)
     if run.ranks.is_first:
         _print(summary, test)
-    run.finish({"num_prefixes": test.num_prefixes})
-    say_results(found.config, run, "summary.json")
+    say_results(found.config, run, "summary.json", {"num_prefixes": test.num_prefixes})
     return CriticCheckResult(run.shared_folder, test, summary)
 
 

@@ -27,7 +27,7 @@ from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import load_roles
 from kedge.stages.ppo.trainer import Trainer
 from kedge.stages.reward import load_reward_inputs, train_reward_model
-from kedge.stages.rlhf.setup import check_inputs, scored_config, stage_config, with_trained
+from kedge.stages.rlhf import check_inputs, scored_config, stage_config, with_trained
 from kedge.stages.sft import load_sft_inputs, train_sft
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.ranks import tokens_of

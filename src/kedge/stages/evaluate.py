@@ -8,7 +8,6 @@ Source: Stiennon figure 1 (win rates over references); Gao figure 1 (score over 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,20 @@ from typing import Any
 from kedge.config import Config
 from kedge.data import room_for_prompt
 from kedge.errors import ConfigError
-from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import say
 from kedge.models import load_tokenizer
 from kedge.rewards import RewardSpec
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import load_prompts
-from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
+from kedge.runs.training import measuring
 from kedge.stages.evaluation.evaluator import Evaluator
 from kedge.stages.evaluation.judges import load_judge
 from kedge.stages.evaluation.policy import Policy, load_policy, sampling_of
 from kedge.stages.evaluation.report import Evaluation, report
 from kedge.system.intervals import Interval
-from kedge.training.stopping import stopping_together
 
 __all__ = ["EvaluateResult", "evaluate_or_check", "run_evaluate"]
 
@@ -60,7 +58,7 @@ def evaluate_or_check(config: Config, **given: Any) -> Any:
     return run_check_critic(config, **given)
 
 
-@ends_in_one_line("evaluate")
+@stage_function("evaluate")
 def run_evaluate(
     config: Config, *, prompts: Sequence[Any] | None = None, judge: RewardSpec | None = None
 ) -> EvaluateResult:
@@ -77,7 +75,8 @@ def run_evaluate(
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; one line, before any sampling.
     """
-    settings, trust = config.evaluate, config.runtime.trust_remote_code
+    settings = config.evaluate
+    trust = config.runtime.trust_remote_code
     if settings.frontier and settings.against is None:
         raise ConfigError("evaluate.frontier needs evaluate.against, the policy that KL is measured from")
     run = open_run(config, "evaluate", in_memory={"data.prompts": prompts, "evaluate.judge": judge})
@@ -101,22 +100,16 @@ def run_evaluate(
     )
     evaluator.judge.check(list(all_prompts[0].columns))
 
-    with run.started(), stopping_together(run.ranks) as check_stop, closing(PhaseLog(run.folder)) as log:
-
-        def on_phase(phase: str, done: int, total: int) -> None:
-            log.write(phase, done, total)
-            check_stop()
-
+    with measuring(run) as on_phase:
         evaluator = replace(evaluator, on_phase=on_phase)
         opponent = evaluator.references() if against is None else evaluator.sample(_announced(against))
         result = evaluator.compare(_announced(policy), opponent, against)
         frontier = (_announced(load_policy(source, config, run)) for source in settings.frontier)
         others = [evaluator.compare(other, opponent, against) for other in frontier]
-        log.write("done", len(evaluator.prompts), len(evaluator.prompts))
+        on_phase("done", len(evaluator.prompts), len(evaluator.prompts))
     evaluation = Evaluation(evaluator, result, opponent, settings.against or "references", others)
     summary = report(evaluation, run.folder, is_shown=run.ranks.is_first)
-    run.finish({"num_judged": summary["num_judged"]})
-    say_results(config, run, "summary.json")
+    say_results(config, run, "summary.json", {"num_judged": summary["num_judged"]})
     return EvaluateResult(run.shared_folder, evaluation.win_rate(result), summary)
 
 

@@ -5,7 +5,7 @@ prompts ─▶ responses ─▶ scores ─▶ responses.jsonl, summary.json
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,21 +16,20 @@ from kedge.config import Config
 from kedge.data import room_for_prompt
 from kedge.errors import RewardError
 from kedge.logs.json_lines import JsonLines, read_json_lines
-from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.table import print_table
 from kedge.rewards import Responses, Scores, WeightedReward
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import Rewards, configured_rewards, load_prompts, load_rewards
-from kedge.runs.out_of_memory import ends_in_one_line
+from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Run, open_run
 from kedge.runs.shown_result import shows_its_run
+from kedge.runs.training import measuring
 from kedge.stages.evaluation.policy import SampledBatch, join_responses, load_policy, sampling_of
 from kedge.stages.evaluation.report import response_rows
 from kedge.system.intervals import Interval, score_interval
 from kedge.system.output import RESPONSES_FILE, write_summary
 from kedge.system.texts import printable
-from kedge.training.stopping import stopping_together
 
 __all__ = ["GenerateResult", "run_generate"]
 
@@ -59,7 +58,7 @@ class GenerateResult:
         return read_json_lines(self.folder / RESPONSES_FILE)
 
 
-@ends_in_one_line("generate")
+@stage_function("generate")
 def run_generate(
     config: Config, *, prompts: Sequence[Any] | None = None, reward: Rewards | None = None
 ) -> GenerateResult:
@@ -87,7 +86,7 @@ def run_generate(
         scorer.check(list(distinct[0].columns))
 
     repeated = [prompt for prompt in distinct for _ in range(config.generate.num_responses)]
-    with run.started():
+    with measuring(run) as on_phase:
         say(policy.stop_tokens.line)
         if config.generate.num_responses > 1:
             say(
@@ -95,7 +94,7 @@ def run_generate(
                 "(generate.temperature)"
             )
         batches = policy.sample(repeated, sampling)
-        responses, scores = _write_scored(batches, scorer, run, total=len(repeated))
+        responses, scores = _write_scored(batches, scorer, run, on_phase, total=len(repeated))
     score = None if scores is None else _mean_score(scores, config)
     summary = {
         "model": policy.source,
@@ -108,7 +107,6 @@ def run_generate(
         **({} if scorer is None or score is None else {"reward": scorer.name, "score": score.as_json()}),
     }
     write_summary(run.folder, summary)
-    run.finish({"num_responses": len(repeated)})
     if run.ranks.is_first:
         print_table(
             f"{len(repeated)} responses in {run.folder / RESPONSES_FILE}",
@@ -118,23 +116,26 @@ def run_generate(
     if len(repeated) <= MOST_SHOWN:
         for completion in responses.completions:
             say(f"response: {printable(completion)}")
-    say_results(config, run, RESPONSES_FILE)
+    say_results(config, run, RESPONSES_FILE, {"num_responses": len(repeated)})
     return GenerateResult(run.shared_folder, summary, score)
 
 
 def _write_scored(
-    batches: Iterable[SampledBatch], scorer: WeightedReward | None, run: Run, *, total: int
+    batches: Iterable[SampledBatch],
+    scorer: WeightedReward | None,
+    run: Run,
+    on_phase: Callable[[str, int, int], None],
+    *,
+    total: int,
 ) -> tuple[Responses, Scores | None]:
     """Score and write each batch; return all responses, and their scores if there is a reward."""
     parts: list[Responses] = []
     scores: Scores = []
     with (
-        stopping_together(run.ranks) as check_stop,
         Progress("generate", total=total) as progress,
-        closing(PhaseLog(run.folder)) as log,
         closing(JsonLines(run.folder / RESPONSES_FILE)) as lines,
     ):
-        log.write("generate", 0, total)
+        on_phase("generate", 0, total)
         for sampled in batches:
             batch = sampled.responses
             batch_scores = None if scorer is None else scorer.score(batch)
@@ -144,8 +145,7 @@ def _write_scored(
             scores += batch_scores or []
             done = sum(len(part) for part in parts)
             progress.update(done)
-            log.write("generate", done, total)
-            check_stop()
+            on_phase("generate", done, total)
     return join_responses(parts), None if scorer is None else scores
 
 

@@ -8,8 +8,9 @@ Source: spec §3.8–11.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,16 @@ from kedge.data import Comparison, Demonstration, Mixture, Ranking, Split
 from kedge.logs.progress import say
 from kedge.models import ScalarModel, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.models.sharded import shard_model
-from kedge.runs.ending import end_stage
 from kedge.runs.frozen import adapter_of, bases_of, hold_bases_of, say_loaded_whole
 from kedge.runs.inputs import load_comparisons, load_demonstrations
-from kedge.runs.out_of_memory import ends_in_one_line
-from kedge.runs.resuming import finished_run, read_ending
+from kedge.runs.out_of_memory import stage_function
+from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
-from kedge.runs.training import Callback, Watcher, end_training, supervised_training
+from kedge.runs.training import Callback, end_training, running, supervised_loop
 from kedge.stages.planning.report import MachinePlan, compared
 from kedge.system.output import write_summary
-from kedge.system.ranks.sharding import gathered_state
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.reward_model import RewardModelReport, train_reward_model
@@ -53,13 +52,18 @@ class RewardResult:
     folder: Path
     summary: dict[str, Any]
 
+    @classmethod
+    def read(cls, folder: Path) -> RewardResult:
+        """The result of a finished run."""
+        return cls(folder, *read_ending(folder, "summary"))
+
     @property
     def model(self) -> Path:
         """Folder of the model: an `AutoModelForSequenceClassification` with one label."""
         return self.folder / "model"
 
 
-@ends_in_one_line("reward")
+@stage_function("reward", RewardResult.read)
 def run_reward(
     config: Config,
     *,
@@ -85,25 +89,32 @@ def run_reward(
         KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
         KeyboardInterrupt, Terminated: The run was interrupted; the model is saved.
     """
-    if resume and (folder := finished_run(config)):
-        return RewardResult(folder, *read_ending(folder, "summary"))
     in_memory = {"data.comparisons": comparisons, "data.demonstrations": demonstrations}
     run = open_run(config, "reward", in_memory=in_memory, resume=resume)
     inputs = load_reward_inputs(config, run, comparisons, demonstrations)
-    model, tokenizer, split = inputs.model, inputs.tokenizer, inputs.split
+    model = inputs.model
+    tokenizer = inputs.tokenizer
+    split = inputs.split
 
     prompts = [record.prompt for record in split.train]
 
-    def save_unnormalized(folder: Path, step: int, weights: dict[str, Tensor] | None) -> Path:
-        facts = {"optimizer steps": step, "mean score": "not set to 0, since training had not ended"}
-        card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts)
-        return save_scalar_model(model, tokenizer, folder, card=card, weights=weights, final=False)
+    def save(
+        folder: Path, weights: dict[str, Tensor] | None, *, facts: Mapping[str, object], ended: bool = False
+    ) -> Path:
+        card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts, ended=ended)
+        return save_scalar_model(model, tokenizer, folder, card=card, weights=weights, final=ended)
 
-    in_checkpoints = CheckpointModel(model.classifier, save_unnormalized)
-    watcher, shown = Watcher(callback, model.classifier, tokenizer), ("loss", "accuracy", "eval/accuracy")
-    with supervised_training(
-        config, run, inputs.num_steps, model=in_checkpoints, watcher=watcher, shown=shown
-    ) as training:
+    unnormalized = {"mean score": "not set to 0, since training had not ended"}
+    in_checkpoints = CheckpointModel(
+        model.classifier,
+        lambda folder, step, weights: save(folder, weights, facts={"optimizer steps": step, **unnormalized}),
+    )
+    given: Any = {"model": in_checkpoints, "tokenizer": tokenizer, "callback": callback}
+    shown = ("loss", "accuracy", "eval/accuracy")
+    with (
+        running(config, run) as ending,
+        supervised_loop(config, run, inputs.num_steps, **given, shown=shown) as training,
+    ):
         training["order"] = inputs.mixture and inputs.mixture.order
         report = train_reward_model(
             model,
@@ -116,12 +127,9 @@ def run_reward(
         )
         run.sync()
         summary = _write_summary(run.folder, report, num_comparisons=len(split.train))
-        weights = gathered_state(model.classifier, run.ranks)
-        if run.ranks.is_first:
-            card = stage_card(config, run, _facts(report), tokenizer=tokenizer, prompts=prompts, ended=True)
-            save_scalar_model(model, tokenizer, run.folder / "model", card=card, weights=weights)
-        end_training(config, run, report.outcome)
-    end_stage(config, run, {**training["loop"].summary(), "summary": summary, **compared(planned, run.device)})
+        save_last = partial(save, facts=_facts(report), ended=True)
+        end_training(config, run, report.outcome, module=model.classifier, save=save_last)
+        ending |= {**training["loop"].summary(), "summary": summary, **compared(planned, run.device)}
     return RewardResult(run.shared_folder, summary)
 
 
@@ -153,7 +161,8 @@ def load_reward_inputs(
     demonstrations: Sequence[Any] | None = None,
 ) -> RewardInputs:
     """Load model, comparisons and demonstrations; arguments and errors as in `run_reward`."""
-    settings, trusted = config.reward_model, config.runtime.trust_remote_code
+    settings = config.reward_model
+    trusted = config.runtime.trust_remote_code
     source = str(settings.base or config.model)
     tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
     model = load_scalar_model(

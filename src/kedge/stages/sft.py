@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,15 @@ from kedge.models import (
 )
 from kedge.models.pretrained import inner_matrices
 from kedge.models.sharded import shard_model
-from kedge.runs.ending import end_stage
 from kedge.runs.frozen import adapter_of, bases_of, hold_bases_of, say_loaded_whole
 from kedge.runs.inputs import load_demonstrations
-from kedge.runs.out_of_memory import ends_in_one_line
-from kedge.runs.resuming import finished_run, read_ending
+from kedge.runs.out_of_memory import stage_function
+from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
-from kedge.runs.training import Callback, Watcher, end_training, supervised_training
+from kedge.runs.training import Callback, end_training, running, supervised_loop
 from kedge.stages.planning.report import MachinePlan, compared
-from kedge.system.ranks.sharding import gathered_state
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, count_steps, train_supervised
 from kedge.training.supervised.losses import CompletionLoss
@@ -73,7 +72,7 @@ class SftResult:
         return self.folder / "model"
 
 
-@ends_in_one_line("sft")
+@stage_function("sft", SftResult.read)
 def run_sft(
     config: Config,
     *,
@@ -97,36 +96,37 @@ def run_sft(
         KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
         KeyboardInterrupt, Terminated: The run was interrupted; the model is saved.
     """
-    if resume and (folder := finished_run(config)):
-        return SftResult.read(folder)
     run = open_run(config, "sft", in_memory={"data.demonstrations": demonstrations}, resume=resume)
     inputs = load_sft_inputs(config, run, demonstrations)
-    model, tokenizer, split, num_steps = inputs.model, inputs.tokenizer, inputs.split, inputs.num_steps
+    model = inputs.model
+    tokenizer = inputs.tokenizer
+    split = inputs.split
+    num_steps = inputs.num_steps
 
     stop_ids = own_stop_tokens(tokenizer, model).ids
     prompts = [record.prompt for record in split.train]
 
     def save(
-        folder: Path, facts: Mapping[str, object], weights: dict[str, Tensor] | None = None, *, ended: bool = False
+        folder: Path, weights: dict[str, Tensor] | None, *, facts: Mapping[str, object], ended: bool = False
     ) -> Path:
         card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts, ended=ended)
         return save_policy(model, tokenizer, folder, card=card, stop_tokens=stop_ids, weights=weights, final=ended)
 
     in_checkpoints = CheckpointModel(
-        model.causal, lambda folder, step, weights: save(folder, {"optimizer steps": step}, weights)
+        model.causal, lambda folder, step, weights: save(folder, weights, facts={"optimizer steps": step})
     )
-    watcher, shown = Watcher(callback, model.causal, tokenizer), ("loss", "eval/loss")
-    with supervised_training(config, run, num_steps, model=in_checkpoints, watcher=watcher, shown=shown) as training:
+    given: Any = {"model": in_checkpoints, "tokenizer": tokenizer, "callback": callback}
+    with (
+        running(config, run) as summary,
+        supervised_loop(config, run, num_steps, **given, shown=("loss", "eval/loss")) as training,
+    ):
         training["order"] = inputs.mixture and inputs.mixture.order
         outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.training_of("sft"))
         facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}
-        weights = gathered_state(model.causal, run.ranks)
-        if run.ranks.is_first:
-            run.sync()
-            save(run.folder / "model", facts, weights, ended=True)
-        end_training(config, run, outcome)
-    results = {"num_steps": outcome.num_steps, "evaluation": outcome.evaluation}
-    end_stage(config, run, {**training["loop"].summary(), **results, **compared(planned, run.device)})
+        save_last = partial(save, facts=facts, ended=True)
+        end_training(config, run, outcome, module=model.causal, save=save_last)
+        results = {"num_steps": outcome.num_steps, "evaluation": outcome.evaluation}
+        summary |= {**training["loop"].summary(), **results, **compared(planned, run.device)}
     return SftResult(run.shared_folder, outcome.num_steps, outcome.evaluation)
 
 
@@ -157,7 +157,8 @@ class SftInputs:
 
 def load_sft_inputs(config: Config, run: Run, demonstrations: Sequence[Any] | None = None) -> SftInputs:
     """Load model and demonstrations; arguments and errors as in `run_sft`."""
-    source, trusted = str(config.model), config.runtime.trust_remote_code
+    source = str(config.model)
+    trusted = config.runtime.trust_remote_code
     tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
     model = load_language_model(
         source,

@@ -117,7 +117,7 @@ class Stage:
         check: Raises `ConfigError` for a configuration that the stage cannot run.
         remedies: Settings that need less memory, with their values, by the phase in which it ran out; None for those
             that follow from the other attributes.
-        next_calls: The calls that usually follow: `(config, folder, start, judge) -> list[Call]`.
+        next_calls: The calls that usually follow: `(config, model, start, judge) -> list[Call]`.
         plan: Says what a run will hold before it starts, and refuses one that cannot fit: `(config, name, *, anyway)`,
             and its result is `planned=` of `run`. Empty for a stage without a plan and a dry run.
         schedule: Describes what the run will do: `(config) -> text`, for `kedge config schedule`.

@@ -63,6 +63,11 @@ class ControlResult:
     folder: Path
     metrics: list[dict[str, Any]]
 
+    @classmethod
+    def read(cls, folder: Path) -> ControlResult:
+        """The result of a run in a folder."""
+        return cls(folder, read_metrics(folder))
+
     @property
     def model(self) -> Path:
         """The policy's folder; `kedge.load_control_policy` reads it."""
@@ -77,8 +82,8 @@ class ControlResult:
         return load_control_policy(self.model, network=network)
 
 
-def save_result(run: Run, parts: Parts, *, interrupted: bool, model: bool = True) -> list[dict[str, Any]]:
-    """Save the policy and write the report, also for an interrupted run; return the metrics.
+def save_result(run: Run, parts: Parts, *, interrupted: bool, model: bool = True) -> None:
+    """Save the policy and write the report, also for an interrupted run.
 
     Args:
         run: The run.
@@ -91,7 +96,6 @@ def save_result(run: Run, parts: Parts, *, interrupted: bool, model: bool = True
     if model:
         _save(parts, run.folder / "model", metrics)
     leave_stage_report(parts.config, run.folder, interrupted=interrupted)
-    return metrics
 
 
 def checkpoint_model(parts: Parts) -> CheckpointModel:

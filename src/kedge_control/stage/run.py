@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 
 from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.masking import masked_whiten
 from kedge.config import Config
-from kedge.errors import KedgeError, OutOfMemoryError
-from kedge.logs.metrics import read_metrics
 from kedge.logs.stopwatch import Stopwatch
-from kedge.runs.ending import end_stage, resumable
-from kedge.runs.out_of_memory import ends_in_one_line
-from kedge.runs.resuming import finished_run
+from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, open_run
-from kedge.runs.training import Callback, Watcher, logged_steps, stage_loop
+from kedge.runs.training import Callback, logged_steps, running, stage_loop, watched
 from kedge.system.ranks import adaptive_part, budget_metrics
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
@@ -43,7 +40,7 @@ AfterUpdate = Callable[[int, Mapping[str, float]], None]
 """Called with each update and its metrics."""
 
 
-@ends_in_one_line("control")
+@stage_function("control", ControlResult.read)
 def run_control(
     config: Config, *, given: Given | None = None, resume: Resume | None = None, callback: Callback | None = None
 ) -> ControlResult:
@@ -65,36 +62,17 @@ def run_control(
         OutOfMemoryError: Memory ran out; the state after the last whole update is saved.
     """
     given = given or Given()
-    if resume and (out := finished_run(config)):
-        return ControlResult(out, read_metrics(out))
     run = open_run(config, "control", in_memory=given.named(), resume=resume)
     parts = load_parts(config, run, given)
     if parts.settings.video:
         check_video(parts)
-    run.start()
-    watcher = Watcher(callback, parts.policy)
-    outcome: dict[str, object] = {}
-    fits = has_results = True
-    with resumable(config, run.folder, "control"), closing(parts.environments):
-        try:
-            with stage_loop(config, run, model=checkpoint_model(parts)) as loop:
-
-                def after_update(update: int, metrics: Mapping[str, float]) -> None:
-                    total = parts.settings.num_updates
-                    watcher.see(loop, update, metrics, stage="control", num_updates=total, folder=run.folder)
-
-                train(run, parts, loop, after_update)
-                outcome = loop.summary()
-            if parts.settings.video:
-                record_video(parts, run.folder)
-        except KedgeError as error:
-            fits = not isinstance(error, OutOfMemoryError)
-            has_results = not run.abandon()
-            raise
-        finally:
-            metrics = save_result(run, parts, interrupted=not outcome, model=fits) if has_results else []
-    end_stage(config, run, outcome)
-    return ControlResult(run.folder, metrics)
+    with closing(parts.environments), running(config, run, save=partial(save_result, run, parts)) as summary:
+        with stage_loop(config, run, model=checkpoint_model(parts)) as loop:
+            train(run, parts, loop, watched(callback, run, loop, parts.settings.num_updates, model=parts.policy))
+            summary |= loop.summary()
+        if parts.settings.video:
+            record_video(parts, run.folder)
+    return ControlResult.read(run.folder)
 
 
 def train(run: Run, parts: Parts, loop: CheckpointedLoop, after_update: AfterUpdate) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kedge.config import Config, load_config
 from kedge.errors import ConfigError
-from kedge.stages.sweep.grid import plan_trials, split_override
+from kedge.stages.sweep import plan_trials, split_override
 
 
 def resolve(values: Mapping[str, Any]) -> Config:

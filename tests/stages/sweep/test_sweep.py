@@ -18,9 +18,8 @@ import pytest
 from kedge.config import load_config
 from kedge.errors import ConfigError, OutputError
 from kedge.inspect.sweeps import read_sweep
-from kedge.stages.sweep import main as sweep_main
-from kedge.stages.sweep import plan_trials, processes, run_sweep
-from kedge.stages.sweep.grid import Trial
+from kedge.stages import sweep
+from kedge.stages.sweep import Trial, plan_trials, run_sweep
 
 STAND_IN = """
 import json, os, pathlib, signal, sys
@@ -55,9 +54,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         with (folder / "logs" / f"{trial.name}.log").open("ab") as log:
             return subprocess.Popen([sys.executable, "-S", "-c", STAND_IN, *arguments], stderr=log)
 
-    monkeypatch.setattr(processes, "_start", start)
-    monkeypatch.setattr(processes, "POLL_SECONDS", 0.005)
-    monkeypatch.setattr(sweep_main, "write_report", lambda *_, **__: "report.html")
+    monkeypatch.setattr(sweep, "_start", start)
+    monkeypatch.setattr(sweep, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(sweep, "write_report", lambda *_, **__: "report.html")
     return names
 
 
@@ -123,8 +122,8 @@ def test_a_stopped_sweep_stops_its_runs(tmp_path: Path, monkeypatch: pytest.Monk
         sleep(seconds)
 
     both = trials("0.1", "0.2", seeds=1)
-    monkeypatch.setattr(processes, "_start", start)
-    monkeypatch.setattr(processes.time, "sleep", interrupt_once_all_run)
+    monkeypatch.setattr(sweep, "_start", start)
+    monkeypatch.setattr(sweep.time, "sleep", interrupt_once_all_run)
     with pytest.raises(KeyboardInterrupt):
         run_sweep(both, "ppo", tmp_path / "sweep", num_processes=2)
     assert [process.returncode for process in running] == [7, 7]

@@ -21,19 +21,17 @@ from torch import Tensor
 
 from kedge.config import Config
 from kedge.models import save_policy, save_scalar_model
-from kedge.runs.ending import end_stage
 from kedge.runs.inputs import Rewards
-from kedge.runs.out_of_memory import ends_in_one_line
-from kedge.runs.resuming import finished_run, read_ending
+from kedge.runs.out_of_memory import stage_function
+from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import stage_card
-from kedge.runs.training import Callback, Watcher, end_training, started_stage, training_loop
+from kedge.runs.training import Callback, end_training, running, supervised_loop
 from kedge.stages.critic.inputs import CriticInputs, load_critic_inputs
 from kedge.stages.critic.sampling import Sampled, sample_returns
 from kedge.stages.planning.report import MachinePlan, compared
 from kedge.system.output import write_summary
-from kedge.system.ranks.sharding import gathered_state
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import Outcome, StepCallback, count_steps
 from kedge.training.supervised.returns import ReturnsLoss, measure_explained, with_explained
@@ -55,13 +53,18 @@ class CriticResult:
     folder: Path
     summary: dict[str, Any]
 
+    @classmethod
+    def read(cls, folder: Path) -> CriticResult:
+        """The result of a finished run."""
+        return cls(folder, *read_ending(folder, "summary"))
+
     @property
     def model(self) -> Path:
         """Folder of the critic: a sequence classifier with one label, or the policy with a value head beside it."""
         return self.folder / "model"
 
 
-@ends_in_one_line("critic")
+@stage_function("critic", CriticResult.read)
 def run_critic(
     config: Config,
     *,
@@ -89,20 +92,20 @@ def run_critic(
         KedgeError: An input is missing, unreadable or does not fit; one line, before anything is sampled.
         KeyboardInterrupt, Terminated: The run was interrupted; responses and critic are saved.
     """
-    if resume and (folder := finished_run(config)):
-        return CriticResult(folder, *read_ending(folder, "summary"))
     in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
     run = open_run(config, "critic", in_memory=in_memory, resume=resume)
     inputs = load_critic_inputs(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
     save = partial(_save, config, run, inputs)
-    with started_stage(config, run):
+    with running(config, run) as ending:
         sampled = sample_returns(inputs, run)
         loss = inputs.loss(sampled.returns, sampled.train_rows)
         num_steps = _num_steps(config, sampled)
-        watcher = Watcher(callback, inputs.trained, inputs.roles.tokenizer)
         shown = ("loss", "explained_variance", "eval/explained_variance")
-        model = CheckpointModel(inputs.saved, lambda folder, step, weights: save(folder, {"steps": step}, weights))
-        with training_loop(config, run, num_steps, model=model, watcher=watcher, shown=shown) as training:
+        model = CheckpointModel(
+            inputs.saved, lambda folder, step, weights: save(folder, weights, facts={"steps": step})
+        )
+        given: Any = {"tokenizer": inputs.roles.tokenizer, "callback": callback, "trained": inputs.trained}
+        with supervised_loop(config, run, num_steps, model=model, shown=shown, **given) as training:
             training["on_step"] = _explaining(training["on_step"])
             outcome = train_critic(
                 loss,
@@ -113,11 +116,9 @@ def run_critic(
             )
             run.sync()
             summary = _write_summary(config, run, sampled, loss, outcome)
-            weights = gathered_state(inputs.saved, run.ranks)
-            if run.ranks.is_first:
-                save(run.folder / "model", _facts(summary), weights, ended=True)
-            end_training(config, run, outcome)
-    end_stage(config, run, {**training["loop"].summary(), "summary": summary, **compared(planned, run.device)})
+            save_last = partial(save, facts=_facts(summary), ended=True)
+            end_training(config, run, outcome, module=inputs.saved, save=save_last)
+        ending |= {**training["loop"].summary(), "summary": summary, **compared(planned, run.device)}
     return CriticResult(run.shared_folder, summary)
 
 
@@ -165,9 +166,9 @@ def _save(
     run: Run,
     inputs: CriticInputs,
     folder: Path,
-    facts: Mapping[str, object],
-    weights: dict[str, Tensor] | None = None,
+    weights: dict[str, Tensor] | None,
     *,
+    facts: Mapping[str, object],
     ended: bool = False,
 ) -> Path:
     roles = inputs.roles

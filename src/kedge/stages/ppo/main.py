@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from kedge.config import Config
 from kedge.data import PromptStream
-from kedge.errors import KedgeError, OutOfMemoryError
-from kedge.logs.metrics import read_metrics
 from kedge.logs.stopwatch import Stopwatch
-from kedge.runs.ending import end_stage, resumable
 from kedge.runs.inputs import Rewards
-from kedge.runs.out_of_memory import ends_in_one_line
-from kedge.runs.resuming import finished_run
+from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, open_run
-from kedge.runs.training import Callback, stage_loop
+from kedge.runs.training import Callback, running, stage_loop
 from kedge.stages.planning.report import MachinePlan, compared
 from kedge.stages.ppo.ahead import check_ahead, open_sampling, with_background
 from kedge.stages.ppo.critics import with_saved_critic
@@ -38,7 +35,7 @@ from kedge.training.runtime import memory_in_use, stream_seed
 __all__ = ["PpoResult", "run_ppo"]
 
 
-@ends_in_one_line("ppo")
+@stage_function("ppo", PpoResult.read)
 def run_ppo(
     config: Config,
     *,
@@ -70,31 +67,21 @@ def run_ppo(
         KeyboardInterrupt, Terminated: The run was interrupted; policy and checkpoint are saved.
         OutOfMemoryError: Memory ran out; the state after the last whole update is saved.
     """
-    if resume and (out := finished_run(config)):
-        return PpoResult(out, read_metrics(out))
     config = with_saved_critic(config)
     in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
     run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
     check_ahead(config, run)
     roles = load_roles(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
     roles = with_background(config, run, roles)
-    run.start()
-    write_roles(run, roles)
-    outcome: dict[str, object] = {}
-    fits = has_results = True
-    with resumable(config, run.folder, "ppo"), closing(roles.engine):
-        try:
-            with stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop:
-                train(config, run, roles, loop, callback=callback, on_update=on_update)
-                outcome = loop.summary()
-        except KedgeError as error:
-            fits = not isinstance(error, OutOfMemoryError)
-            has_results = not run.abandon()
-            raise
-        finally:
-            metrics = save_result(config, run, roles, interrupted=not outcome, model=fits) if has_results else []
-    end_stage(config, run, {**outcome, **compared(planned, run.device)})
-    return PpoResult(run.shared_folder, metrics if run.ranks.is_first else read_metrics(run.shared_folder))
+    with (
+        running(config, run, save=partial(save_result, config, run, roles)) as summary,
+        closing(roles.engine),
+        stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop,
+    ):
+        write_roles(run, roles)
+        train(config, run, roles, loop, callback=callback, on_update=on_update)
+        summary |= {**loop.summary(), **compared(planned, run.device)}
+    return PpoResult.read(run.shared_folder)
 
 
 def train(

@@ -13,7 +13,7 @@ from kedge.algorithm.experience import Rollout
 from kedge.config import Config
 from kedge.logs.incidents import add_incident, describe_row
 from kedge.runs.run import Run
-from kedge.runs.training import Callback, Watcher
+from kedge.runs.training import Callback, watched
 from kedge.stages.ppo.log import Event, PpoLog
 from kedge.stages.ppo.measurements import FixedPrompts, Measurements
 from kedge.stages.ppo.roles import Roles
@@ -170,16 +170,14 @@ class Callbacks:
     ) -> None:
         self._roles = trainer.roles
         self._on_update = on_update
-        self._watch = None
-        if callback is not None:
-            watcher = Watcher(callback, trainer.roles.actor_critic.policy.causal, trainer.roles.tokenizer)
-            total, folder = trainer.run_settings.num_updates, trainer.run.shared_folder
-            self._watch = partial(watcher.see, loop, stage="ppo", num_updates=total, folder=folder)
+        roles = trainer.roles
+        total = trainer.run_settings.num_updates
+        policy = roles.actor_critic.policy.causal
+        self._watch = watched(callback, trainer.run, loop, total, model=policy, tokenizer=roles.tokenizer)
 
     def after_update(self, event: Event) -> None:
         """Call them."""
-        if self._watch is not None:
-            self._watch(event.update, event.metrics)
+        self._watch(event.update, event.metrics)
         self._on_update(event.update, self._roles)
 
 

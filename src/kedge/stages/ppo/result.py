@@ -36,16 +36,19 @@ class PpoResult:
     folder: Path
     metrics: list[dict[str, Any]]
 
+    @classmethod
+    def read(cls, folder: Path) -> PpoResult:
+        """The result of a run in a folder."""
+        return cls(folder, read_metrics(folder))
+
     @property
     def model(self) -> Path:
         """The policy's folder, in Hugging Face format."""
         return self.folder / "model"
 
 
-def save_result(
-    config: Config, run: Run, roles: Roles, *, interrupted: bool, model: bool = True
-) -> list[dict[str, Any]]:
-    """Save the policy and write the report, also for an interrupted run; return the metrics.
+def save_result(config: Config, run: Run, roles: Roles, *, interrupted: bool, model: bool = True) -> None:
+    """Save the policy and write the report, also for an interrupted run.
 
     Args:
         config: The run's configuration.
@@ -66,7 +69,6 @@ def save_result(
         if run.ranks.is_first:
             _save(config, run, roles, metrics, weights)
     leave_stage_report(config, run.folder, interrupted=interrupted)
-    return metrics
 
 
 def _save(

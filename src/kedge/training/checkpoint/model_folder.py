@@ -59,7 +59,7 @@ class CheckpointModel:
     """
 
     def __init__(self, module: nn.Module, save: Callable[[Path, int, dict[str, Tensor] | None], object]) -> None:
-        self._module, self._save = module, save
+        self.module, self._save = module, save
         self._is_plain = False
 
     def try_saving(self, folder: Path) -> None:
@@ -85,7 +85,7 @@ class CheckpointModel:
 
     def parameters(self) -> list[nn.Parameter]:
         """The model's parameters, trained or not."""
-        return list(self._module.parameters())
+        return list(self.module.parameters())
 
     def write(
         self,
@@ -106,7 +106,7 @@ class CheckpointModel:
             OSError: A file cannot be written.
         """
         gathered = gathered or {}
-        parameters = {name: gathered.get(weight, weight) for name, weight in self._module.named_parameters()}
+        parameters = {name: gathered.get(weight, weight) for name, weight in self.module.named_parameters()}
         own = {id(weight): name for name, weight in parameters.items()}
         named = {
             group: {name: own[id(tensor)] for name, tensor in tensors.items() if id(tensor) in own}
@@ -116,7 +116,7 @@ class CheckpointModel:
             files = self._write_without_weights(folder, update)
             weights = {saved: parameters[saved] for names in named.values() for saved in names.values()}
             return SavedModel(_nonempty(named), files, weights)
-        self._save(folder, update, whole_state_dict(self._module, gathered) if gathered else None)
+        self._save(folder, update, whole_state_dict(self.module, gathered) if gathered else None)
         held = {group: _equal(folder, names, groups[group]) for group, names in named.items()}
         self._is_plain = _only_holds(folder, {saved for names in held.values() for saved in names.values()})
         return SavedModel(_nonempty(held), _records(folder))
@@ -134,7 +134,7 @@ class CheckpointModel:
         """
         self._write_without_weights(folder, update)
         places = {id(tensor): (group, name) for group, tensors in groups.items() for name, tensor in tensors.items()}
-        own = self._module.state_dict(keep_vars=True)
+        own = self.module.state_dict(keep_vars=True)
         found = {name: places[id(tensor)] for name, tensor in own.items() if id(tensor) in places}
         (folder / SHARDED_WEIGHTS).write_text(json.dumps(found), encoding="utf-8")
         return SavedModel(files=_records(folder))

@@ -1,17 +1,13 @@
-"""`kedge push`: a trained model to the Hugging Face hub."""
+"""`kedge push` and `kedge merge`: what becomes of a trained model."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kedge.cli.command import Command
-
-__all__ = ["app"]
-
-app = typer.Typer()
+__all__ = ["merge", "push"]
 
 
-@app.command(cls=Command)
 def push(
     model: Annotated[
         str, typer.Argument(metavar="RUN|MODEL", help="A run, a checkpoint (RUN@8), or a model's folder.")
@@ -30,3 +26,18 @@ def push(
     from kedge.models.pushing import push_model
 
     typer.echo(push_model(model, repo, private=private, existing=existing, dry_run=dry_run, say=say))
+
+
+def merge(
+    adapter: Annotated[
+        str, typer.Argument(metavar="ADAPTER", help="A folder saved by PEFT, or a checkpoint in shards, such as RUN@8.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The new model's folder.")],
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code from the base model's folder.")
+    ] = False,
+) -> None:
+    """Save an adapter and its base, or the shards of a checkpoint, as one model."""
+    from kedge.models.saving import merge as merged
+
+    typer.echo(f"Model:  {merged(adapter, out, trust_remote_code=trust_remote_code)}")

@@ -1,0 +1,377 @@
+"""The three stages in a chain, and InstructGPT's loop around the last two.
+
+    demonstrations ─▶ sft/ ─▶ comparisons ─▶ reward/ ─▶ prompts (─▶ critic/) ─▶ ppo/ ─▶ model/
+                                  ▲                                              │
+                                  └── rankings by the labeler ◀── its responses ─┘ (rounds 2, 3, …)
+
+Source: Stiennon figure 2; InstructGPT figure 2, §3.5.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kedge.config import Config, metric_in_chain, with_values
+from kedge.data import Prompt, PromptStream, room_for_prompt
+from kedge.logs.json_lines import plain_json
+from kedge.logs.table import Cell, print_table
+from kedge.rewards import RewardSpec, RewardTerm, WeightedReward
+from kedge.runs.ending import chain_report, publish, resumable, say_next
+from kedge.runs.inputs import (
+    Rewards,
+    configured_rewards,
+    load_comparisons,
+    load_demonstrations,
+    load_prompts,
+    load_rewards,
+)
+from kedge.runs.out_of_memory import stage_function
+from kedge.runs.run import Resume, Run, open_run
+from kedge.runs.shown_result import shows_its_run
+from kedge.runs.training import Callback
+from kedge.stages.critic import CriticResult, run_critic
+from kedge.stages.evaluation.evaluator import collect_rankings
+from kedge.stages.evaluation.policy import Sampling, load_policy
+from kedge.stages.planning.report import MachinePlan
+from kedge.stages.ppo import PpoResult, run_ppo
+from kedge.stages.reward import RewardResult, run_reward
+from kedge.stages.sft import SftResult, run_sft
+from kedge.system.durable import copy_tree, replaced_folder
+from kedge.system.intervals import Interval
+from kedge.system.output import replace_file, write_summary, writing
+from kedge.training.runtime import stream_seed
+from kedge.training.stopping import stopping_together
+
+__all__ = ["RlhfResult", "check_inputs", "run_rlhf", "scored_config", "stage_config", "with_critic", "with_trained"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A reward model and the policy trained against it, and the critic that was trained in between, if any."""
+
+    reward: RewardResult
+    ppo: PpoResult
+    critic: CriticResult | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Figures of the round, for `summary.json`."""
+        first, last = (self.ppo.metrics[0], self.ppo.metrics[-1]) if self.ppo.metrics else ({}, {})
+        return {
+            "reward_model": self.reward.summary,
+            **({} if self.critic is None else {"critic": self.critic.summary}),
+            "ppo": {
+                "num_updates": len(self.ppo.metrics),
+                "score_first": first.get("reward/score_mean"),
+                "score_last": last.get("reward/score_mean"),
+                "kl": last.get("objective/kl"),
+            },
+        }
+
+
+@shows_its_run
+@dataclass(frozen=True, repr=False)
+class RlhfResult:
+    """Result of the chain.
+
+    Attributes:
+        folder: The run's folder, with one folder per stage.
+        sft: Result of fine-tuning.
+        rounds: Results of the rounds of reward model and PPO.
+        summary: Contents of `summary.json`.
+    """
+
+    folder: Path
+    sft: SftResult
+    rounds: list[Round]
+    summary: dict[str, Any]
+
+    @property
+    def model(self) -> Path:
+        """Folder of the newest policy, which plain transformers can load."""
+        return self.folder / "model"
+
+
+@stage_function("rlhf")
+def run_rlhf(
+    config: Config,
+    *,
+    demonstrations: Sequence[Any] | None = None,
+    comparisons: Sequence[Any] | None = None,
+    prompts: Sequence[Any] | None = None,
+    reward: Rewards | None = None,
+    labeler: RewardSpec | None = None,
+    resume: Resume | None = None,
+    callback: Callback | None = None,
+    planned: Mapping[str, MachinePlan] | None = None,
+) -> RlhfResult:
+    """Fine-tune `config.model`, train a reward model on comparisons, run PPO against it; the last two in rounds.
+
+    From round 2 on, the labeler ranks responses of the newest policy, and a new reward model is trained on the
+    rankings. Rewards in `config.reward`, such as a length penalty, are added to the reward model's. With
+    `rlhf.train_critic`, each round trains a critic between the two, and PPO starts from it.
+
+    However the run ends, `model/` holds the newest policy.
+
+    Args:
+        config: The resolved configuration.
+        demonstrations: Rows in place of `config.data.demonstrations`.
+        comparisons: Rows in place of `config.data.comparisons`.
+        prompts: Texts or rows in place of `config.data.prompts`.
+        reward: Functions or models in place of `config.reward`.
+        labeler: A function or reward model instead of `config.rlhf.labeler`.
+        resume: Resume the run in the output folder: finished stages are kept, the current one continues. Start the run
+            if there is none.
+        callback: Called after each update of each stage.
+        planned: What each stage should hold, by its name, to be compared with what the process held until its end.
+
+    Raises:
+        KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
+        KeyboardInterrupt, Terminated: The run was interrupted; the newest policy is saved.
+    """
+    data = {"data.demonstrations": demonstrations, "data.comparisons": comparisons, "data.prompts": prompts}
+    run = open_run(config, "rlhf", in_memory={**data, "reward": reward, "rlhf.labeler": labeler}, resume=resume)
+    inputs = check_inputs(
+        config,
+        run,
+        demonstrations=demonstrations,
+        comparisons=comparisons,
+        prompts=prompts,
+        reward=reward,
+        labeler=labeler,
+    )
+    with (
+        resumable(config, run.folder, "rlhf"),
+        run.started(),
+        chain_report(config, run.folder),
+        published_policy(run.folder),
+    ):
+        if comparisons is not None:
+            path = run.shared_folder / "comparisons.jsonl"
+            run.ranks.first(lambda: write_rows(path, comparisons))
+            config = with_values(config, {"data.comparisons": str(path)})
+
+        then: Any = {"resume": resume, "callback": callback}
+        plans: Mapping[str, MachinePlan] = planned or {}
+        sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations, planned=plans.get("sft"), **then)
+        config = with_values(config, {"reward_model.base": config.reward_model.base or str(sft.model)})
+
+        policy = sft.model
+        rounds = list[Round]()
+        for number in range(1, config.rlhf.num_rounds + 1):
+            suffix = "" if number == 1 else f"-{number}"
+            if number > 1:
+                config = label_round(config, run, inputs, policy, number)
+            for_reward = stage_config(config, run, f"reward{suffix}")
+            trained = run_reward(for_reward, demonstrations=demonstrations, planned=plans.get("reward"), **then)
+            start = sft.model if config.rlhf.restart_policy else policy
+            scored = partial(scored_config, config, run, model=start, reward=trained.model)
+            given: Any = {"prompts": prompts, "reward": None if reward is None else with_trained(trained.model, reward)}
+            critic = None
+            for_ppo = scored(f"ppo{suffix}")
+            if config.rlhf.train_critic:
+                critic = run_critic(scored(f"critic{suffix}"), planned=plans.get("critic"), **given, **then)
+                for_ppo = with_critic(for_ppo, critic.model)
+            ppo = run_ppo(for_ppo, planned=plans.get("ppo"), **given, **then)
+            rounds.append(Round(trained, ppo, critic))
+            policy = ppo.model
+
+    summary = summarize(sft, rounds)
+    if run.ranks.is_first:
+        run.sync()
+        write_summary(run.folder, summary)
+        run.finish({})
+        print_rounds(run.folder, summary)
+        say_next(config, run.folder, "rlhf", start=str(sft.model), judge=str(rounds[-1].reward.model))
+        publish(config, run.folder)
+    run.ranks.wait()  # so that the newest policy is there on every rank
+    return RlhfResult(run.shared_folder, sft, rounds, summary)
+
+
+@dataclass(frozen=True)
+class RlhfInputs:
+    """Inputs of the rounds.
+
+    Attributes:
+        prompts: All prompts.
+        labeler: Ranks responses from round 2 on; None for a single round.
+    """
+
+    prompts: list[Prompt]
+    labeler: WeightedReward | None
+
+
+def check_inputs(
+    config: Config,
+    run: Run,
+    *,
+    demonstrations: Sequence[Any] | None = None,
+    comparisons: Sequence[Any] | None = None,
+    prompts: Sequence[Any] | None = None,
+    reward: Rewards | None = None,
+    labeler: RewardSpec | None = None,
+) -> RlhfInputs:
+    """Load and read the inputs of all stages, so that a mistake in the prompts shows before hours of fine-tuning.
+
+    Args:
+        config: The resolved configuration.
+        run: The run, opened.
+        demonstrations: Rows in place of `config.data.demonstrations`.
+        comparisons: Rows in place of `config.data.comparisons`.
+        prompts: Texts or rows in place of `config.data.prompts`.
+        reward: Functions or models in place of `config.reward`.
+        labeler: A function or model instead of `config.rlhf.labeler`.
+
+    Raises:
+        KedgeError: An input cannot be read or does not fit the others.
+    """
+    scored = scored_config(
+        config, run, "ppo", model=Path(str(config.model)), reward=run.shared_folder / "reward" / "model"
+    )
+    if config.rlhf.train_critic:
+        with_critic(scored, run.shared_folder / "critic" / "model")
+    policy = load_policy(str(config.model), config, run)
+    tokenizer = policy.tokenizer
+    context = policy.model.context_length
+    load_demonstrations(config, run, tokenizer, context_length=context, rows=demonstrations)
+    load_comparisons(config, run, tokenizer, context_length=context, rows=comparisons)
+    room = room_for_prompt([policy.model.sampling_length], config.rollout.max_new_tokens)
+    all_prompts = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
+    columns = list(all_prompts[0].columns)
+    if rewards := configured_rewards(config) if reward is None else reward:
+        load_rewards(rewards, config, run, tokenizer).check(columns)
+    if config.rlhf.num_rounds == 1:
+        return RlhfInputs(all_prompts, None)
+    scorer = load_rewards(labeler or str(config.rlhf.labeler), config, run, tokenizer)
+    scorer.check(columns)
+    return RlhfInputs(all_prompts, scorer)
+
+
+def stage_config(config: Config, run: Run, name: str) -> Config:
+    """The configuration of a stage, which writes to its own folder inside the run's."""
+    keep_best = metric_in_chain(config, name.partition("-")[0])
+    return with_values(
+        config, {"out": str(run.shared_folder / name), "push.repo": None, "checkpoint.keep_best": keep_best}
+    )
+
+
+def scored_config(config: Config, run: Run, name: str, *, model: Path, reward: Path) -> Config:
+    """The configuration of PPO, or of its critic's training: policy, and the trained reward model before other rewards.
+
+    Raises:
+        ConfigError: The critic is initialized from the reward model, and there is more than one.
+    """
+    terms = [{"source": str(reward)}, *(term.model_dump() for term in config.reward)]
+    return with_values(stage_config(config, run, name), {"model": str(model), "reward": terms})
+
+
+def with_critic(config: Config, critic: Path) -> Config:
+    """The configuration of PPO that starts from the critic that was trained before it.
+
+    Raises:
+        ConfigError: The other settings of PPO do not fit this kind of critic.
+    """
+    return with_values(config, {"ppo.critic": config.critic.kind, "ppo.critic_init": str(critic)})
+
+
+def with_trained(model: Path, reward: Rewards) -> list[RewardSpec | RewardTerm]:
+    """The trained reward model, followed by rewards that were passed from Python."""
+    given = [reward] if isinstance(reward, (str, Path, RewardTerm)) or callable(reward) else list(reward)
+    return [RewardTerm(str(model)), *given]
+
+
+def label_round(config: Config, run: Run, inputs: RlhfInputs, policy: Path, number: int) -> Config:
+    """Rank responses of a policy; the configuration of the round, with the rankings among its comparisons.
+
+    Args:
+        config: Configuration of the previous round.
+        run: The run; its folder receives `comparisons-NUMBER.jsonl`.
+        inputs: Prompts and labeler.
+        policy: Folder of the newest policy.
+        number: Number of the round, from 2.
+
+    Raises:
+        RewardError: The labeler failed, or preferred no response to another.
+    """
+    assert inputs.labeler is not None, "a further round has a labeler"
+    settings = config.rlhf
+    rollout = config.rollout
+    seed = config.runtime.seed
+    earlier = config.data.comparisons if settings.keep_comparisons else []
+    path = run.shared_folder / f"comparisons-{number}.jsonl"
+    told = with_values(config, {"data.comparisons": [*earlier, str(path)]})
+    if run.ranks.first(path.exists):  # written before the run was resumed
+        return told
+    stream = PromptStream(inputs.prompts, seed=stream_seed(seed, "labelled", number))
+    with stopping_together(run.ranks) as check_stop:
+        rankings = collect_rankings(
+            load_policy(str(policy), config, run),
+            stream.next(min(settings.num_prompts, len(inputs.prompts))),
+            inputs.labeler,
+            # Sampled as in training, not as in evaluation: near temperature 0 all responses to a prompt are alike.
+            Sampling(
+                max_new_tokens=rollout.max_new_tokens,
+                temperature=rollout.temperature,
+                batch_size=config.generate.batch_size,
+                seed=stream_seed(seed, "labelled responses", number),
+            ),
+            num_responses=settings.num_responses,
+            title=f"round {number}: sample to label",
+            on_phase=lambda *_: check_stop(),
+        )
+    run.ranks.first(lambda: write_rows(path, rankings))
+    return told
+
+
+def write_rows(path: Path, rows: Sequence[Any]) -> str:
+    """Write rows as JSON lines, so that the `config.yaml` of every stage can name its data; the path as text."""
+    lines = (json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) for row in rows)
+    replace_file(path, (f"{line}\n".encode("utf-8", "backslashreplace") for line in lines))
+    return str(path)
+
+
+@contextmanager
+def published_policy(folder: Path) -> Iterator[None]:
+    """Copy the newest policy to `model/` when the block ends, even by an error; `model/` is never incomplete.
+
+    On several ranks, the folder has policies on the first one only.
+    """
+    try:
+        yield
+    finally:
+        numbered = sorted(folder.glob("ppo-*/model"), key=lambda path: int(path.parent.name.removeprefix("ppo-")))
+        policies = [path for path in (folder / "sft" / "model", folder / "ppo" / "model", *numbered) if path.is_dir()]
+        if policies:
+            model = folder / "model"  # there already, with an older policy, if the run was resumed
+            with writing(model), replaced_folder(model) as part:
+                copy_tree(policies[-1], part)
+
+
+def summarize(sft: SftResult, rounds: list[Round]) -> dict[str, Any]:
+    """Figures of the whole chain, for `summary.json`."""
+    return {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
+
+
+def print_rounds(folder: Path, summary: dict[str, Any]) -> None:
+    """Print a table with one row per round."""
+    rows: dict[str, list[Cell]] = {}
+    for number, each in enumerate(summary["rounds"], start=1):
+        accuracy = each["reward_model"].get("accuracy")
+        ppo = each["ppo"]
+        agreement = None if accuracy is None else _interval(accuracy)
+        critic = [_interval(each["critic"]["explained_variance"])] if "critic" in each else []
+        rows[f"round {number}"] = [agreement, *critic, ppo["score_first"], ppo["score_last"], ppo["kl"]]
+    explains = ["explained by the critic"] if "critic" in summary["rounds"][0] else []
+    columns = ["", "reward-model accuracy", *explains, "score, first update", "score, last update", "KL"]
+    print_table(f"The newest policy is in {folder / 'model'}", columns, rows)
+
+
+def _interval(figures: dict[str, float | None]) -> Interval:
+    """An interval from `summary.json`, where null is an unknown end."""
+    return Interval(**{name: math.nan if each is None else each for name, each in figures.items()})
