@@ -1,4 +1,4 @@
-"""One step off, measured: `python -m bench.ahead` prints the figures of docs/scaling.md (ten minutes on two cores).
+"""One step off, measured: `python -m bench.ahead` prints the last tables of bench/cluster/RESULTS.md (ten minutes).
 
 Seconds per update of a policy that keeps a core busy, and the score after equal updates of a smaller one that learns to
 write vowels. Every run has one thread for training and, where it samples ahead, one for sampling; the synchronous runs

@@ -17,8 +17,8 @@ WITH_RESULTS = (ROOT / "README.md", DOCS / "index.md")
 """Written by hand, except for the demo's table."""
 DOCTOR = DOCS / "doctor.md"
 """Written by hand, except for the sections of its rules."""
-SCALING = DOCS / "scaling.md"
-"""Written by hand, except for its tables."""
+SCALING = (DOCS / "scaling.md", ROOT / "bench" / "cluster" / "RESULTS.md")
+"""Written by hand, except for their tables."""
 
 
 def main() -> None:
@@ -34,7 +34,8 @@ def write_pages() -> None:
     for page in WITH_RESULTS:
         _write(page, with_results(page.read_text(encoding="utf-8"), read_demo()))
     _write(DOCTOR, with_rules(DOCTOR.read_text(encoding="utf-8")))
-    _write(SCALING, with_scaling(SCALING.read_text(encoding="utf-8")))
+    for page in SCALING:
+        _write(page, with_scaling(page.read_text(encoding="utf-8")))
     for name, text in generated_pages().items():
         _write(DOCS / name, text)
 

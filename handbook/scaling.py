@@ -1,4 +1,4 @@
-"""The computed tables and pictures of docs/scaling.md; the text around them is written by hand."""
+"""The computed tables and pictures of docs/scaling.md and bench/cluster/RESULTS.md; their text is written by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PHASES: Final = (
 
 
 def example(size: float = 8e9) -> Workload:
-    """The page's update: 1,024 responses of 700 tokens on average to prompts of 512, four epochs."""
+    """The pages' update: 1,024 responses of 700 tokens on average to prompts of 512, four epochs."""
     return Workload(typical_shape(size), 1024, 512, 1024, 700, 2048, epochs=4, critic="shared")
 
 
@@ -57,16 +57,17 @@ def best_of(size: float, cards: int, *, synchronous: bool = False) -> UpdateTime
 
 
 def with_scaling(text: str) -> str:
-    """The page with the tables between its markers renewed."""
+    """The page with those tables renewed that it has markers for."""
     for name, table in TABLES.items():
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
-        before, rest = text.split(begin)
-        text = before + begin + table() + end + rest.split(end)[1]
+        if begin in text:
+            before, rest = text.split(begin)
+            text = before + begin + table() + end + rest.split(end)[1]
     return text
 
 
 def draw_scaling(folder: Path) -> None:
-    """Write every picture of the page as SVG."""
+    """Write every picture as SVG."""
     for name, draw in SCALING_PICTURES.items():
         save_svg(draw(), folder / f"{name}.svg")
 

@@ -15,7 +15,7 @@ from typer.main import get_command
 from handbook.__main__ import SCALING, WITH_RESULTS
 from handbook.demo import DemoRecord, draw_demo, duration, read_demo, results_block, with_results
 from handbook.pages import generated_pages
-from handbook.scaling import SCALING_PICTURES, draw_scaling, with_scaling
+from handbook.scaling import SCALING_PICTURES, TABLES, draw_scaling, with_scaling
 from handbook.token import TokenUpdate, compute_update, read_record
 from handbook.token_pictures import PICTURES, draw_pictures
 from kedge.cli import app
@@ -128,8 +128,10 @@ def test_the_demos_table_and_figure_show_its_record(demo: DemoRecord, tmp_path: 
 
 
 def test_the_tables_and_figures_of_scaling_show_the_cost_model(tmp_path: Path) -> None:
-    page = SCALING.read_text(encoding="utf-8")
-    assert with_scaling(page) == page, "docs/scaling.md is out of date: run `make docs-pages`"
+    pages = {page: page.read_text(encoding="utf-8") for page in SCALING}
+    assert all(any(f"<!-- {name}:begin -->" in text for text in pages.values()) for name in TABLES)
+    for page, text in pages.items():
+        assert with_scaling(text) == text, f"{page} is out of date: run `make docs-pages`"
     draw_scaling(tmp_path)
     for name in SCALING_PICTURES:
         drawn, kept = (svg_texts(folder / f"{name}.svg") for folder in (tmp_path, DOCS / "pictures"))

@@ -10,5 +10,5 @@ faulty      the faulty cases
 healthy     the healthy cases
 demo        the demo itself
 running     runs each case in its own process and diagnoses it
-matrix      the table in docs/doctor.md
+matrix      the table in RESULTS.md
 """

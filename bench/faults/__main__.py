@@ -1,4 +1,4 @@
-"""`python -m bench.faults`: run and diagnose the cases, and write the table in `docs/doctor.md`."""
+"""`python -m bench.faults`: run and diagnose the cases, and write the table in its `RESULTS.md`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.faults.running import Outcome, examine_case, follow_advice, run_case_
 from bench.processes import BenchError
 
 BENCH = Path(__file__).parents[1]
-WORK, RECORD, PAGE = BENCH / ".work" / "faults", BENCH / "results" / "doctor.json", BENCH.parent / "docs" / "doctor.md"
+WORK, RECORD, PAGE = BENCH / ".work" / "faults", BENCH / "results" / "doctor.json", BENCH / "faults" / "RESULTS.md"
 
 
 def main() -> int:

@@ -242,7 +242,7 @@ def steps_too_large(run: RunRecord) -> Symptom | None:
     small models.
 
     Threshold: More than 20 % clipped tokens or 0.05 nats per token is a warning, 35 % or 0.2 nats serious. N+ has 0 to
-    7 % and 0 to 0.008 nats, as the healthy runs below, and early stopping is usually set at 0.015; small models
+    7 % and 0 to 0.008 nats, like kedge's healthy runs, and early stopping is usually set at 0.015; small models
     tolerate 25 % at first. At 0.05 nats the typical ratio is 1.4, twice as far as the clip range of 0.2, and at 0.2
     nats it is 1.9. With `ppo.ratio=sequence`, which clips half of the responses after a small step, only the KL counts.
     A single update of more than 1 nat per token is also serious: later ones are small, because a policy that has
