@@ -53,7 +53,7 @@ def test_every_field_has_an_entry_with_its_documentation() -> None:
     assert list(entries) == [*(name for name, _ in all_fields() if "." not in name),
                              *(name for name, _ in all_fields() if "." in name)]  # fmt: skip
     assert "Default: `0.2`." in entries["ppo.clip_range"]
-    assert "; accepts stop, drop, or value." in entries["reward_functions.on_error"]
+    assert "; accepts never, keep_start, or keep_end." in entries["data.truncate"]
     # Rows are packed: docs/other-libraries.md.
     assert [name for name, entry in entries.items() if "Default: " not in entry or "padded to" in entry] == []
 
