@@ -20,7 +20,8 @@ from bench.systems import Machine, Runner
 from bench.tables import Table, family_table, gpu_table
 
 HERE = Path(__file__).parent
-WORK, PAGE = HERE / ".work", HERE.parent / "docs" / "benchmarks.md"
+WORK = HERE / ".work"
+PAGE = HERE.parent / "docs" / "benchmarks.md"
 CPU_RECORD, GPU_RECORD, FAMILY_RECORD = (HERE / "results" / f"{name}.json" for name in ("cpu", "gpu", "family"))
 QUICK_UPDATES = 3
 

@@ -33,7 +33,9 @@ from bench.systems import Job, Machine, Measurement, Runner
 from kedge.logs.evaluations import EVALUATIONS_FILE
 from kedge.logs.json_lines import read_json_lines
 
-RANK, ROUNDS, SEEDS = 16, 3, (0, 1, 2)
+RANK = 16
+ROUNDS = 3
+SEEDS = (0, 1, 2)
 ADAPTED = ("adapter.kind=lora", f"adapter.rank={RANK}")
 LORA_RATE = 10
 """Learning rates of adapters, as a multiple of those for all weights (Schulman et al., "LoRA Without Regret")."""
@@ -43,7 +45,8 @@ def memory(folder: Path, peer: Path, rounds: int = ROUNDS) -> None:
     """Print a row per system."""
     runner = Runner(folder, peer, Machine("cpu", 2))
     workload = Workload(size="L", hazard=0.0, max_response=32, num_prompts=32)
-    facts, at = runner.facts(workload), runner.workload(workload)
+    facts = runner.facts(workload)
+    at = runner.workload(workload)
     if not (at / "adapter").is_dir():
         save_reward_adapter(at / "policy", at / "adapter")
     few: dict[str, Any] = {"workload": workload, "batch": 8, "num_epochs": 1, "num_updates": 3, "num_dropped": 1}
@@ -177,7 +180,8 @@ def passes(width: int = 768, inner: int = 2048, num_layers: int = 6) -> None:
     print("| tokens per adapter | two passes, s | one pass, s | ratio |\n|---|---|---|---|")
     for tokens in (16, 128, 1024, 4096):
         rows = torch.randn(tokens, width)
-        apart, together = [], []
+        apart = []
+        together = []
         for _ in range(5):
             start = time.process_time()
             for own in pairs:

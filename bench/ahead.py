@@ -25,7 +25,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "busy": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1024},
 }
 SEEDS = (0, 1, 2)
-TIMED_UPDATES, UNTIMED = 8, 3
+TIMED_UPDATES = 8
+UNTIMED = 3
 LEARNING_UPDATES = 40
 STALENESS = (0, 1, 2, 4)
 

@@ -27,8 +27,12 @@ __all__ = [
 Results = dict[str, dict[str, list[Measurement]]]
 """Measurements per round, by case and job."""
 
-PEER, ALIKE, DEFAULT = "TRL 1.12.0", "kedge, like for like", "kedge, default"
-SHARED, SFT, SFT_BF16 = "kedge, shared trunk, fp32", "SFT step, fp32", "SFT step, bf16"
+PEER = "TRL 1.12.0"
+ALIKE = "kedge, like for like"
+DEFAULT = "kedge, default"
+SHARED = "kedge, shared trunk, fp32"
+SFT = "SFT step, fp32"
+SFT_BF16 = "SFT step, bf16"
 TRLS = ("ppo.critic=separate", "ppo.gae_lambda=0.95")
 """TRL's values of settings with other defaults here, as far as they are part of what is compared."""
 LIKE_FOR_LIKE = (*TRLS, "runtime.precision=fp32")

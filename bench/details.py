@@ -26,7 +26,8 @@ from bench.table1 import KL, RETURN, TASKS, final_return, longest, mean_of, scor
 __all__ = ["DETAILS", "Detail", "main", "table"]
 
 HERE = Path(__file__).parent
-RECORD, WORK = HERE / "results" / "details.jsonl", HERE / ".work" / "details"
+RECORD = HERE / "results" / "details.jsonl"
+WORK = HERE / ".work" / "details"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ def jobs_of(options: argparse.Namespace) -> Iterator[tuple[str, Job]]:
     for seed in range(1, options.seeds + 1):
         for detail in DETAILS:
             for env in TASKS if options.envs is None else options.envs:
-                steps, settings = round(TASKS[env] * options.share), {"control.compile": True, **detail.settings}
+                steps = round(TASKS[env] * options.share)
+                settings = {"control.compile": True, **detail.settings}
                 yield (
                     detail.name,
                     Job("detail", "kedge", Recipe(env), seed, steps, settings=settings, metrics=(KL, RETURN)),

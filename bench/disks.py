@@ -78,8 +78,11 @@ class Laboratory:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.image, self.disk = folder, folder / "disk.img", folder / "disk"
-        self.run, self.log = self.disk / "run", folder / "output.txt"
+        self.folder = folder
+        self.image = folder / "disk.img"
+        self.disk = folder / "disk"
+        self.run = self.disk / "run"
+        self.log = folder / "output.txt"
         self.disk.mkdir(parents=True, exist_ok=True)
         save_tiny_policy(folder / "policy")
         rows = [{"prompt": f"Deck {number}:", "completion": f" Aye, {number}."} for number in range(12)]
@@ -136,7 +139,8 @@ class Laboratory:
     def cut_power(self, stage: str, seconds: float) -> bool:
         """Start a stage, and lose power after some time; whether it had not ended before."""
         with self.mounted():
-            process, copy = self.start(stage), self.folder / "copy.img"
+            process = self.start(stage)
+            copy = self.folder / "copy.img"
             ended = time.monotonic() + seconds
             while time.monotonic() < ended:
                 if os.waitpid(process, os.WNOHANG)[0]:
@@ -173,7 +177,8 @@ def try_cuts(laboratory: Laboratory, stage: str, count: int, rng: random.Random)
         moments = [rng.uniform(0.0, 1.1 * seconds)]
         if rng.random() < 0.5:
             moments.append(rng.uniform(0.0, seconds))
-        tally.tried, tally.second = tally.tried + 1, tally.second + len(moments) - 1
+        tally.tried = tally.tried + 1
+        tally.second = tally.second + len(moments) - 1
         cut = [laboratory.cut_power(stage, moment) for moment in moments]
         with laboratory.mounted():
             tally.finished += not any(cut)
@@ -197,7 +202,8 @@ def try_full_disks(laboratory: Laboratory, stage: str, count: int, rng: random.R
             with filler.open("wb") as file:
                 file.write(bytes(free - room))
             tally.tried += 1
-            code, said = laboratory.finish(stage), laboratory.log.read_text(encoding="utf-8")
+            code = laboratory.finish(stage)
+            said = laboratory.log.read_text(encoding="utf-8")
             errors = [line for line in said.splitlines() if line.startswith("error: ")]
             left = [path.name for path in laboratory.disk.rglob("*.part*")]
             tally.finished += code == 0
@@ -221,14 +227,16 @@ def check(laboratory: Laboratory, stage: str, whole: dict[str, object], tally: T
 
 def undisturbed(laboratory: Laboratory, stage: str) -> tuple[dict[str, object], float]:
     """The outcome of a run without faults, and its seconds."""
-    outcome, seconds = dict[str, object](), 0.0
+    outcome = dict[str, object]()
+    seconds = 0.0
     for _ in range(2):  # the first one takes longer
         laboratory.format()
         with laboratory.mounted():
             started = time.monotonic()
             if laboratory.finish(stage):
                 raise BenchError(f"{stage}: {laboratory.log.read_text(encoding='utf-8')}")
-            outcome, seconds = laboratory.outcome(), time.monotonic() - started
+            outcome = laboratory.outcome()
+            seconds = time.monotonic() - started
     return outcome, seconds
 
 
@@ -248,7 +256,8 @@ def main() -> int:
     import kedge.stages.ppo
     import kedge.stages.rlhf  # noqa: F401  before the forks
 
-    laboratory, rng = Laboratory(options.folder.resolve()), random.Random(options.seed)
+    laboratory = Laboratory(options.folder.resolve())
+    rng = random.Random(options.seed)
     header = ("fault", "stage", "runs", "second cut", "no checkpoint yet", "had ended", "wrong")
     rows: list[tuple[str, ...]] = []
     for fault, attempt, total in (("power cut", try_cuts, options.cuts), ("full disk", try_full_disks, options.full)):

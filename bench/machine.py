@@ -15,7 +15,8 @@ __all__ = ["available_cores", "describe_machine", "describe_versions"]
 
 PACKAGES = ("torch", "transformers")
 PEER_PACKAGES = ("trl", "torch", "transformers", "accelerate")
-CPU_INFO, MEMORY_INFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+CPU_INFO = Path("/proc/cpuinfo")
+MEMORY_INFO = Path("/proc/meminfo")
 BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-SIDE, REPEATS = 8192, 50
+SIDE = 8192
+REPEATS = 50
 
 
 def matmul_rate() -> float:

@@ -52,7 +52,8 @@ class Meter(TrainerCallback):
         """Wrap a function to add its seconds to the phase that `phase_of` returns for its arguments, if any."""
 
         def measured(*args: Any, **options: Any) -> Any:
-            phase, started = phase_of(*args), now()
+            phase = phase_of(*args)
+            started = now()
             result = function(*args, **options)
             if phase:
                 self.seconds[phase] += now() - started
@@ -88,7 +89,8 @@ class Meter(TrainerCallback):
         self.rows.write(json.dumps(row) + "\n")
         self.rows.flush()
         self.seconds.clear()
-        self.num_tokens, self.started = 0, now()
+        self.num_tokens = 0
+        self.started = now()
 
 
 def train(options: argparse.Namespace, rows: TextIO) -> None:
@@ -118,7 +120,8 @@ def train(options: argparse.Namespace, rows: TextIO) -> None:
         lora = LoraConfig(
             r=options.rank, lora_alpha=2 * options.rank, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-        adapter, reference = {"peft_config": lora}, None
+        adapter = {"peft_config": lora}
+        reference = None
     trainer = PPOTrainer(
         args=configuration(options),
         processing_class=tokenizer,

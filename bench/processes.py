@@ -82,7 +82,8 @@ def _watch(child: subprocess.Popen[bytes], rows: Path | None, started: float, gp
     gpu_memory = 0.0
     while True:
         ended, status, usage = os.wait4(child.pid, os.WNOHANG)
-        elapsed, count = time.perf_counter() - started, _count_lines(rows)
+        elapsed = time.perf_counter() - started
+        count = _count_lines(rows)
         if gpu and count > len(arrivals):
             gpu_memory = max(gpu_memory, _gpu_memory())
         arrivals += [elapsed] * (count - len(arrivals))

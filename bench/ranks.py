@@ -17,7 +17,9 @@ from pathlib import Path
 
 from bench.ahead import save_model
 
-ROUNDS, UPDATES, UNTIMED = 3, 5, 2
+ROUNDS = 3
+UPDATES = 5
+UNTIMED = 2
 PROMPTS = 32
 CASES: Mapping[str, tuple[int, int, str]] = {
     "1 rank": (1, PROMPTS, "replicate"),
@@ -51,7 +53,8 @@ def main() -> None:
     print("| | seconds per update, median | least to most | responses per second, relative to 1 rank | waiting |")
     print("|---|---|---|---|---|")
     for case, figures in seconds.items():
-        median, work = statistics.median(figures), CASES[case][1] / PROMPTS
+        median = statistics.median(figures)
+        work = CASES[case][1] / PROMPTS
         cells = [f"{median:.2f}", f"{min(figures):.2f}–{max(figures):.2f}", f"{work * alone / median:.2f}"]
         print(f"| {case} | {' | '.join(cells)} | {statistics.median(shares[case]):.0%} |")
 

@@ -6,7 +6,9 @@ from dataclasses import astuple, dataclass
 
 __all__ = ["DEMONSTRATIONS_FILE", "FACTS_FILE", "PROMPTS_FILE", "Workload"]
 
-PROMPTS_FILE, DEMONSTRATIONS_FILE, FACTS_FILE = "prompts.jsonl", "demonstrations.jsonl", "facts.json"
+PROMPTS_FILE = "prompts.jsonl"
+DEMONSTRATIONS_FILE = "demonstrations.jsonl"
+FACTS_FILE = "facts.json"
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,9 @@ from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer import build_optimizer
 from tests.tiny import tiny_tokenizer
 
-RANKS, SAVES, UNTIMED = 2, 7, 2
+RANKS = 2
+SAVES = 7
+UNTIMED = 2
 CASES = {"whole": "whole, by the first rank", "parts": "in parts", "torch": "in parts, by PyTorch's writer and reader"}
 
 
@@ -88,7 +90,8 @@ def measure(place: Path, case: str) -> None:
         weight.grad = torch.full_like(weight, 0.1)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    folder, state = place / case, TrainingState({"actor_critic": module}, optimizer)
+    folder = place / case
+    state = TrainingState({"actor_critic": module}, optimizer)
 
     def save_model(path: Path, update: int, weights: dict[str, torch.Tensor] | None) -> Path:
         return save_policy(policy, tokenizer, path, card=ModelCard("ppo", "policy"), weights=weights)
@@ -145,13 +148,16 @@ def timed(do: Callable[[], object], ranks: Ranks) -> tuple[float, float]:
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     ranks.wait()
-    start, ended, largest = anonymous_memory(), threading.Event(), [0]
+    start = anonymous_memory()
+    ended = threading.Event()
+    largest = [0]
 
     def watch() -> None:
         while not ended.wait(0.002):
             largest[0] = max(largest[0], anonymous_memory())
 
-    thread, began = threading.Thread(target=watch), time.monotonic()
+    thread = threading.Thread(target=watch)
+    began = time.monotonic()
     thread.start()
     do()
     ranks.wait()

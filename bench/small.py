@@ -23,7 +23,9 @@ from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer, OptimizerKind
 
 ROUNDS = 5
-ROWS, TOKENS, VOCAB = 4, 128, 8192
+ROWS = 4
+TOKENS = 128
+VOCAB = 8192
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
 
@@ -66,7 +68,8 @@ def number_formats(tokens: Tensor) -> None:
     print("|---|---|---|---|---|")
     for (name, precision), taken in seconds.items():
         model = formats[name].causal
-        whole, inner = bytes_per_weight(model), bytes_per_weight(model.get_submodule("model.layers"))
+        whole = bytes_per_weight(model)
+        inner = bytes_per_weight(model.get_submodule("model.layers"))
         print(f"| `{name}` | {precision} | {whole:.2f} | {inner:.2f} | {statistics.median(taken):.2f} |")
 
 
@@ -88,7 +91,8 @@ class _Run:
     """A model and its optimizer, and the seconds of each step."""
 
     def __init__(self, kind: OptimizerKind, tokens: Tensor) -> None:
-        self.model, self.tokens = model_of_30_million(), tokens
+        self.model = model_of_30_million()
+        self.tokens = tokens
         parameters = list(self.model.parameters())
         self.optimizer: Optimizer = build_optimizer(
             parameters, kind=kind, learning_rate=1e-4, inner_matrices=inner_matrices(self.model)

@@ -114,7 +114,8 @@ def read_process(update: int) -> Reading:
     children = [pid for listed in own.glob("task/*/children") for pid in listed.read_text().split()]
     # Listing the folder opens it as well.
     files = len(list((own / "fd").iterdir())) - 1
-    memory, threads = int(fields["VmRSS"].split()[0]) / 1024, int(fields["Threads"])
+    memory = int(fields["VmRSS"].split()[0]) / 1024
+    threads = int(fields["Threads"])
     return Reading(update, memory, len(gc.get_objects()), files, threads, len(children))
 
 

@@ -79,7 +79,8 @@ class Measurement:
         Raises:
             BenchError: No update remains.
         """
-        ends, counted = finished.arrivals, rows[num_dropped:]
+        ends = finished.arrivals
+        counted = rows[num_dropped:]
         if num_dropped < 1 or not counted or len(ends) != len(rows):
             raise BenchError(f"{len(rows)} updates were logged; expected more than the {num_dropped} dropped ones")
         gaps = [end - start for start, end in pairwise(ends)][num_dropped - 1 :]
@@ -131,7 +132,8 @@ class Runner:
             job: The job.
             seed: Seed of the prompts' order and the sampling, so that lengths differ between rounds.
         """
-        workload, out = self.workload(job.workload), self.folder / "run"
+        workload = self.workload(job.workload)
+        out = self.folder / "run"
         shutil.rmtree(out, ignore_errors=True)
         command = (self._trl if job.system == "trl" else self._kedge)(job, workload, out)
         command += ["--seed", str(seed)]

@@ -28,9 +28,11 @@ from bench.study.statistics import Strata, with_interval
 __all__ = ["VARIANTS", "Variant", "final_return", "longest", "main", "mean_of", "scores_of", "table"]
 
 HERE = Path(__file__).parent
-RECORD, WORK = HERE / "results" / "table1.jsonl", HERE / ".work" / "table1"
+RECORD = HERE / "results" / "table1.jsonl"
+WORK = HERE / ".work" / "table1"
 
-KL, RETURN = "policy/distance_moved", "episode/return_mean"
+KL = "policy/distance_moved"
+RETURN = "episode/return_mean"
 
 TASKS: Final[Mapping[str, int]] = {"HalfCheetah-v5": 200_000, "InvertedPendulum-v5": 100_000, "Hopper-v5": 150_000}
 """Steps of a run: a tenth to a fifth of the paper's million, on three of its seven tasks."""

@@ -25,7 +25,8 @@ __all__ = [
     "with_spread",
 ]
 
-MISSING, PERCENT = "–", " %"
+MISSING = "–"
+PERCENT = " %"
 GIB = 2**30
 GPU_HEADER = ["system", "s per update", "real tokens/s", "SFT steps", "share of peak FLOP/s", "peak GiB"]
 
@@ -97,7 +98,8 @@ def family_table(title: str, measured: dict[str, list[Measurement]]) -> Table:
     for name, runs in measured.items():
         if name == SFT:
             continue
-        steps, limit = ratios(runs, measured[SFT], "seconds"), median(run.flop_limit for run in runs)
+        steps = ratios(runs, measured[SFT], "seconds")
+        limit = median(run.flop_limit for run in runs)
         share = f"{100 * limit / median(steps):.0f} %"
         cells = [name, with_spread(steps, ""), f"{limit:.2f}", share]
         rows.append([*cells, _median(runs, "seconds"), _median(runs, "peak_memory")])
@@ -116,7 +118,8 @@ def growth_table(title: str, case: Case, measured: dict[str, list[Measurement]])
         "against the first",
         "peak GiB",
     ]
-    first, rows = next(iter(measured.values())), []
+    first = next(iter(measured.values()))
+    rows = []
     for name, runs in measured.items():
         tokens = median(run.num_tokens for run in runs)
         rows.append([
@@ -138,7 +141,8 @@ def padding_share(job: Job, num_tokens: float) -> float:
 
 def vocabulary_table(title: str, measured: dict[str, list[Measurement]]) -> Table:
     """Peak memory at a small and a large batch, and the size of one tensor with all logits of the difference."""
-    sizes, batches = sorted({size for size, _ in VOCABULARIES}), sorted({batch for _, batch in VOCABULARIES})
+    sizes = sorted({size for size, _ in VOCABULARIES})
+    batches = sorted({batch for _, batch in VOCABULARIES})
     rows = []
     for size in sizes:
         small, large = (median(run.peak_memory for run in measured[f"{size} × {batch}"]) for batch in batches)
@@ -156,7 +160,8 @@ def gpu_table(measured: dict[str, list[Measurement]], card: dict[str, Any]) -> T
     rows = []
     for name, separate in ((PEER, True), (ALIKE, True), (DEFAULT, False)):
         runs = measured[name]
-        limit, tokens = flop_limit(num_epochs=4, separate_critic=separate), median(run.num_tokens for run in runs)
+        limit = flop_limit(num_epochs=4, separate_critic=separate)
+        tokens = median(run.num_tokens for run in runs)
         flops = 6 * card["parameters"] * tokens * limit
         share = median(flops / run.seconds / card["flops"] for run in runs)
         speed = f"{median(1 / seconds_per_token(run) for run in runs):,.0f}"

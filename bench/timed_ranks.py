@@ -16,7 +16,8 @@ from kedge.cli import main
 from kedge.system.ranks.ranks import Ranks
 
 file = Path(sys.argv.pop(1))
-finish, waited = Ranks._finish, 0.0
+finish = Ranks._finish
+waited = 0.0
 
 
 def timed(work: Any, tensor: Any) -> None:

@@ -46,7 +46,9 @@ SHAPES: dict[str, dict[str, int]] = {
     "0.5B": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
 }
 VOCAB_SIZES = {"XS": 300, "S": 2048, "M": 8192, "L": 16384, "0.5B": 32000}
-PAD, EOS, BOS = 0, 1, 2
+PAD = 0
+EOS = 1
+BOS = 2
 NEVER = -30.0
 """A logit low enough never to be sampled."""
 MAX_TRAINED = 8192

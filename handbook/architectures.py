@@ -45,7 +45,8 @@ REWARD = ("rows", "can become the critic")
 def architectures_page() -> str:
     """The page, as Markdown."""
     table = json.loads(TABLE.read_text(encoding="utf-8"))
-    policies, rewards = table["policies"], table["reward_models"]
+    policies = table["policies"]
+    rewards = table["reward_models"]
     return "\n".join(
         [
             HEAD.format(version=table["transformers"]),

@@ -27,7 +27,8 @@ from kedge.system.intervals import Interval
 __all__ = ["DemoRecord", "draw_curve", "draw_demo", "duration", "read_demo", "results_block", "with_results"]
 
 RECORD = Path(__file__).parent / "demo.json"
-BEGIN, END = "<!-- demo:begin -->\n", "<!-- demo:end -->"
+BEGIN = "<!-- demo:begin -->\n"
+END = "<!-- demo:end -->"
 WRITERS = {"sft": "SFT policy", "references": "reference summaries", "ppo": "**PPO policy**"}
 LEVELS = {"sft": ("SFT policy", START), "ppo": ("PPO policy", POLICY), "references": ("references", REFERENCES)}
 """Name and color of each writer's baseline in the picture."""

@@ -10,7 +10,8 @@ from kedge.inspect.look import look_of
 
 __all__ = ["with_rules"]
 
-BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->"
+BEGIN = "<!-- rules: begin -->\n"
+END = "<!-- rules: end -->"
 MEANS_BEFORE = "Try: "
 
 

@@ -67,7 +67,8 @@ def draw_lines(axes: Axes, lines: Sequence[Line], *, levels: Sequence[Level] = (
         axes.axhline(level.value, color=level.color, **DASHED, zorder=1)
         ends.append((level.value, f"{level.label} {_short(level.value)}", level.color))
     for line in lines:
-        drawn, color = _draw_line(axes, line), line.quantity.color
+        drawn = _draw_line(axes, line)
+        color = line.quantity.color
         ends += [(drawn, f"{line.label} {_short(drawn)}".strip(), color)] if drawn is not None else []
     axes.margins(x=0.02, y=0.1)
     limit_axis(axes, _common([line.quantity for line in lines]))
@@ -76,7 +77,8 @@ def draw_lines(axes: Axes, lines: Sequence[Line], *, levels: Sequence[Level] = (
 
 def _common(quantities: Sequence[Quantity]) -> Quantity:
     """The range that holds for all quantities: unbounded where one of them is."""
-    lows, highs = [each.low for each in quantities], [each.high for each in quantities]
+    lows = [each.low for each in quantities]
+    highs = [each.high for each in quantities]
     return Quantity(
         MUTED,
         low=min((low for low in lows if low is not None), default=None) if None not in lows else None,
@@ -86,7 +88,9 @@ def _common(quantities: Sequence[Quantity]) -> Quantity:
 
 def _draw_line(axes: Axes, line: Line) -> float | None:
     """Draw one line; return its last finite value, None if it has none."""
-    x, y, color = np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float), line.quantity.color
+    x = np.asarray(line.x, dtype=float)
+    y = np.asarray(line.y, dtype=float)
+    color = line.quantity.color
     if line.low is not None and line.high is not None:
         axes.fill_between(x, line.low, line.high, color=color, alpha=0.16, linewidth=0)
     finite = y[np.isfinite(y)]

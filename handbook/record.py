@@ -36,7 +36,9 @@ __all__ = ["RECORD"]
 
 RECORD = Path(__file__).parent / "token.json"
 SEED = 0
-NUM_UPDATES, NUM_PROMPTS, NUM_EPOCHS = 10, 512, 4
+NUM_UPDATES = 10
+NUM_PROMPTS = 512
+NUM_EPOCHS = 4
 NUM_RECORDED = 16
 """Responses in the recorded update: few enough to record them all."""
 NUM_CHOICES = 6
@@ -84,7 +86,8 @@ def recorded_update(config: Config, roles: Roles, prompts: Sequence[Prompt]) -> 
     Returns:
         Plain numbers: settings, a row per response with values per token, and the token whose ratio grew the most.
     """
-    ppo, temperature = config.ppo, config.rollout.temperature
+    ppo = config.ppo
+    temperature = config.rollout.temperature
     ids = [encode_prompt(roles.tokenizer, prompt.text) for prompt in prompts]
     rollout = roles.engine.generate(ids, seeds=range(len(ids)))
     scored = score_rollout(

@@ -59,7 +59,8 @@ def best_of(size: float, cards: int, *, synchronous: bool = False) -> UpdateTime
 def with_scaling(text: str) -> str:
     """The page with those tables renewed that it has markers for."""
     for name, table in TABLES.items():
-        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+        begin = f"<!-- {name}:begin -->\n"
+        end = f"<!-- {name}:end -->"
         if begin in text:
             before, rest = text.split(begin)
             text = before + begin + table() + end + rest.split(end)[1]
@@ -96,7 +97,8 @@ def draw_prices() -> Figure:
     figure, [axes] = new_axes(width=9.0, height=4.6)
     for size, color in zip(SIZES, (REFERENCES, POLICY, VALUE.color, MARK), strict=True):
         updates = [each for number in NUMBERS if (each := best_of(size, number))]
-        numbers, seconds = [each.layout.cards for each in updates], [each.seconds for each in updates]
+        numbers = [each.layout.cards for each in updates]
+        seconds = [each.seconds for each in updates]
         axes.loglog(numbers, seconds, "o-", color=color, linewidth=2, markersize=5)
         axes.annotate(f"{size / 1e9:g}B", (numbers[0], seconds[0]), xytext=(-8, 4), textcoords="offset points",
                       ha="right", color=color, fontsize=10)  # fmt: skip
@@ -109,7 +111,8 @@ def draw_prices() -> Figure:
 def draw_sides() -> Figure:
     """Synchronous and one step off over the share of the cards that sample, 64 cards."""
     figure, [axes] = new_axes(width=9.0, height=4.2)
-    work, shares = example(), [8, 16, 24, 32, 40, 48, 56]
+    work = example()
+    shares = [8, 16, 24, 32, 40, 48, 56]
     for staleness, color, name in ((0, START, "apart, synchronous"), (1, POLICY, "one step off")):
         seconds = [update_time(work, Layout(CARDS["H100"], 64, share, 4, staleness)).seconds for share in shares]
         axes.plot(shares, seconds, "o-", color=color, linewidth=2, markersize=5)
@@ -135,7 +138,8 @@ def sizes_table() -> str:
     ]
     for size in SIZES:
         updates = [each for number in NUMBERS if (each := best_of(size, number))]
-        least, best = updates[0], cheapest(updates)
+        least = updates[0]
+        best = cheapest(updates)
         assert best
         lines.append(
             f"| {size / 1e9:g}B | {least.layout.cards} | {_short(least.seconds)} s, {least.trainer.bytes / 1e9:.0f} GB "
@@ -152,7 +156,8 @@ def cards_table() -> str:
         "|---|---|---|---|---|---|",
     ]
     for number in NUMBERS:
-        best, synchronous = best_of(8e9, number), best_of(8e9, number, synchronous=True)
+        best = best_of(8e9, number)
+        synchronous = best_of(8e9, number, synchronous=True)
         if best is None or synchronous is None:
             lines.append(f"| {number} | does not fit | | | | |")
             continue

@@ -119,8 +119,10 @@ def read_record() -> dict[str, Any]:
 
 def compute_update(record: dict[str, Any]) -> TokenUpdate:
     """Recompute the update from the record."""
-    rows, settings = record["responses"], record["settings"]
-    row, token = record["row"], record["token"]
+    rows = record["responses"]
+    settings = record["settings"]
+    row = record["row"]
+    token = record["token"]
     mask = _padded([[1.0] * len(each["tokens"]) for each in rows]).bool()
     logprobs, ref_logprobs, values = (
         _padded([each[name] for each in rows]) for name in ("logprobs", "ref_logprobs", "values")

@@ -45,7 +45,9 @@ def _response(update: TokenUpdate) -> str:
 
 def _token(update: TokenUpdate) -> dict[str, str]:
     before = update.token - 2
-    kl, rewards, values = update.of(update.kl), update.of(update.rewards), update.of(update.values)
+    kl = update.of(update.kl)
+    rewards = update.of(update.rewards)
+    values = update.of(update.values)
     return {
         "token": _bare(update.tokens[update.token]),
         "probability": _percentage(math.exp(update.at(update.logprobs))),

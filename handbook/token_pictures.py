@@ -17,7 +17,8 @@ from handbook.token import TokenUpdate
 
 __all__ = ["PICTURES", "draw_pictures"]
 
-OTHERS, FOLLOWED = POLICY, MARK
+OTHERS = POLICY
+FOLLOWED = MARK
 
 
 def draw_pictures(update: TokenUpdate, folder: Path) -> None:
@@ -30,7 +31,8 @@ def draw_choices(update: TokenUpdate) -> Figure:
     """The most likely tokens at the token's position."""
     choices = update.record["choices"][::-1]
     figure, [axes] = new_axes(width=7.2, height=2.9)
-    names, probabilities = [name.strip() for name, _ in choices], [value for _, value in choices]
+    names = [name.strip() for name, _ in choices]
+    probabilities = [value for _, value in choices]
     sampled = update.tokens[update.token].strip()
     bars = axes.barh(
         range(len(names)), probabilities, color=[FOLLOWED if name == sampled else OTHERS for name in names], height=0.66
@@ -80,7 +82,8 @@ def draw_advantage(update: TokenUpdate) -> Figure:
     later = np.arange(len(residuals)) - update.token
     contributions = np.where(later >= 0, residuals * decay ** np.maximum(later, 0), 0.0)
     _bars(below, update, contributions)
-    name, total = update.tokens[update.token].strip(), contributions.sum()
+    name = update.tokens[update.token].strip()
+    total = contributions.sum()
     title = f"Contribution to the advantage of “{name}”: {total:.3f} in total"
     label_axes(below, title=title, y_label="(γλ)ˡ·δ, score")
     return figure
@@ -89,7 +92,8 @@ def draw_advantage(update: TokenUpdate) -> Figure:
 def draw_clip(update: TokenUpdate) -> Figure:
     """The clipped objective at the token's advantage, with the ratio at the start and after each epoch."""
     figure, [axes] = new_axes(width=7.2, height=4.2)
-    advantage, limit = update.at(update.advantages), 1 + update.setting("clip_range")
+    advantage = update.at(update.advantages)
+    limit = 1 + update.setting("clip_range")
     ratios = [1.0, *(float(epoch[update.row, update.token]) for epoch in update.ratios)]
     places = np.linspace(0.8, max(ratios) + 0.2, 200)
     axes.plot(places, places * advantage, color=MUTED, **DASHED)

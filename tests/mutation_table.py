@@ -581,8 +581,8 @@ MUTATIONS = (
     Mutation(
         "cispo-gradient-through-the-weight",
         "cispo_policy_loss",
-        "rho, cap = tokens.rho.detach(),",
-        "rho, cap = tokens.rho,",
+        "rho = tokens.rho.detach()",
+        "rho = tokens.rho",
         f"{POLICY}::test_cispo_caps_the_weight_and_keeps_every_gradient",
     ),
     Mutation(

@@ -52,15 +52,18 @@ def band_of(work: Workload, layout: Layout, *, lengths_known: bool) -> Band:
     """
     checks = checked_updates()
     for name in _like(work, layout, lengths_known):
-        kind, like = KINDS[name], tuple(check for check in checks if check[0].kind == name)
+        kind = KINDS[name]
+        like = tuple(check for check in checks if check[0].kind == name)
         return Band(kind.low, kind.high, kind.about + _unlike(work, layout, [row for row, _ in like]), like)
-    low, high = min(kind.low for kind in KINDS.values()), max(kind.high for kind in KINDS.values())
+    low = min(kind.low for kind in KINDS.values())
+    high = max(kind.high for kind in KINDS.values())
     return Band(low, high, "all figures, since none is of an update like this one", tuple(checks))
 
 
 def _like(work: Workload, layout: Layout, lengths_known: bool) -> list[KindName]:
     """The kind of published figures that covers the plan, as a list of none or one."""
-    card, size = layout.card.name, work.policy.parameters
+    card = layout.card.name
+    size = work.policy.parameters
     usual = 7e9 <= size <= 35e9 and work.response >= 500 and lengths_known
     if work.policy.is_mixture:
         return ["mixture"] if card in HOPPER and layout.cards <= 256 and lengths_known else []

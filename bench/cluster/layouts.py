@@ -72,6 +72,7 @@ def _shares(cards: int, parallel: int) -> list[int]:
 
 def _is_possible(layout: Layout, responses: int) -> bool:
     """Whether servers are whole and within one machine, none is without work, and a card is left to train."""
-    sampling, parallel = layout.sampling_cards, layout.tensor_parallel
+    sampling = layout.sampling_cards
+    parallel = layout.tensor_parallel
     whole = sampling % parallel == 0 and parallel <= min(sampling, layout.card.linked)
     return whole and layout.servers <= responses and layout.training_cards > 0

@@ -32,7 +32,8 @@ class Lengths:
     def rate(self) -> float:
         """λ times the longest length; by bisection."""
         goal = self.mean / self.longest
-        low, high = -700.0, 700.0
+        low = -700.0
+        high = 700.0
         for _ in range(80):
             middle = (low + high) / 2
             low, high = (middle, high) if _mean_share(middle) > goal else (low, middle)

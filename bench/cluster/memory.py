@@ -69,7 +69,8 @@ class ServerMemory:
 
 def trainer_memory(work: Workload, layout: Layout, micro_batch: float) -> TrainerMemory:
     """The trainer's memory with micro-batches of so many tokens; a longer row is a micro-batch of its own."""
-    policy, cards = work.policy, max(1, layout.training_cards)
+    policy = work.policy
+    cards = max(1, layout.training_cards)
     models = 2 if work.critic == "separate" else 1
     state = TRAINED_BYTES * policy.parameters * models / cards
     frozen = 2.0 * ((policy.parameters if work.reference else 0.0) + _parameters(work.reward)) / cards
@@ -84,7 +85,8 @@ def trainer_memory(work: Workload, layout: Layout, micro_batch: float) -> Traine
 
 def server_memory(work: Workload, layout: Layout, practice: Practice) -> ServerMemory:
     """A server's memory per card; on shared cards the trainer's weights and moments stay."""
-    parallel, policy = layout.tensor_parallel, work.policy
+    parallel = layout.tensor_parallel
+    policy = work.policy
     weights = 2.0 * policy.parameters / parallel
     taken = 0.0
     if not layout.apart:

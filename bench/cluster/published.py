@@ -124,8 +124,11 @@ def _nemo(
 
 
 def _nemo_rows() -> Iterator[PublishedUpdate]:
-    four, five, six = ("0.4", "cff17f83"), ("0.5", "108bffda"), ("0.6", "aea463dd")
-    small, large = ("Llama-3.1-8B", LLAMA_3_8B), ("Qwen3-32B", QWEN_3_32B)
+    four = ("0.4", "cff17f83")
+    five = ("0.5", "108bffda")
+    six = ("0.6", "aea463dd")
+    small = ("Llama-3.1-8B", LLAMA_3_8B)
+    large = ("Qwen3-32B", QWEN_3_32B)
     yield _nemo(*four, *small, "H100", 16, 1060, 97.7, parallel=1)
     yield _nemo(*four, *small, "H100", 16, 1129, 74.6, parallel=1, stale=True)
     yield _nemo(*four, *large, "H100", 32, 3206, 393, parallel=4)
@@ -177,7 +180,8 @@ def _verl_rows() -> Iterator[PublishedUpdate]:
 
 
 def _older_rows() -> Iterator[PublishedUpdate]:
-    h800, a800 = CARDS["H800"], CARDS["A800"]
+    h800 = CARDS["H800"]
+    a800 = CARDS["A800"]
     note = "2,048 responses of 8,000 tokens assumed; hours divided by 1,000 updates"
     for name, policy, cards, hours in (("1.5B", QWEN_2_1B, 128, (41.0, 14.8)), ("7B", QWEN_2_7B, 192, (57.7, 25.4))):
         work = Workload(policy, 2048, 100, 1024, 8000, 27648, reference=False)

@@ -93,7 +93,9 @@ def _passes(work: Workload) -> str:
 
 
 def _memory(best: UpdateTime) -> Iterator[str]:
-    trainer, server, card = best.trainer, best.server, best.layout.card
+    trainer = best.trainer
+    server = best.server
+    card = best.layout.card
     yield (
         f"memory per training card: {trainer.bytes / GIGABYTE:.1f} of {card.memory / GIGABYTE:.0f} GB "
         f"(weights, gradients, Adam {trainer.state / GIGABYTE:.1f}; frozen models {trainer.frozen / GIGABYTE:.1f}; "
@@ -128,7 +130,8 @@ def _others(best: UpdateTime, updates: Sequence[UpdateTime]) -> Iterator[str]:
 
 
 def _band(best: UpdateTime, band: Band) -> Iterator[str]:
-    low, high = band.low * best.seconds, band.high * best.seconds
+    low = band.low * best.seconds
+    high = band.high * best.seconds
     yield f"error band: {_seconds(low)} to {_seconds(high)} s per update ({band.low:g} to {band.high:g} times)"
     yield f"  from published figures: {band.why}"
     for row, seconds in band.checks:

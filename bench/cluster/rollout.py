@@ -62,7 +62,9 @@ def decode_step(
         Seconds to read weights, keys and values; seconds of arithmetic; fixed seconds. The step takes the greater of
         the first two, and the third.
     """
-    policy, card, parallel = work.policy, layout.card, layout.tensor_parallel
+    policy = work.policy
+    card = layout.card
+    parallel = layout.tensor_parallel
     # Of a mixture, different rows use different experts: a few rows already read most weights.
     weights = min(policy.parameters, policy.active * max(1.0, rows / 4.0))
     read = 2.0 * weights + rows * context * policy.key_value_bytes

@@ -115,7 +115,8 @@ class _Entries:
     """The entries of a config.json, checked as they are read."""
 
     def __init__(self, entries: Mapping[str, Any], file: Path) -> None:
-        self.entries, self.file = entries, file
+        self.entries = entries
+        self.file = file
 
     def number(self, name: str, default: int | None = None) -> int:
         """The entry of this name or one of its synonyms.
@@ -132,14 +133,19 @@ class _Entries:
 
 def _shape(entries: Mapping[str, Any], file: Path) -> ModelShape:
     number = _Entries(entries, file).number
-    hidden, layers, heads = number("hidden_size"), number("num_hidden_layers"), number("num_attention_heads")
-    kv_heads, head_dim = number("num_key_value_heads", heads), number("head_dim", max(1, hidden // heads))
-    vocabulary, old = number("vocab_size"), "n_embd" in entries or "ffn_dim" in entries
+    hidden = number("hidden_size")
+    layers = number("num_hidden_layers")
+    heads = number("num_attention_heads")
+    kv_heads = number("num_key_value_heads", heads)
+    head_dim = number("head_dim", max(1, hidden // heads))
+    vocabulary = number("vocab_size")
+    old = "n_embd" in entries or "ffn_dim" in entries
     embeddings = vocabulary * hidden * (1 if entries.get("tie_word_embeddings", "n_embd" in entries) else 2)
     attention = layers * 2 * hidden * head_dim * (heads + kv_heads)
     if "kv_lora_rank" in entries:
         # Latent attention keeps one compressed vector per token, and one for positions, in place of keys and values.
-        kv_heads, head_dim = 1, (number("kv_lora_rank") + number("qk_rope_head_dim", 64)) // 2
+        kv_heads = 1
+        head_dim = (number("kv_lora_rank") + number("qk_rope_head_dim", 64)) // 2
     total, active = _feed_forward(_Entries(entries, file), layers, hidden, matrices=2 if old else 3)
     fixed = embeddings + attention
     return ModelShape(fixed + total, fixed + active, layers, hidden, kv_heads, head_dim, vocabulary, str(file))
@@ -159,11 +165,13 @@ def _feed_forward(entries: _Entries, layers: int, hidden: int, *, matrices: int)
     if not names:
         every = layers * matrices * hidden * wide
         return every, every
-    experts, used = entries.number(names[0]), entries.number("num_experts_per_tok")
+    experts = entries.number(names[0])
+    used = entries.number("num_experts_per_tok")
     expert = matrices * hidden * entries.number("moe_intermediate_size", wide)
     always = entries.number("n_shared_experts", 0) * expert + hidden * experts
     always += matrices * hidden * entries.number("shared_expert_intermediate_size", 0)
     # The first blocks of some mixtures are dense.
     dense = entries.number("first_k_dense_replace", 0)
-    first, rest = dense * matrices * hidden * wide, layers - dense
+    first = dense * matrices * hidden * wide
+    rest = layers - dense
     return first + rest * (experts * expert + always), first + rest * (used * expert + always)

@@ -93,7 +93,8 @@ def update_time(work: Workload, layout: Layout, practice: Practice | None = None
     experience = experience_time(work, layout, practice, trainer.micro_batch)
     training = training_time(work, layout, practice, trainer.micro_batch)
     sync = sync_time(work, layout, practice)
-    sampling, rest = rollout.seconds, experience.seconds + training.seconds
+    sampling = rollout.seconds
+    rest = experience.seconds + training.seconds
     busy = max(sampling, rest) if layout.staleness else sampling + rest
     idle = 0.0
     if layout.apart:

@@ -28,8 +28,10 @@ from bench.processes import BenchError
 from bench.table1 import RECORD as TABLE_RECORD
 
 HERE = Path(__file__).parents[1]
-RECORD, WORK = HERE / "results" / "control.jsonl", HERE / ".work" / "control"
-STEPS, PAGE = HERE / "results" / "control-trpo.json", HERE / "control" / "RESULTS.md"
+RECORD = HERE / "results" / "control.jsonl"
+WORK = HERE / ".work" / "control"
+STEPS = HERE / "results" / "control-trpo.json"
+PAGE = HERE / "control" / "RESULTS.md"
 
 CARTPOLE_STEPS = 80_000
 SPEED_UPDATES = 8

@@ -25,7 +25,9 @@ def main(order: Mapping[str, Any]) -> dict[str, Any]:
     actions = [env.action_space.sample() for _ in range(ACTIONS)]
     env.reset(seed=order["seed"])
     marks: list[list[float | None]] = []
-    every, cpu, wall = 2048, time.process_time(), time.perf_counter()
+    every = 2048
+    cpu = time.process_time()
+    wall = time.perf_counter()
     for step in range(1, order["total_steps"] + 1):
         _, _, terminated, truncated, _ = env.step(actions[step % ACTIONS])
         if terminated or truncated:

@@ -78,7 +78,8 @@ class Writer:
 def main(order: Mapping[str, Any]) -> dict[str, Any]:
     """Run an order; the outcome is that of `bench.control.own`."""
     torch.set_num_threads(1)
-    recipe, original = order["recipe"], gymnasium.wrappers.TransformObservation
+    recipe = order["recipe"]
+    original = gymnasium.wrappers.TransformObservation
     scales = partial(gymnasium.wrappers.NormalizeReward, gamma=recipe["gamma"])
     record = (lambda env: scales(Recorded(env))) if recipe.get("scales_rewards") else Recorded
     gymnasium.wrappers.RecordEpisodeStatistics = record
@@ -107,7 +108,8 @@ def main(order: Mapping[str, Any]) -> dict[str, Any]:
     pairs = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     sys.argv = [str(script), *pairs, "--no-clip-vloss", "--no-cuda"]
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process lives
-    Writer.cpu, Writer.wall = time.process_time(), time.perf_counter()
+    Writer.cpu = time.process_time()
+    Writer.wall = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         with suppress(Reached):

@@ -67,7 +67,8 @@ def compare(env: str, *, iterations: int, peer: Path, work: Path, updates: int =
         BenchError: sb3-contrib failed.
     """
     work.mkdir(parents=True, exist_ok=True)
-    out, script = work / f"trpo-{env}.npz", Path(__file__).with_name("sb3_trpo.py")
+    out = work / f"trpo-{env}.npz"
+    script = Path(__file__).with_name("sb3_trpo.py")
     command = [str(peer), str(script), env, str(updates), str(seed), str(iterations), str(out)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(1), check=False)
     if done.returncode:
@@ -160,7 +161,8 @@ def _flat(policy: ControlActorCritic) -> Tensor:
 
 def _step(policy: ControlActorCritic, saved: dict[str, Tensor], old: Tensor, iterations: int) -> None:
     """Take kedge's step on the saved rollout."""
-    advantages, is_gaussian = saved["advantages"].unsqueeze(-1), policy.log_std is not None
+    advantages = saved["advantages"].unsqueeze(-1)
+    is_gaussian = policy.log_std is not None
     learner = MeanOverNumbers(ControlLearner(policy), saved["actions"].shape[-1] if is_gaussian else 1)
     zeros = torch.zeros_like(advantages)
     experience = ControlExperience(

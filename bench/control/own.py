@@ -32,8 +32,10 @@ def main(order: Mapping[str, Any]) -> dict[str, Any]:
     `marks` has a row per update: environment steps, CPU seconds, wall seconds, and the mean return of the latest 100
     episodes, None before there are so many. `metrics` has the named metrics of every update.
     """
-    recipe, names = recipe_of(order["recipe"]), order.get("metrics", ())
-    cpu, wall = time.process_time(), time.perf_counter()
+    recipe = recipe_of(order["recipe"])
+    names = order.get("metrics", ())
+    cpu = time.process_time()
+    wall = time.perf_counter()
     marks: list[list[float | None]] = []
     kept: dict[str, list[float | None]] = {name: [] for name in names}
     episodes = 0

@@ -32,7 +32,8 @@ class Marks(BaseCallback):
         super().__init__()
         self.stop_at = stop_at
         self.rows: list[list[float | None]] = []
-        self.cpu, self.wall = time.process_time(), time.perf_counter()
+        self.cpu = time.process_time()
+        self.wall = time.perf_counter()
 
     def note(self) -> float | None:
         """Add a row; returns the mean return."""
@@ -69,7 +70,8 @@ def environments(recipe: Mapping[str, Any]) -> Any:
 def main(order: Mapping[str, Any]) -> dict[str, Any]:
     """Run an order; the outcome is that of `bench.control.own`."""
     torch.set_num_threads(1)
-    recipe, seed = order["recipe"], order["seed"]
+    recipe = order["recipe"]
+    seed = order["seed"]
     marks = Marks(order.get("stop_at"))
     envs = environments(recipe)
     rows = recipe["num_envs"] * recipe["num_steps"]
@@ -82,7 +84,8 @@ def main(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def ppo(recipe: Mapping[str, Any], envs: Any, seed: int) -> Any:
     """PPO with a recipe's settings."""
-    rows, is_atari = recipe["num_envs"] * recipe["num_steps"], "options" in recipe
+    rows = recipe["num_envs"] * recipe["num_steps"]
+    is_atari = "options" in recipe
     return PPO(
         "CnnPolicy" if is_atari else "MlpPolicy",
         envs,

@@ -27,7 +27,8 @@ def main(env: str, updates: int, seed: int, iterations: int, out: str) -> None:
         return {name: each.detach().numpy().copy() for name, each in model.policy.named_parameters()}
 
     def recorded() -> None:
-        buffer, before = model.rollout_buffer, weights()
+        buffer = model.rollout_buffer
+        before = weights()
         rollout = {
             "observations": buffer.observations[:, 0],
             "actions": buffer.actions[:, 0],

@@ -15,11 +15,9 @@ from bench.defaults.trials import Trial, read_trials, run_trial, save_trials
 from bench.processes import BenchError
 
 BENCH = Path(__file__).parents[1]
-WORK, RECORD, PAGE = (
-    BENCH / ".work" / "defaults",
-    BENCH / "results" / "defaults.json",
-    BENCH / "defaults" / "RESULTS.md",
-)
+WORK = BENCH / ".work" / "defaults"
+RECORD = BENCH / "results" / "defaults.json"
+PAGE = BENCH / "defaults" / "RESULTS.md"
 
 RATES = (1e-4, 2e-4, 4e-4)
 HEAD_RATES = (1.0, 3.0, 10.0, 30.0)

@@ -13,8 +13,10 @@ from kedge.config.presets import PRESETS
 
 __all__ = ["critic_tables", "tables", "write_page"]
 
-RATE, HEAD_RATE = "ppo.learning_rate", "ppo.value_head_rate"
-CRITIC, CRITIC_RATE = "ppo.critic", "ppo.critic_learning_rate"
+RATE = "ppo.learning_rate"
+HEAD_RATE = "ppo.value_head_rate"
+CRITIC = "ppo.critic"
+CRITIC_RATE = "ppo.critic_learning_rate"
 
 HEADER = (
     "learning rate", "head rate", "clipped", "KL per token", "largest ratio", "explained, update 2", "explained, end",

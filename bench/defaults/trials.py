@@ -89,7 +89,9 @@ def figures_of(rows: list[dict[str, Any]]) -> dict[str, float]:
         score, in standard deviations of the first update's scores; `kl`: KL to the reference at the end, nats per
         response; `cost`: FLOPs of an update, in supervised fine-tuning steps on the same tokens, where they are known.
     """
-    first, second, late = rows[0], rows[min(1, len(rows) - 1)], rows[-LATE:]
+    first = rows[0]
+    second = rows[min(1, len(rows) - 1)]
+    late = rows[-LATE:]
 
     def end(name: str) -> float:
         return median(row[name] for row in late)

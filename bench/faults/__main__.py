@@ -14,14 +14,17 @@ from bench.faults.running import Outcome, examine_case, follow_advice, run_case_
 from bench.processes import BenchError
 
 BENCH = Path(__file__).parents[1]
-WORK, RECORD, PAGE = BENCH / ".work" / "faults", BENCH / "results" / "doctor.json", BENCH / "faults" / "RESULTS.md"
+WORK = BENCH / ".work" / "faults"
+RECORD = BENCH / "results" / "doctor.json"
+PAGE = BENCH / "faults" / "RESULTS.md"
 
 
 def main() -> int:
     """Run the selected cases. Returns 1 if a diagnosis was wrong, 2 on an error."""
     options = arguments()
     try:
-        rerun, cases = not options.diagnose, select(options.only)
+        rerun = not options.diagnose
+        cases = select(options.only)
         outcomes = [
             outcome_of(case, seed, rerun=rerun, follow=seed == options.seeds[0])
             for seed in options.seeds

@@ -132,7 +132,8 @@ def make_base(work: Path, seed: int) -> Base:
         work: The folder of the bases.
         seed: The seed.
     """
-    done, partial_folder = work / f"base-{seed}", work / f"base-{seed}.part"
+    done = work / f"base-{seed}"
+    partial_folder = work / f"base-{seed}.part"
     if not done.is_dir():
         shutil.rmtree(partial_folder, ignore_errors=True)
         partial_folder.mkdir(parents=True)

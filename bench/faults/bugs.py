@@ -129,7 +129,8 @@ def off_by_one() -> Bug:
 
 def dropout_on() -> Bug:
     """Dropout is active in training but not in sampling."""
-    read, forward = LanguageModel.hidden, ActorCritic.forward
+    read = LanguageModel.hidden
+    forward = ActorCritic.forward
 
     def dropped(self: LanguageModel, rows: TokenRows) -> Tensor:
         return nn.functional.dropout(read(self, rows), 0.1, training=torch.is_grad_enabled())
@@ -143,7 +144,8 @@ def dropout_on() -> Bug:
 
 def stale_sampler() -> Bug:
     """The sampler gets new weights only every fourth update, and the rollouts do not record it."""
-    generate, kept = Sampler.generate, dict[str, Any]()
+    generate = Sampler.generate
+    kept = dict[str, Any]()
 
     def stale(self: Sampler, prompts: Any, *, policy_version: int = 0, **options: Any) -> Rollout:
         if policy_version % 4 == 0:
@@ -168,7 +170,8 @@ def gradient_spikes() -> Bug:
 
 def memory_leak() -> Bug:
     """Every update leaks 64 MiB."""
-    generate, kept = Sampler.generate, list[Tensor]()
+    generate = Sampler.generate
+    kept = list[Tensor]()
 
     def keeping(self: Sampler, *arguments: Any, **options: Any) -> Rollout:
         kept.append(torch.ones(2**24))

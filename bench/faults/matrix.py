@@ -13,7 +13,8 @@ from kedge.inspect.doctor import Severity
 
 __all__ = ["insert_between_markers", "write_matrix"]
 
-BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
+BEGIN = "<!-- faults: begin -->"
+END = "<!-- faults: end -->"
 NONE: Final = "–"
 SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 

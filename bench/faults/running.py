@@ -107,7 +107,8 @@ def run_case_apart(case: Case, seed: int, work: Path) -> None:
     Raises:
         BenchError: It failed for a reason other than its fault.
     """
-    base, folder = work / f"base-{seed}", run_folder(case, seed, work)
+    base = work / f"base-{seed}"
+    folder = run_folder(case, seed, work)
     if not base.is_dir():
         run_apart(make_base, work, seed, out=base)
     run_apart(_run, case, make_base(work, seed), folder, out=folder)
@@ -126,7 +127,8 @@ def run_apart(work: Callable[..., object], *arguments: object, out: Path) -> Non
     """
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    log, started = out.with_suffix(".log"), time.perf_counter()
+    log = out.with_suffix(".log")
+    started = time.perf_counter()
     child = FORK.Process(target=_logged, args=(log, work, *arguments))
     child.start()
     child.join()
@@ -174,7 +176,8 @@ def follow_advice(case: Case, outcome: Outcome, work: Path, *, rerun: bool) -> O
     Returns:
         The diagnosis, with the outcome in `followed`.
     """
-    last, settings = outcome, dict(case.settings)
+    last = outcome
+    settings = dict(case.settings)
     for repetition in range(1, MOST_REPETITIONS + 1):
         if not last.advice:
             break

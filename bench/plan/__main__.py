@@ -21,7 +21,8 @@ from bench.plan.pictures import draw_pictures
 from bench.plan.sizes import with_sizes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-RESULTS, PAGE = ROOT / "bench" / "results" / "plan.json", ROOT / "docs" / "memory.md"
+RESULTS = ROOT / "bench" / "results" / "plan.json"
+PAGE = ROOT / "docs" / "memory.md"
 PICTURES = ROOT / "docs" / "pictures"
 HOW = ("live", "process")
 STEP = 3

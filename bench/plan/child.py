@@ -26,7 +26,8 @@ from kedge.stages.planning.plan import count_stage
 from kedge.stages.ppo import run_ppo
 from kedge.training.runtime import set_threads
 
-KIB, MIB = 2**10, 2**20
+KIB = 2**10
+MIB = 2**20
 TIMED = 4
 """Updates of a run whose time is measured: all but the first."""
 
@@ -80,7 +81,8 @@ def any_reward(prompts: list[str], completions: list[str], **columns: Any) -> li
 
 def main() -> None:
     """Plan the run, run it, and print both."""
-    case, how = Case(**json.loads(sys.argv[1])), sys.argv[2]
+    case = Case(**json.loads(sys.argv[1]))
+    how = sys.argv[2]
     with TemporaryDirectory(prefix="kedge-bench-plan-") as scratch:
         folder = Path(scratch)
         make_models(case, folder)
@@ -108,7 +110,8 @@ def main() -> None:
         }
         heap = heap_bytes()
         baseline = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
-        counter, ends = LiveBytes(), list[float]()
+        counter = LiveBytes()
+        ends = list[float]()
         if how == "live":
             with counter:
                 (run_ppo if case.stage == "ppo" else run_critic)(config, reward=given)

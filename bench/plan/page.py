@@ -10,7 +10,8 @@ from bench.plan.cases import CASES, Case
 
 __all__ = ["BEGIN", "END", "Results", "summary", "with_table"]
 
-BEGIN, END = "<!-- plan:begin -->", "<!-- plan:end -->"
+BEGIN = "<!-- plan:begin -->"
+END = "<!-- plan:end -->"
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 

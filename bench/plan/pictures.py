@@ -71,7 +71,8 @@ def draw_measured(results: Results) -> Figure:
         measured, planned = ([row["live"][key] for row in chosen] for key in ("live", "planned"))
         axes.loglog(measured, planned, "o", color=color, markersize=6, label=f"{name}: tensors")
     grown = [row for _, row in rows if "heap" in row.get("process", {})]
-    heap, planned = [row["process"]["heap"] for row in grown], [row["live"]["planned"] for row in grown]
+    heap = [row["process"]["heap"] for row in grown]
+    planned = [row["live"]["planned"] for row in grown]
     axes.loglog(heap, planned, "x", color=START, markersize=6, label="the heap that holds them")
     ends = [
         0.9 * min(row["live"]["live"] for _, row in rows),

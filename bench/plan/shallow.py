@@ -27,7 +27,9 @@ def save_shallow(config: PreTrainedConfig, folder: Path, *, scalar: bool = False
     """Save a random model, a reward model if it is `scalar`, and its tokenizer."""
     with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(0)
-        config.pad_token_id, config.bos_token_id, config.eos_token_id = 0, 1, 2
+        config.pad_token_id = 0
+        config.bos_token_id = 1
+        config.eos_token_id = 2
         if scalar:
             config.num_labels = 1
         kind = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM

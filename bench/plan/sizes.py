@@ -18,9 +18,11 @@ from kedge.stages.planning.rows import Lengths
 
 __all__ = ["GIB", "RUNS", "SIZES", "SIZES_BEGIN", "SIZES_END", "plan_of_size", "with_sizes"]
 
-SIZES_BEGIN, SIZES_END = "<!-- sizes:begin -->", "<!-- sizes:end -->"
+SIZES_BEGIN = "<!-- sizes:begin -->"
+SIZES_END = "<!-- sizes:end -->"
 GIB = 2**30
-PROMPT, RESPONSE = 512, 512
+PROMPT = 512
+RESPONSE = 512
 
 
 def _qwen(hidden: int, layers: int, heads: int, wide: int, *, tied: bool) -> PreTrainedConfig:

@@ -16,7 +16,9 @@ from bench.study.study import PARTS, Study
 from bench.study.unit import Outcome, append_outcome
 
 BENCH = Path(__file__).parents[1]
-WORK, RECORD, DOCS = BENCH / ".work" / "study", BENCH / "results" / "study.jsonl", BENCH.parent / "docs"
+WORK = BENCH / ".work" / "study"
+RECORD = BENCH / "results" / "study.jsonl"
+DOCS = BENCH.parent / "docs"
 FILES = ("model", "stories", "held_out", "lexicon")
 
 

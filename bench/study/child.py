@@ -61,7 +61,8 @@ def run_unit(unit: Unit, problem: Problem, critic: Path, out: Path) -> Outcome:
         out: The run's folder; an earlier one is replaced, and it is removed at the end.
     """
     shutil.rmtree(out, ignore_errors=True)
-    started, cpu_started = time.perf_counter(), time.process_time()
+    started = time.perf_counter()
+    cpu_started = time.process_time()
     result = kedge.ppo(
         model=problem.model,
         prompts=problem.prompts,
@@ -144,7 +145,10 @@ class _Stop:
     """Ends a run with the first evaluation after both budgets are spent."""
 
     def __init__(self, budget: Budget, responses: int) -> None:
-        self._budget, self._responses, self._tokens, self._flops = budget, responses, 0.0, 0.0
+        self._budget = budget
+        self._responses = responses
+        self._tokens = 0.0
+        self._flops = 0.0
 
     def __call__(self, update: kedge.Update) -> None:
         self._tokens += sampled_tokens(update.metrics, self._responses)

@@ -16,7 +16,9 @@ __all__ = ["PLAN", "Ablation", "Algorithm", "Plan", "TaskPlan", "read_plan"]
 
 PLAN: Final = Path(__file__).with_name("plan.yaml")
 
-RATE, EPOCHS, RESPONSES = "ppo.learning_rate", "ppo.num_epochs", "rollout.num_responses"
+RATE = "ppo.learning_rate"
+EPOCHS = "ppo.num_epochs"
+RESPONSES = "rollout.num_responses"
 CRITIC: Final = "ppo.critic"
 
 

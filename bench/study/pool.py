@@ -86,7 +86,8 @@ class Pool:
         """Run a job; the error in one line, empty if there is none."""
         folder = self._folder(name)
         folder.mkdir(parents=True, exist_ok=True)
-        order, log = folder / "job.json", folder / "log.txt"
+        order = folder / "job.json"
+        log = folder / "log.txt"
         whole = {**job, "starts": str(self.work / "starts"), "stories": self.stories}
         order.write_text(json.dumps(whole, indent=1), encoding="utf-8")
         with log.open("wb") as printed:

@@ -22,7 +22,10 @@ __all__ = ["character_tokenizer", "demonstrations", "numbers", "scratchpad", "ve
 NUM_DIGITS: Final = 6
 SLIP: Final = 0.2
 """Share of the demonstrations' steps with a slip: a third of them end right."""
-START, TAKEN, STEP, ANSWER = ":", "|", ",", "="
+START = ":"
+TAKEN = "|"
+STEP = ","
+ANSWER = "="
 
 
 def numbers(count: int, *, seed: int, without: Sequence[str] = ()) -> list[str]:
@@ -33,7 +36,8 @@ def numbers(count: int, *, seed: int, without: Sequence[str] = ()) -> list[str]:
         seed: Of the draws.
         without: Prompts that must not occur.
     """
-    draw, taken = random.Random(seed), set(without)
+    draw = random.Random(seed)
+    taken = set(without)
     found: dict[str, None] = {}
     while len(found) < count:
         prompt = "".join(draw.choices("0123456789", k=NUM_DIGITS)) + START
@@ -50,7 +54,9 @@ def scratchpad(digits: str, slips: random.Random | None = None) -> str:
         slips: Draws slips: a step takes a digit that is not the smallest, or copies a digit wrong. The steps after it
             are right for what stands there. None for none.
     """
-    rest, taken, steps = digits, "", []
+    rest = digits
+    taken = ""
+    steps = []
     while rest:
         at = rest.index(min(rest))
         if slips is not None and len(rest) > 1 and slips.random() < SLIP:

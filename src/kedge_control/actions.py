@@ -168,7 +168,8 @@ class ActionHead:
         Args:
             actions: [n, components], float32 for numbers, int64 otherwise.
         """
-        kind, spaces = self.spaces.action_kind, self.spaces
+        kind = self.spaces.action_kind
+        spaces = self.spaces
         if kind == "discrete":
             [start] = spaces.action_start
             return [row[0] + start for row in actions.tolist()]

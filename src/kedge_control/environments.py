@@ -142,9 +142,11 @@ class Environments:
     """
 
     def __init__(self, vector: VectorEnv[Any, Any, Any], name: str, *, seed: int = 0) -> None:
-        self.name, self.num_envs = name, vector.num_envs
+        self.name = name
+        self.num_envs = vector.num_envs
         self.spaces = spaces_of(vector.single_observation_space, vector.single_action_space, name=name)
-        self._vector, self._seed = vector, seed
+        self._vector = vector
+        self._seed = seed
         self._mode = AutoresetMode(vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.observations = observation_buffer(self.spaces, self.num_envs)
         self._shaped = self.observations.reshape(self.num_envs, *self.spaces.observation_shape)
@@ -177,7 +179,8 @@ class Environments:
             for number in np.flatnonzero(ended & ~record.terminated[step]).tolist():
                 record.final[step, number] = self._final(infos, number)
         if self._mode == AutoresetMode.NEXT_STEP:
-            self.starts, self._over = self._over, ended
+            self.starts = self._over
+            self._over = ended
             return
         self.starts = ended
         if self._mode == AutoresetMode.DISABLED:
@@ -241,7 +244,8 @@ class Environments:
             self._restore(state["environments"])
         else:
             self._resumed = int(state["resumed"]) + 1
-            self.starts, self.lost = np.ones(self.num_envs, np.bool_), list(range(self.num_envs))
+            self.starts = np.ones(self.num_envs, np.bool_)
+            self.lost = list(range(self.num_envs))
             self._over[:] = False
             self._start_where(self.starts)
         if self.lost:

@@ -186,7 +186,9 @@ def _played(steps: Steps, policy: ControlActorCritic, normalization: Normalizati
     if steps.memories is not None:
         first = pieces.columns == 0
         memory = steps.memories.before[pieces.at[0][first], pieces.at[1][first]]
-        seen, actions, mask = pieces.padded(seen), pieces.padded(actions), pieces.padded(mask[:, 0])
+        seen = pieces.padded(seen)
+        actions = pieces.padded(actions)
+        mask = pieces.padded(mask[:, 0])
     empty = torch.zeros(mask.shape, device=policy.device)
     return ControlExperience(seen, actions, empty, mask, empty, empty, empty, empty, memory=memory)
 

@@ -183,7 +183,8 @@ def _unavailable(error: gymnasium_errors.Error | ModuleNotFoundError) -> str:
 
 def _from_source(spec: EnvironmentSpec, settings: dict[str, Any], num_envs: int) -> Any:
     """What the name or the function makes."""
-    source, function = spec.source, spec.function
+    source = spec.source
+    function = spec.function
     if function is not None:
         if not isinstance(function, type) and "num_envs" in inspect.signature(function).parameters:
             settings = {"num_envs": num_envs, **settings}

@@ -208,7 +208,8 @@ class ControlActorCritic(nn.Module):
         features = self.policy_trunk(torch.from_numpy(observations).to(self.device))
         if self.memory is not None:
             seen, state = self.memory(features[None], _lstm_state(memory))
-            features, memory = seen[0], torch.cat(state).transpose(0, 1)
+            features = seen[0]
+            memory = torch.cat(state).transpose(0, 1)
         return self.policy_output(features).cpu().numpy(), memory
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Float[Tensor, "time envs k"]:
@@ -260,7 +261,8 @@ def _num_features(trunk: nn.Module, spaces: Spaces) -> int:
     numbers = torch.linspace(0.0, 255.0 if spaces.is_image else 2.0, 2 * spaces.observation_size).view(2, *shape)
     observations = numbers.byte() if spaces.is_image else numbers
     try:
-        features, alone = trunk(observations), [trunk(each[None]) for each in observations]
+        features = trunk(observations)
+        alone = [trunk(each[None]) for each in observations]
     except Exception as error:  # of the user's code
         reason = f"{type(error).__name__}: {error_text(error)}"
         raise ConfigError(

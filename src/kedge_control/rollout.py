@@ -68,7 +68,9 @@ def collect_steps(
         NumericsError: A reward or an observation is NaN or infinite.
         EnvError: No step was one in which an action was taken.
     """
-    spaces, num_envs, head = environments.spaces, environments.num_envs, policy.head
+    spaces = environments.spaces
+    num_envs = environments.num_envs
+    head = policy.head
     record = Record.empty(num_steps, num_envs)
     seen = observation_buffer(spaces, num_steps, num_envs)
     actions = np.zeros((num_steps, num_envs, spaces.action_size), np.float32 if head.is_continuous else np.int64)
@@ -160,7 +162,9 @@ def play_episodes(
     finished: list[list[Episode]] = [[] for _ in range(num_envs)]
     totals = np.zeros(num_envs)
     lengths = np.zeros(num_envs, np.int64)
-    act, head, memory = acting_function(policy, num_envs), policy.head, policy.blank_memory(num_envs)
+    act = acting_function(policy, num_envs)
+    head = policy.head
+    memory = policy.blank_memory(num_envs)
     for _ in range(max_steps):
         if all(len(own) >= share for own, share in zip(finished, shares, strict=True)):
             return [episode for own, share in zip(finished, shares, strict=True) for episode in own[:share]]

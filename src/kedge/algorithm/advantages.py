@@ -116,7 +116,8 @@ class GeneralizedAdvantage:
 
     def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`."""
-        values, use = required(inputs, "values"), self.gae_lambda
+        values = required(inputs, "values")
+        use = self.gae_lambda
         tokens = tokens_of(mask, inputs)
         gae_lambda = use(tokens, values.dtype) if isinstance(use, LengthAdaptiveLambda) else use
         found = generalized_advantages(rewards, values, mask, gamma=self.gamma, gae_lambda=gae_lambda)

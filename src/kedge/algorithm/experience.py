@@ -216,7 +216,8 @@ def check_masks(rollout: Rollout) -> None:
         ShapeError: shapes differ, a row has no action, or an action is not read.
     """
     check_same_shape(response_ids=rollout.response_ids, token_mask=rollout.token_mask, action_mask=rollout.action_mask)
-    empty, unread = ~rollout.action_mask.any(-1), (rollout.action_mask & ~rollout.token_mask).any(-1)
+    empty = ~rollout.action_mask.any(-1)
+    unread = (rollout.action_mask & ~rollout.token_mask).any(-1)
     broken = torch.stack([empty, unread])
     if broken.any():
         row = int(broken.any(0).int().argmax())

@@ -73,12 +73,14 @@ def group_scores(scores: Float[Tensor, " batch"], group: Int[Tensor, " batch"]) 
     Source: DAPO eq. 11 keeps the groups with 0 < correct < G; for scores in general, those with max > min.
     """
     check_same_shape(scores=scores, group=group)
-    scores, group = scores.cpu(), group.cpu()
+    scores = scores.cpu()
+    group = group.cpu()
     numbers, place, count = cast(
         "tuple[Tensor, Tensor, Tensor]",
         group.unique(return_inverse=True, return_counts=True),  # pyright: ignore[reportUnknownMemberType]
     )
-    exact, empty = scores.double(), torch.zeros(len(numbers), dtype=torch.float64)
+    exact = scores.double()
+    empty = torch.zeros(len(numbers), dtype=torch.float64)
     mean = empty.index_add(0, place, exact) / count
     variance = empty.index_add(0, place, (exact - mean[place]).square()) / count
     low, high = (empty.scatter_reduce(0, place, exact, how, include_self=False) for how in ("amin", "amax"))
@@ -160,7 +162,8 @@ class GreedyBaselineAdvantage:
     @torch.no_grad()
     def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
         """See `Advantage`."""
-        baseline, to_go = required(inputs, "baseline"), reward_to_go(rewards, mask, self.gamma)
+        baseline = required(inputs, "baseline")
+        to_go = reward_to_go(rewards, mask, self.gamma)
         check_same_shape(baseline=baseline, mask_without_time=mask[:, 0])
         compared = total_reward(to_go, mask) - baseline.to(to_go.dtype).unsqueeze(-1)
         return Advantages(keep_counted(compared.expand_as(to_go), mask), to_go)
@@ -207,9 +210,11 @@ def _compared(
 ) -> Advantages:
     """Advantages from one total per response; with `repeat_by_length` each counts as often as it has tokens."""
     to_go = reward_to_go(rewards, mask, gamma)
-    totals, counted = total_reward(to_go, mask), mask.any(-1, keepdim=True)
+    totals = total_reward(to_go, mask)
+    counted = mask.any(-1, keepdim=True)
     if repeat_by_length:
-        totals, counted = totals.expand_as(mask), tokens_of(mask, inputs)
+        totals = totals.expand_as(mask)
+        counted = tokens_of(mask, inputs)
     compared = _by_group(totals, counted, required(inputs, "group"), comparison).to(rewards)
     return Advantages(keep_counted(compared.expand_as(to_go), mask), to_go)
 
@@ -222,7 +227,9 @@ def _by_group(
 ) -> Float[Tensor, "batch steps"]:
     """Compare the numbers of each group, in float64; 0 where they only differ by rounding, or are of one row."""
     check_same_shape(group=group, mask_without_steps=mask[:, 0])
-    values, counted, groups = numbers.cpu().double(), mask.cpu(), group.cpu()
+    values = numbers.cpu().double()
+    counted = mask.cpu()
+    groups = group.cpu()
     compared = torch.zeros_like(values)
     for number in set(cast("list[int]", groups.tolist())):  # pyright: ignore[reportUnknownMemberType]
         rows = groups == number

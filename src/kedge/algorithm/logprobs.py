@@ -80,7 +80,8 @@ class _LogprobsAndEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         distribution = _log_softmax(logits, temperature)
-        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        ctx.temperature = temperature
+        ctx.dtype = logits.dtype
         ctx.set_materialize_grads(False)
         # 0·log 0 = 0, but 0 · −inf is NaN, which nansum skips.
         entropy = -distribution.exp().mul_(distribution).nansum(-1)

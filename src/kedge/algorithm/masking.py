@@ -112,7 +112,8 @@ def masked_whiten(
         raise ShapeError(f"whitening with correction={correction} needs more than {int(count)} counted entries")
     mean = keep_counted(x, mask).sum() / count
     centered = keep_counted(x - mean, mask)
-    highest, lowest = x.masked_fill(~mask, -math.inf).max(), x.masked_fill(~mask, math.inf).min()
+    highest = x.masked_fill(~mask, -math.inf).max()
+    lowest = x.masked_fill(~mask, math.inf).min()
     largest = torch.maximum(highest.abs(), lowest.abs()).clamp(min=magnitude)
     is_constant = (highest - lowest <= rounding_of(largest, x.dtype)) & largest.isfinite()
     variance = torch.where(is_constant, 1.0, centered.square().sum() / (count - correction))

@@ -110,7 +110,8 @@ def clipped_policy_loss(
     tokens = Tokens.of(logprobs, old_logprobs, advantages, mask, **options)
     unclipped = -tokens.rho * tokens.advantages
     clipped = -tokens.rho.clamp(low, high) * tokens.advantages
-    losses, held_by_dual_clip = torch.maximum(unclipped, clipped), None
+    losses = torch.maximum(unclipped, clipped)
+    held_by_dual_clip = None
     if dual_clip is not None:
         if not dual_clip > 1.0:
             raise ConfigError(f"dual_clip must be above 1, got {dual_clip}")
@@ -179,7 +180,8 @@ def cispo_policy_loss(
     """
     check_positive(clip_range_high=clip_range_high)
     tokens = Tokens.of(logprobs, old_logprobs, advantages, mask, **options)
-    rho, cap = tokens.rho.detach(), 1.0 + clip_range_high
+    rho = tokens.rho.detach()
+    cap = 1.0 + clip_range_high
     losses = -rho.clamp(max=cap) * tokens.advantages * tokens.logprobs
     return tokens.loss(losses, held_by_clip=(rho > cap) & (tokens.advantages != 0))
 
@@ -349,7 +351,8 @@ class Tokens:
         self, losses: Tensor, *, held_by_clip: Tensor | None = None, held_by_dual_clip: Tensor | None = None
     ) -> PolicyLoss:
         """The policy loss from one loss per token, and from the tokens where a clip is active."""
-        mask, ratio = self.mask, self.log_ratio.detach().exp()
+        mask = self.mask
+        ratio = self.log_ratio.detach().exp()
         if self.importance_weights is not None:
             losses = losses * keep_counted(self.importance_weights, mask).detach()
 

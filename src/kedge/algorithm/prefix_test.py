@@ -215,8 +215,11 @@ def prefix_test(
     known = ~returns.isnan()
     if not values.numel() or (known.sum(-1) < 2).any():
         raise ShapeError("a prefix test needs at least one prefix, and two returns of each")
-    value, baseline, returns = values.cpu().double(), prompt_returns.cpu().double(), returns.cpu().double()
-    means, counts = _means(returns), known.sum(-1).cpu()
+    value = values.cpu().double()
+    baseline = prompt_returns.cpu().double()
+    returns = returns.cpu().double()
+    means = _means(returns)
+    counts = known.sum(-1).cpu()
     member = _rows_of(prompts.cpu()).double()
     resamples = PromptResamples(member, confidence, num_resamples, seed)
     noise = float(((returns - means[:, None]).square().nansum(-1) / (counts - 1) / counts).mean())
@@ -263,7 +266,8 @@ def _explained(guesses: Tensor, truths: Tensor, weights: Tensor) -> Float[Tensor
     """Explained variance per row of weights; NaN where the truths are constant."""
 
     def variance(numbers: Tensor) -> Tensor:
-        total, centered = weights.sum(-1), numbers - numbers.mean()
+        total = weights.sum(-1)
+        centered = numbers - numbers.mean()
         return (weights @ centered.square()) / total - ((weights @ centered) / total).square()
 
     spread = variance(truths)

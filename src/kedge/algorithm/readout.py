@@ -68,7 +68,8 @@ class ReadoutSums:
 
     def add(self, features: Float[Tensor, "examples dim"], targets: Float[Tensor, " examples"]) -> None:
         """Add examples."""
-        rows, values = features.double().cpu(), targets.double().cpu()
+        rows = features.double().cpu()
+        values = targets.double().cpu()
         self.gram += rows.T @ rows
         self.cross += rows.T @ values
         self.features += rows.sum(0)
@@ -84,8 +85,10 @@ class ReadoutSums:
     @classmethod
     def of(cls, flat: Float[Tensor, " numbers"], dim: int) -> ReadoutSums:
         """The sums that `flat` returned."""
-        gram, rest = flat[: dim * dim].view(dim, dim), flat[dim * dim :]
-        cross, features = rest[:dim], rest[dim : 2 * dim]
+        gram = flat[: dim * dim].view(dim, dim)
+        rest = flat[dim * dim :]
+        cross = rest[:dim]
+        features = rest[dim : 2 * dim]
         return cls(gram, cross, features, float(rest[-3]), float(rest[-2]), int(rest[-1]))
 
     def __add__(self, other: ReadoutSums) -> ReadoutSums:
@@ -101,8 +104,10 @@ class ReadoutSums:
         self, penalties: Float[Tensor, " several"]
     ) -> tuple[Float[Tensor, "dim several"], Float[Tensor, " several"]]:
         """Weights and offset of the ridge regression for several penalties per example, from one decomposition."""
-        mean, center = self.features / self.count, self.target / self.count
-        gram, cross = self.gram / self.count - mean.outer(mean), self.cross / self.count - mean * center
+        mean = self.features / self.count
+        center = self.target / self.count
+        gram = self.gram / self.count - mean.outer(mean)
+        cross = self.cross / self.count - mean * center
         scales, directions = cast("tuple[Tensor, Tensor]", torch.linalg.eigh(gram))  # pyright: ignore[reportUnknownMemberType]
         projected = directions.T @ cross
         weights = directions @ (projected[:, None] / (scales.clamp(min=0)[:, None] + penalties))
@@ -186,12 +191,14 @@ def explained_variance_interval(
     sums = torch.zeros(len(prompts), rows.shape[-1], dtype=torch.float64).index_add_(0, place, rows)
     draws = torch.randint(len(prompts), (num_resamples, len(prompts)), generator=torch.Generator().manual_seed(seed))
     resampled = torch.stack([sums[draw].sum(0) for draw in draws])
-    found, shares = float(_explained(sums.sum(0))), [float(each) for each in _explained(resampled)]
+    found = float(_explained(sums.sum(0)))
+    shares = [float(each) for each in _explained(resampled)]
     return resampled_interval(found, shares, len(prompts), confidence=confidence, bounds=(-math.inf, 1.0))
 
 
 def _explained(sums: Float[Tensor, "*several 5"]) -> Float[Tensor, "*several"]:
     """The explained variance from Σ1, Σy, Σy², Σe, Σe²; 0 where the returns do not vary."""
     count, target, targets, error, errors = sums.unbind(-1)
-    spread, unexplained = targets / count - (target / count) ** 2, errors / count - (error / count) ** 2
+    spread = targets / count - (target / count) ** 2
+    unexplained = errors / count - (error / count) ** 2
     return torch.where(spread > 1e-12, 1 - unexplained / spread, 0.0)

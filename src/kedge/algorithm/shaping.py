@@ -121,7 +121,8 @@ def shape_rewards(
     slot = _score_slot(mask, score_at)
     penalty = _kl_penalty(logprobs, ref_logprobs, mask, kl_coef=kl_coef, kl_estimator=kl_estimator)
     if kl_scope == "sequence":
-        scores, penalty = scores - penalty.sum(-1), torch.zeros_like(penalty)
+        scores = scores - penalty.sum(-1)
+        penalty = torch.zeros_like(penalty)
     scored = torch.zeros_like(penalty).scatter(-1, slot, scores.unsqueeze(-1).to(penalty.dtype))
     if token_scores is not None:
         scored = scored + keep_counted(token_scores, mask)

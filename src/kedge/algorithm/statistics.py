@@ -71,7 +71,8 @@ def calibration(margins: Sequence[float] | Tensor, *, num_bins: int = 10) -> Cal
         raise ShapeError(
             f"calibration needs a list of margins and at least 1 bin, got shape {list(data.shape)} and {num_bins} bins"
         )
-    confidence, right = torch.sigmoid(data.abs()), (1 + torch.sign(data)) / 2
+    confidence = torch.sigmoid(data.abs())
+    right = (1 + torch.sign(data)) / 2
     bins = ((confidence - 0.5) * 2 * num_bins).long().clamp(max=num_bins - 1)
     counts = torch.bincount(bins, minlength=num_bins)
     filled = counts > 0

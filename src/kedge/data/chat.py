@@ -88,7 +88,8 @@ def render_answer(
     start = render_prompt(tokenizer, prompt, in_full=in_full)
     if prompt[-1]["role"] == answer[0]["role"] == "assistant":
         begun = {**answer[0], "content": prompt[-1]["content"] + answer[0]["content"]}
-        prompt, answer = prompt[:-1], [begun, *answer[1:]]
+        prompt = prompt[:-1]
+        answer = [begun, *answer[1:]]
     whole = _render(tokenizer, [*prompt, *answer])
     if in_full:
         _check_all_shown(whole, enumerate(answer[:-1], start=len(prompt)))
@@ -119,7 +120,8 @@ def render_demonstration(
     _check_all_shown(whole, ((index, message) for index, message in enumerate(messages) if index not in learned))
     spans: list[tuple[int, int]] = []
     for index in learned:
-        start, is_last = _render(tokenizer, messages[:index], add_generation_prompt=True), index == len(messages) - 1
+        start = _render(tokenizer, messages[:index], add_generation_prompt=True)
+        is_last = index == len(messages) - 1
         try:
             end = _end_of_answer(tokenizer, whole, start, messages[index], index, is_last=is_last)
             spans.append((len(start), end))
@@ -127,7 +129,8 @@ def render_demonstration(
             if is_last:
                 raise
             raise RowError(f"{error}; data.train_on=last learns the last answer only", error.kind) from error
-    begin, end = spans[0][0], spans[-1][1]
+    begin = spans[0][0]
+    end = spans[-1][1]
     read = tuple((first - begin, last - begin) for (_, first), (last, _) in pairwise(spans))
     return Rendered(whole[:begin]), _without_eos(tokenizer, whole[begin:end]), read
 
@@ -173,7 +176,9 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 def _closings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     """The closing of the last answer of a conversation, and that of an earlier one."""
-    question, answer, reply = "How deep is it?", "Nine fathoms.", "How cold?"
+    question = "How deep is it?"
+    answer = "Nine fathoms."
+    reply = "How cold?"
     turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     try:
         before, found, after = apply_template(tokenizer, turns).rpartition(answer)
@@ -191,7 +196,9 @@ def _closings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
         return max((token for token in special if all(text.startswith(token) for text in texts)), key=len, default="")
 
     # A token after an answer may also be the header of the next turn: it closes turns if it also comes after others.
-    after, asked, between = after.lstrip(), asked.lstrip(), between.lstrip()
+    after = after.lstrip()
+    asked = asked.lstrip()
+    between = between.lstrip()
     header = _shared_start(opening[::-1], between[::-1])[::-1]
     middle = token_before(between, asked) or token_before(between, after) or between.removesuffix(header).strip()
     if token_before(between, after) or before.endswith(after):
@@ -211,7 +218,8 @@ def _end_of_answer(
     in_full: bool = True,
 ) -> int:
     """The place in the rendered conversation where a message after `start` ends, with what closes its turn."""
-    content, closing = message["content"], ""
+    content = message["content"]
+    closing = ""
     if message["role"] == "assistant":
         closing = closing_of(tokenizer, is_last=is_last)
     # The header that a prompt ends with may be the start of the message, such as `<think>`.
@@ -282,7 +290,8 @@ def _check_all_shown(whole: str, numbered: Iterable[tuple[int, dict[str, str]]])
 
 
 def _left_out(whole: str, message: dict[str, str], index: int) -> RowError:
-    missing, place = message["content"].strip(), 0
+    missing = message["content"].strip()
+    place = 0
     for line in filter(None, map(str.strip, message["content"].splitlines())):
         place = whole.find(line, place)
         if place < 0:

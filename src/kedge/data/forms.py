@@ -192,13 +192,16 @@ def _starts_with_question(answer: object) -> bool:
 
 def _split(fields: Fields) -> Fields:
     """A comparison whose answers both start with the prompt: the common start, and the remainder of each."""
-    chosen, rejected = fields["chosen"], fields["rejected"]
+    chosen = fields["chosen"]
+    rejected = fields["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str):
         count = _shared_characters(chosen, rejected)
         prompt: str | Messages = chosen[:count]
-        first, second = chosen, rejected
+        first = chosen
+        second = rejected
     else:
-        first, second = messages_of(chosen, "chosen"), messages_of(rejected, "rejected")
+        first = messages_of(chosen, "chosen")
+        second = messages_of(rejected, "rejected")
         count = min(shared_messages(first, second), len(first) - 1, len(second) - 1)
         prompt = first[:count]
     if not prompt:
@@ -220,7 +223,8 @@ def _shared_characters(first: str, second: str) -> int:
 
 
 def _instruction(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> Any:
-    instruction, given = text_of(field_of(fields, "instruction"), "instruction"), fields.get("input")
+    instruction = text_of(field_of(fields, "instruction"), "instruction")
+    given = fields.get("input")
     given = given.strip() if isinstance(given, str) else ""
     if tokenizer.chat_template:
         return _asked(fields, f"{instruction}\n{given}" if given else instruction, tokenizer)
@@ -266,12 +270,14 @@ def texts_of_ids(fields: Fields, role: str, tokenizer: PreTrainedTokenizerBase) 
     read = _flags(fields, "attention_mask", len(ids)) or [True] * len(ids)
     trained = _trained(fields, len(ids))
     used = [index for index, flag in enumerate(read) if flag]
-    ids, trained = [ids[index] for index in used], trained and [trained[index] for index in used]
+    ids = [ids[index] for index in used]
+    trained = trained and [trained[index] for index in used]
     rest = {name: value for name, value in fields.items() if name not in ("input_ids", "attention_mask")}
     start = len(prefix := encode_prompt(tokenizer, ""))
     if ids[:start] == prefix:
         # Encoding adds it again. SentencePiece would read a text that starts with it as a space and the text.
-        ids, trained = ids[start:], trained and trained[start:]
+        ids = ids[start:]
+        trained = trained and trained[start:]
     if role == "prompts":
         ids = ids[: trained.index(True)] if trained and True in trained else ids
         text = _decoded(tokenizer, ids)

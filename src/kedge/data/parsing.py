@@ -249,7 +249,8 @@ def conversation_or_text(fields: Fields, name: str, options: ReadingOptions) -> 
     It repeats the first question, as in UltraChat, or is the rendering of all messages, as in the rows that kedge
     writes.
     """
-    prompt, messages = field_of(fields, name), fields.get("messages")
+    prompt = field_of(fields, name)
+    messages = fields.get("messages")
     if isinstance(prompt, str) and isinstance(messages, list) and messages and options.tokenizer.chat_template:
         conversation = messages_of(messages, "messages")
         asked = next((index for index, message in enumerate(conversation) if message["role"] == "user"), None)
@@ -354,7 +355,8 @@ def _cut_answers(prompt: str, answers: Mapping[str, str], options: ReadingOption
     """Answers without their end, where it leaves the prompt less than half of `max_length` and less than it needs."""
     if options.truncate == "never" or options.max_length is None:
         return dict(answers)
-    tokenizer, half = options.tokenizer, options.max_length // 2
+    tokenizer = options.tokenizer
+    half = options.max_length // 2
     start = oversized_prefix(tokenizer, prompt, half) or prompt
     limits = (len(encode_prompt(tokenizer, start)), half, options.max_prompt_tokens or half)
     cut = {name: truncate_answer(tokenizer, text, options.max_length - min(limits)) for name, text in answers.items()}
@@ -381,7 +383,9 @@ def tldr_prompt(fields: Fields, options: ReadingOptions, *, budget: int | None) 
 
 def check_lengths(prompt: str, answers: Mapping[str, str], options: ReadingOptions) -> tuple[str, ...]:
     """The texts, after their lengths have been checked against the limits."""
-    tokenizer, longest, longest_prompt = options.tokenizer, options.max_length, options.max_prompt_tokens
+    tokenizer = options.tokenizer
+    longest = options.max_length
+    longest_prompt = options.max_prompt_tokens
     if longest_prompt is not None:
         reject_oversized(tokenizer, prompt, longest_prompt, "the prompt", _prompt_kind(longest_prompt))
     if longest is not None:

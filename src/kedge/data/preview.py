@@ -92,7 +92,8 @@ def _table(lengths: Mapping[str, Sequence[int]]) -> list[str]:
 
 def histogram(values: Sequence[int]) -> str:
     """Bars of equal width from the smallest value to the largest; a bin with any value is never empty."""
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if low == high:
         return BARS[-1]
     counts = [0] * NUM_BINS
@@ -145,7 +146,9 @@ def parts_of(
     if isinstance(record, Demonstration):
         example = encode_example(tokenizer, record.prompt, record.completion, read=record.read)
         prompt = [part("prompt", "read", example.prompt)] if example.prompt else []
-        ids, done, turns = example.completion, 0, list[Part]()
+        ids = example.completion
+        done = 0
+        turns = list[Part]()
         for first, end in (*example.read, (len(ids), len(ids))):
             before = [*example.prompt, *ids[:done]]
             turns.append(part("completion" if record.prompt else "text", "trained on", ids[done:first], before))
@@ -165,7 +168,8 @@ def parts_of(
 def _pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], before: Sequence[int]) -> tuple[str, ...]:
     """The text of each token, in the context of those before it; of a long part only both ends."""
     if len(ids) > 2 * LONGEST_PART:
-        head, tail = ids[:LONGEST_PART], ids[-LONGEST_PART:]
+        head = ids[:LONGEST_PART]
+        tail = ids[-LONGEST_PART:]
         return (*_pieces(tokenizer, head, before), *_pieces(tokenizer, tail, ids[:-LONGEST_PART]))
     context = list(before[-CONTEXT:])
     return tuple(token_pieces(tokenizer, [*context, *ids])[len(context) :])

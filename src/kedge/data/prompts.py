@@ -90,8 +90,11 @@ class PromptStream:
             raise DataError("the list of prompts is empty")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank} with world_size {world_size}, expected 0 to {world_size - 1}")
-        self._prompts, self._mixture = prompts, mixture
-        self._seed, self._rank, self._world_size = seed, rank, world_size
+        self._prompts = prompts
+        self._mixture = mixture
+        self._seed = seed
+        self._rank = rank
+        self._world_size = world_size
         self._epoch = self._position = 0
         self._order = self._shuffled()
 
@@ -115,12 +118,14 @@ class PromptStream:
                 f"the run was saved with {state['num_prompts']} prompts, but the data has {len(self._prompts)}; "
                 "resume with the original data"
             )
-        self._epoch, self._position = state["epoch"], state["position"]
+        self._epoch = state["epoch"]
+        self._position = state["position"]
         self._order = self._shuffled()
 
     def _advance(self) -> int:
         if self._position == len(self._order):
-            self._epoch, self._position = self._epoch + 1, 0
+            self._epoch = self._epoch + 1
+            self._position = 0
             self._order = self._shuffled()
         self._position += 1
         return self._order[self._position - 1]

@@ -133,7 +133,8 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
             tokenizer has no chat template.
     """
     table: Table[Any] = Table([], [])
-    num_cut, named = 0, set[str]()
+    num_cut = 0
+    named = set[str]()
     columns = columns_of(options.columns, role)
     for origin, row in islice(numbered_rows(source), num_rows):
         if columns and isinstance(row.value, Mapping) and row.source not in named:

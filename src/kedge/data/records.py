@@ -159,9 +159,11 @@ def is_missing(value: object) -> bool:
 _PARQUET_BATCH = 256
 
 # Equal rows take almost no space in a columnar file; a row count beyond this is implausible.
-_MOST_ROWS_PER_BYTE, _ANY_FILES_ROWS = 100, 1_000_000
+_MOST_ROWS_PER_BYTE = 100
+_ANY_FILES_ROWS = 1_000_000
 # A text that all rows share is stored once. Compression makes real texts five to ten times shorter.
-_MOST_BYTES_PER_BYTE, _ANY_FILES_BYTES = 1000, 2**28
+_MOST_BYTES_PER_BYTE = 1000
+_ANY_FILES_BYTES = 2**28
 
 _PREVIEW_CHARACTERS = 120
 _SHORT = Repr()  # unlike repr, it handles any nesting depth
@@ -207,7 +209,9 @@ def parquet_rows(path: Path) -> Iterator[Row]:
     """
     from pyarrow.parquet import ParquetFile  # slow to import, and rarely needed
 
-    number, read, size = 0, 0, path.stat().st_size
+    number = 0
+    read = 0
+    size = path.stat().st_size
     try:
         with ParquetFile(path) as table:
             check_row_count(str(path), num_rows=table.metadata.num_rows, num_bytes=size)
@@ -350,7 +354,8 @@ def check_rejections(
     Raises:
         DataError: No row is usable, or too many are not.
     """
-    rejected, total = len(table.rejected), len(table.records) + len(table.rejected)
+    rejected = len(table.rejected)
+    total = len(table.records) + len(table.rejected)
     if total == 0:
         raise DataError(f"{name} has no rows")
     if table.records and rejected <= max_rejected_fraction * total:

@@ -112,7 +112,9 @@ def _open_rows(name: str) -> Iterator[Row]:
     match = _NAME.fullmatch(name)
     if match is None:
         raise DataError(f"{name!r} is not a data source: no such file, and not of the form org/name:split")
-    folder, config, split = match["name"], match["config"], match["split"]
+    folder = match["name"]
+    config = match["config"]
+    split = match["split"]
     if os.path.isdir(folder) and config is None:
         return _folder_rows(Path(folder), split)
     if _looks_like_path(folder):
@@ -296,7 +298,9 @@ def within_free_memory(rows: Iterable[T], name: str) -> Iterator[T]:
         DataError: The next rows do not fit.
     """
     free = int(SHARE * free_memory())
-    most, iterator, count = private_memory() + free, iter(rows), 0
+    most = private_memory() + free
+    iterator = iter(rows)
+    count = 0
     while True:
         try:
             with memory_limit(most):

@@ -97,8 +97,11 @@ def _values(path: Path) -> list[Any]:
         content = stream.read(_LONGEST_FILE + 1)
     if len(content) > _LONGEST_FILE:
         raise DataError(f"{path} is JSON of over {_LONGEST_FILE:,} bytes; write its rows as JSON lines instead")
-    text, values, decoder = content.decode("utf-8-sig"), list[Any](), json.JSONDecoder()
-    position, end = 0, len(text.rstrip())
+    text = content.decode("utf-8-sig")
+    values = list[Any]()
+    decoder = json.JSONDecoder()
+    position = 0
+    end = len(text.rstrip())
     while position < end:
         start = next(index for index in range(position, end) if not text[index].isspace())
         value, position = decoder.raw_decode(text, start)
@@ -162,7 +165,8 @@ def csv_rows(path: Path) -> Iterator[Row]:
         names = [name.strip() for name in next(csv.reader([header], delimiter=separator, strict=True), [])]
         if len(set(names)) < len(names):
             raise DataError(f"{path}: two columns have the same name, in the first line")
-        reader, start = csv.reader(text, delimiter=separator, strict=True), number + 1
+        reader = csv.reader(text, delimiter=separator, strict=True)
+        start = number + 1
         number = start
         for cells in reader:
             if not any(map(str.strip, cells)):

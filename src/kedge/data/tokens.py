@@ -149,7 +149,9 @@ def encode_example(
     """
     start = encode_prompt(tokenizer, prompt)
     if prompt:
-        ids, spans, done = list[int](), list[tuple[int, int]](), 0
+        ids = list[int]()
+        spans = list[tuple[int, int]]()
+        done = 0
         for first, end in read:
             ids += _encode_middle(tokenizer, completion[done:first])
             learned = len(ids)
@@ -290,7 +292,9 @@ def token_pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list
             if end < retry:
                 ends.append(ends[-1])
                 continue
-            first, start, retry = 0, 0, end + end // 4
+            first = 0
+            start = 0
+            retry = end + end // 4
         window = _decode(tokenizer, ids[first:end])
         common = _common_length(window, text, start)
         ends.append(max(ends[-1], start + common))
@@ -301,7 +305,8 @@ def token_pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list
             begin = next(place for place in reversed(whole) if place <= end - _CONTEXT)
             context = _decode(tokenizer, ids[begin:end])
             if text.endswith(context, 0, ends[-1]):
-                first, start = begin, ends[-1] - len(context)
+                first = begin
+                start = ends[-1] - len(context)
     ends.append(len(text))
     return [text[begin:end] for begin, end in pairwise(ends)][: len(ids)]
 
@@ -326,9 +331,11 @@ class _Characters:
     """The part of a tokenizer's interface that reading data needs."""
 
     bos_token_id = pad_token_id = pad_token = None
-    eos_token_id, eos_token = END, "<end>"
+    eos_token_id = END
+    eos_token = "<end>"
     chat_template = "{{ messages }}"
-    all_special_tokens, all_special_ids = ("<end>",), (END,)
+    all_special_tokens = ("<end>",)
+    all_special_ids = (END,)
     added_tokens_decoder: dict[int, Any] = {}  # noqa: RUF012
 
     def __len__(self) -> int:

@@ -135,7 +135,8 @@ def truncate_conversation(
         if messages[start]["role"] == "user" and _fits(tokenizer, render_prompt(tokenizer, kept), max_tokens):
             return kept
     reject_oversized(tokenizer, text, max_tokens, "the prompt", kind)
-    length, alone = len(encode_prompt(tokenizer, text)), ", and so is its last turn" if truncate == "keep_end" else ""
+    length = len(encode_prompt(tokenizer, text))
+    alone = ", and so is its last turn" if truncate == "keep_end" else ""
     raise RowError(f"the prompt is {length} tokens long, at most {max_tokens} fit{alone}", kind)
 
 

@@ -23,7 +23,8 @@ EVERY = 4
 FIRST_UPDATE = first_update_too_large.name
 """A warning that is worth a line at once, while little is lost by starting again."""
 
-FIRST, LATEST = 50, 450
+FIRST = 50
+LATEST = 450
 """Updates kept in memory for a run in progress: its start and its latest. A run may have no fixed end."""
 
 
@@ -88,7 +89,9 @@ class LiveDoctor:
         self._rows: list[dict[str, Any]] = read_metrics(folder) if (folder / METRICS_FILE).is_file() else []
         texts = {name: str(fact) for name, fact in facts.items()}
         self._run = RunRecord(folder, texts, config, self._rows, state="running")
-        self._say, self._reported, self._advice = say, set[str](), advice
+        self._say = say
+        self._reported = set[str]()
+        self._advice = advice
         self._last_first = NUM_FIRST + (self._run.setting("ppo.value_warmup_updates") or 0)
         self._next = (self._rows[-1]["update"] if self._rows else 0) + EVERY
 

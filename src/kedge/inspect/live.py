@@ -72,8 +72,10 @@ class _LiveReport:
     """Answers requests for the report and its newest data."""
 
     def __init__(self, folder: Path, advice: Advice) -> None:
-        self._folder, self._advice = folder, advice
-        self._lock, self._next_build = threading.Lock(), 0.0
+        self._folder = folder
+        self._advice = advice
+        self._lock = threading.Lock()
+        self._next_build = 0.0
         self._built: tuple[str, Mapping[str, Any]] = ("", {})
 
     def answer(self, request: Request) -> Answer:

@@ -71,9 +71,11 @@ def _quantiles(values: Tensor) -> list[float]:
 
 def _epoch(experience: Experience, logprobs: Tensor, clip: tuple[float, float] | None) -> dict[str, Any]:
     seen = experience.action_mask & ~logprobs.isnan()
-    log_ratio, advantages = (logprobs - experience.old_logprobs)[seen], experience.advantages[seen]
+    log_ratio = (logprobs - experience.old_logprobs)[seen]
+    advantages = experience.advantages[seen]
     raised = advantages >= 0
-    ratio, count = log_ratio.exp(), max(1, log_ratio.numel())
+    ratio = log_ratio.exp()
+    count = max(1, log_ratio.numel())
     epoch: dict[str, Any] = {"approx_kl": float((log_ratio.expm1() - log_ratio).sum()) / count}
     if clip is not None:
         held = torch.where(raised, ratio > 1 + clip[1], ratio < 1 - clip[0]) & (advantages != 0)

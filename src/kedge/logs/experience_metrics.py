@@ -51,7 +51,9 @@ def describe_experience(experience: Experience, *, is_exact: bool = True) -> dic
         experience: The update's experience.
         is_exact: Whether the sampler's log probabilities equal the trainer's.
     """
-    rollout, mask, scores = experience.rollout, experience.action_mask, experience.total_scores
+    rollout = experience.rollout
+    mask = experience.action_mask
+    scores = experience.total_scores
     apart = sampler_mismatch(experience.trainer_logprobs, rollout.logprobs, mask)
     totals = torch.where(experience.reward_mask, experience.rewards, 0.0).sum(-1)
     metrics = {
@@ -114,7 +116,8 @@ def describe_responses(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dic
 
 def _describe_critic(experience: Experience, values: Tensor) -> dict[str, Tensor]:
     slots = experience.reward_mask
-    counted, returns = values[slots], experience.returns[slots]
+    counted = values[slots]
+    returns = experience.returns[slots]
     advantages = returns - counted
     return {
         "advantage/mean": advantages.mean(),
@@ -241,7 +244,8 @@ def describe_groups(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[s
         "group/small_spread": float((found < SMALL * within).double().mean()) if len(found) else 0.0,
     }
     if len(found):
-        lengths, distance = rollout.response_lengths.cpu().float(), scores.cpu() - groups.mean[groups.place]
+        lengths = rollout.response_lengths.cpu().float()
+        distance = scores.cpu() - groups.mean[groups.place]
         counted = groups.has_spread[groups.place]
         metrics |= {
             "group/length_above": float(lengths[counted & (distance > 0)].mean()),

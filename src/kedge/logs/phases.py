@@ -27,8 +27,10 @@ class PhaseLog:
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lines, self._clock = JsonLines(folder / PROGRESS_FILE), clock
-        self._started, self._rows = clock(), 0
+        self._lines = JsonLines(folder / PROGRESS_FILE)
+        self._clock = clock
+        self._started = clock()
+        self._rows = 0
 
     def write(self, phase: str, done: int, total: int) -> None:
         """Append a row; the rows are numbered from 1 as `update`, like those of all logs."""

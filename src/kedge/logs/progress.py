@@ -17,7 +17,8 @@ from rich.progress import Progress as RichProgress
 from kedge.system.invocation import is_first_rank
 from kedge.system.texts import printable
 
-PLAIN_INTERVAL, LONGEST_INTERVAL = 1.0, 300.0
+PLAIN_INTERVAL = 1.0
+LONGEST_INTERVAL = 300.0
 """Least and most seconds between two plain lines, so that a log file is neither filled nor silent."""
 
 NOTEBOOK_INTERVAL = 0.3
@@ -50,8 +51,12 @@ class Progress:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stage, self._total, self._done, self._clock = printable(stage), total, done, clock
-        self._first, self._started = done, clock()
+        self._stage = printable(stage)
+        self._total = total
+        self._done = done
+        self._clock = clock
+        self._first = done
+        self._started = clock()
         self._view = _view(stream, total, clock)
 
     def __enter__(self) -> Progress:
@@ -152,7 +157,8 @@ class _PlainLines(_View):
     """A line at the first step, after every part of the stage, after a long time without one, and at the last step."""
 
     def __init__(self, console: Console, total: int, clock: Callable[[], float]) -> None:
-        self._console, self._clock = console, clock
+        self._console = console
+        self._clock = clock
         self._part = total / PLAIN_PARTS
         self._step = self._written = -math.inf
 
@@ -203,8 +209,11 @@ class _NotebookBlock(_View):
     """
 
     def __init__(self, total: int, clock: Callable[[], float], display: Callable[..., Any] | None = None) -> None:
-        self._total, self._clock, self._written = total, clock, -math.inf
-        self._display, self._handle = display or _ipython_display(), None
+        self._total = total
+        self._clock = clock
+        self._written = -math.inf
+        self._display = display or _ipython_display()
+        self._handle = None
 
     def start(self, stage: str, done: int) -> None:
         self._handle = self._display(self._bundle(f"{stage} {done}/{self._total}", done), raw=True, display_id=True)

@@ -39,7 +39,8 @@ class Hollow(Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor) -> Hollow:
         """See the class."""
-        shape, strides = inner.shape, inner.stride()
+        shape = inner.shape
+        strides = inner.stride()
         made: Any = Tensor._make_wrapper_subclass(cls, shape, strides, inner.storage_offset(), dtype=inner.dtype)
         made.shaped = inner
         return made
@@ -53,7 +54,8 @@ class Hollow(Tensor):
     @contextmanager
     def comparing(cls, same: bool) -> Any:
         """Within this context, tensors without contents are equal, or not."""
-        before, cls.same = cls.same, same
+        before = cls.same
+        cls.same = same
         try:
             yield
         finally:
@@ -77,7 +79,8 @@ class Hollow(Tensor):
             return _CONTENTS[func](args[0])
         if func in _INDEXING:
             args = (args[0], [place for each in args[1] for place in _places(each)], *args[2:])
-        inputs, settings = _inner(args), {name: _inner(each) for name, each in (kwargs or {}).items()}
+        inputs = _inner(args)
+        settings = {name: _inner(each) for name, each in (kwargs or {}).items()}
         if "device" in settings:
             settings["device"] = torch.device("meta")
         if func._overloadpacket is GROUPED_PRODUCT and inputs[0].dtype != torch.bfloat16:
@@ -266,7 +269,9 @@ class LiveBytes(TorchDispatchMode):
 
     def restart(self) -> int:
         """Return the peak, and look for a new one from here on."""
-        peak, self.peak, self.at_peak = self.peak, self.live, dict(self._labels)
+        peak = self.peak
+        self.peak = self.live
+        self.at_peak = dict(self._labels)
         return peak
 
     @property
@@ -320,7 +325,8 @@ class LiveBytes(TorchDispatchMode):
         self.live += size
         self._labels[label] += size
         if self.live > self.peak:
-            self.peak, self.at_peak = self.live, dict(self._labels)
+            self.peak = self.live
+            self.at_peak = dict(self._labels)
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:

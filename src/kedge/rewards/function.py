@@ -148,7 +148,8 @@ class FunctionReward:
         if responses.max_new_tokens is not None:
             available["max_new_tokens"] = responses.max_new_tokens
         available.update(self.settings)
-        positional, named = [], {}
+        positional = []
+        named = {}
         for parameter in self._parameters:
             if parameter.kind is Parameter.VAR_KEYWORD:
                 named = {**available, **named}

@@ -91,7 +91,8 @@ class ModelReward:
         Raises:
             RewardError: A text exceeds the model's context, its chat template fails, or a score is not finite.
         """
-        rows, limit = self._rows(responses), self.max_tokens
+        rows = self._rows(responses)
+        limit = self.max_tokens
         fitting = [index for index, row in enumerate(rows) if limit is None or len(row) <= limit]
         scores: list[float | None] = [None] * len(rows)
         found = score_rows(
@@ -173,7 +174,8 @@ class Reader:
         pads_with_eos: bool = False,
         chat_template: str | None = None,
     ) -> None:
-        self._tokenizer, self._chat_template = tokenizer, chat_template
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
         self._as_trained = trained_here and chat_template is None
         self._drops_eos = pads_with_eos and not self._as_trained
         self._has_template = bool(chat_template or tokenizer.chat_template)
@@ -212,7 +214,8 @@ class Reader:
 
     def _row(self, responses: Responses, index: int) -> list[int]:
         # A prompt that the policy's chat template rendered is a plain text to a model that does not read conversations.
-        prompt, completion = str(responses.prompts[index]), responses.completions[index]
+        prompt = str(responses.prompts[index])
+        completion = responses.completions[index]
         stopped = responses.stopped[index]
         messages = responses.columns[MESSAGES_COLUMN][index] if MESSAGES_COLUMN in responses.columns else None
         answer = read = completion

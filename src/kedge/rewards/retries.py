@@ -124,7 +124,9 @@ class GuardedReward:
     """
 
     def __init__(self, function: _Function, limits: CallLimits, ranks: Ranks | None = None) -> None:
-        self._function, self._limits, self._ranks = function, limits, ranks
+        self._function = function
+        self._limits = limits
+        self._ranks = ranks
 
     @property
     def name(self) -> str:

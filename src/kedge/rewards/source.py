@@ -164,7 +164,8 @@ def checked_scores(returned: object, *, name: str, lengths: Sequence[int]) -> li
         RewardError: Another type or length.
         NonfiniteScoreError: A number is NaN or infinite.
     """
-    entries, count = _plain(returned), len(lengths)
+    entries = _plain(returned)
+    count = len(lengths)
     if not isinstance(entries, (list, tuple)):
         raise RewardError(f"{name} returned {_shown(returned)}; expected a list of {count} numbers, one per response")
     if len(entries) != count:

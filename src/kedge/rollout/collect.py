@@ -153,7 +153,8 @@ def collect_experience(
 
     Source: spec §4.17, §5, §6.25–26.
     """
-    rollout, use = scored.rollout, estimation
+    rollout = scored.rollout
+    use = estimation
     check_masks(rollout)
     if use.advantage.needs == "values" and not models.actor_critic.has_critic:
         raise ConfigError(f"{type(use.advantage).__name__} needs a critic's values, and the policy has no critic")

@@ -115,7 +115,8 @@ def _check_rlhf(config: Config) -> None:
 
 def _check_trained_critic(config: Config) -> None:
     """Check that PPO can start from the critic of `rlhf.train_critic`."""
-    value, kind = config.ppo, config.critic.kind
+    value = config.ppo
+    kind = config.critic.kind
     if not config.ppo.needs_values:
         raise ConfigError(
             f"rlhf.train_critic=true trains a critic, and ppo.advantage={config.ppo.advantage} needs none; use false"

@@ -142,7 +142,8 @@ def _sft(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
 
 
 def _reward(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
-    inputs, settings = load_reward_inputs(config, run, **given), config.reward_model
+    inputs = load_reward_inputs(config, run, **given)
+    settings = config.reward_model
     run.data.say()
     say(f"reward takes {inputs.num_steps:,} optimizer steps of {settings.batch_size} comparisons.")
 
@@ -157,7 +158,8 @@ def _reward(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
 
 
 def _critic(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
-    settings, inputs = config.critic, load_critic_inputs(config, run, **given)
+    settings = config.critic
+    inputs = load_critic_inputs(config, run, **given)
     num_prompts = max(1, min(config.rollout.micro_batch_size or ROWS, ROWS) // settings.num_responses)
     total, held_out = inputs.num_responses
     run.data.say()
@@ -207,7 +209,8 @@ def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
         for _ in range(2):  # the second pass counts: the first also allocates memory and starts workers
             drawn = prompts.next(num_prompts)
             with _timed(seconds, "sampling"):
-                rollout, greedy = trainer.sample(drawn), None
+                rollout = trainer.sample(drawn)
+                greedy = None
                 if trainer.settings.needs_baseline:
                     greedy = trainer.sample(drawn, groups=range(len(drawn)), greedy=True)
             with _timed(seconds, "scoring"):

@@ -83,7 +83,8 @@ def replaced_folder(folder: Path, *, forced: bool = True) -> Iterator[Path]:
         OSError: The system refuses; the old folder is kept, and nothing is left of the new one.
     """
     make_folder(folder.parent)
-    part, old = temporary_name(folder), temporary_name(folder)
+    part = temporary_name(folder)
+    old = temporary_name(folder)
     part.mkdir()
     try:
         yield part
@@ -179,7 +180,8 @@ def check_renaming(folder: Path) -> None:
     Raises:
         OSError: They cannot.
     """
-    before, after = temporary_name(folder / "renamed"), temporary_name(folder / "renamed")
+    before = temporary_name(folder / "renamed")
+    after = temporary_name(folder / "renamed")
     before.mkdir()
     try:
         rename_folder(before, after)

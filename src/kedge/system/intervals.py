@@ -62,7 +62,8 @@ def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Inter
     Source: Student 1908.
     """
     _check(values, confidence)
-    mean, count = fmean(values), len(values)
+    mean = fmean(values)
+    count = len(values)
     if count == 1:
         return Interval(mean, math.nan, math.nan)
     half = student_quantile(confidence, count - 1) * stdev(values) / math.sqrt(count)
@@ -154,7 +155,8 @@ def student_quantile(confidence: float, degrees: int) -> float:
     if degrees > LARGE:
         z = NormalDist().inv_cdf((1 + confidence) / 2)
         return z + (z**3 + z) / (4 * degrees)
-    low, high = 0.0, math.pi / 2
+    low = 0.0
+    high = math.pi / 2
     for _ in range(60):
         angle = (low + high) / 2
         low, high = (angle, high) if _within(angle, degrees) < confidence else (low, angle)

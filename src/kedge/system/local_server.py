@@ -103,7 +103,8 @@ class LocalServer:
     """
 
     def __init__(self, answer: Callable[[Request], Answer], *, port: int = 0, takes_posts: bool = False) -> None:
-        self._answer, self._token = answer, secrets.token_urlsafe(24)
+        self._answer = answer
+        self._token = secrets.token_urlsafe(24)
         try:
             self._server = _Server((LOOPBACK, port), _handler(self._answer_raw, takes_posts=takes_posts))
         except (OSError, OverflowError) as error:
@@ -169,7 +170,8 @@ def _handler(get_answer: Callable[[BaseHTTPRequestHandler], Answer], *, takes_po
     class Handler(BaseHTTPRequestHandler):
         timeout = 10
         protocol_version = "HTTP/1.1"
-        server_version, sys_version = "kedge", ""
+        server_version = "kedge"
+        sys_version = ""
 
         def do_GET(self) -> None:
             answer = get_answer(self)

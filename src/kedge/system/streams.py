@@ -27,7 +27,8 @@ def lasting_streams() -> Iterator[None]:
     _fill_descriptors()
     before = sys.stdin, sys.stdout, sys.stderr
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115  it lasts as long as the process
-    sys.stdout, sys.stderr = _lasting(sys.stdout, 1), _lasting(sys.stderr, 2)
+    sys.stdout = _lasting(sys.stdout, 1)
+    sys.stderr = _lasting(sys.stderr, 2)
     try:
         yield
     finally:

@@ -363,7 +363,8 @@ def find_in_rollout(rollout: Rollout) -> BadValue | None:
 
 def find_in_experience(experience: Experience) -> BadValue | None:
     """The first non-finite value of experience, in the order of computation."""
-    mask, slots = experience.action_mask, experience.reward_mask
+    mask = experience.action_mask
+    slots = experience.reward_mask
     values = [
         ("the score", experience.scores, None),
         ("the token score", experience.token_scores, mask),

@@ -81,7 +81,8 @@ class HostState:
             for number, state in states.items()
         }
         self.inner.load_state_dict({**state_dict, "state": small})
-        parameters, kept = self._parameters, self.inner.state
+        parameters = self._parameters
+        kept = self.inner.state
         for number, state in states.items():
             for key, value in state.items():
                 if _rests(key, value):

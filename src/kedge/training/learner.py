@@ -173,7 +173,8 @@ class LanguageLearner:
         outputs = within_memory(self.micro_batch_tokens, rollout.row_lengths, forward)
         if outputs is None:
             return None
-        self._pending, self.reused_first_pass = (rollout, outputs), True
+        self._pending = (rollout, outputs)
+        self.reused_first_pass = True
         return outputs
 
     def micro_batches(self, batch: Experience) -> Iterator[tuple[Int[Tensor, " rows"], Experience]]:

@@ -198,7 +198,8 @@ class Objective:
     def _value_term(
         self, outputs: PolicyOutputs | CriticOutputs, batch: Batch, divisors: Divisors
     ) -> tuple[Tensor, dict[str, Metric]]:
-        mask, averaging = batch.reward_mask, self._averaging(divisors.value)
+        mask = batch.reward_mask
+        averaging = self._averaging(divisors.value)
         share = mask.sum() / divisors.value_slots
         if self.value_bins is not None:
             assert outputs.value_logits is not None, "a histogram's loss needs its logits"

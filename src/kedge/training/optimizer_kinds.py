@@ -117,10 +117,12 @@ class OptimizersAsOne:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a `state_dict`."""
-        states, groups = state_dict["state"], list(state_dict["param_groups"])
+        states = state_dict["state"]
+        groups = list(state_dict["param_groups"])
         for first, part in self._numbered():
             count = sum(len(group["params"]) for group in part.param_groups)
-            own, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
+            own = groups[: len(part.param_groups)]
+            groups = groups[len(part.param_groups) :]
             part.load_state_dict(
                 {
                     "state": {each - first: states[each] for each in range(first, first + count) if each in states},
@@ -204,7 +206,8 @@ def state_bytes(optimizer: Optimizer) -> dict[nn.Parameter, int]:
 
 
 def _bytes_kept(kind: str, parameter: Tensor) -> int:
-    count, shape = parameter.numel(), tuple(parameter.shape)
+    count = parameter.numel()
+    shape = tuple(parameter.shape)
     if kind == "Muon":
         return parameter.nbytes
     if kind == "AdamW8bit":

@@ -54,7 +54,8 @@ def find_tokens(
         return
     longest = sorted(range(len(lengths)), key=lambda row: -lengths[row])[:2]
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    device, row = weights[0].device, lengths[longest[0]]
+    device = weights[0].device
+    row = lengths[longest[0]]
     come_later = not optimizer.state and not isinstance(optimizer, HostState)
     free = _free(device) - (MOMENT_BYTES * sum(weight.numel() for weight in weights) if come_later else 0)
     states = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None

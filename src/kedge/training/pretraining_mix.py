@@ -68,7 +68,8 @@ class PretrainingBatch:
 
     def __iter__(self) -> Iterator[Tensor]:
         """This rank's share of the loss, one micro-batch at a time."""
-        mix, batch = self.mix, self.batch
+        mix = self.mix
+        batch = self.batch
         total = sum(mix.loss.weight(example) for example in batch)
         for part in mix.ranks.plan([mix.loss.length(example) for example in batch], tokens_of(mix.micro_batch_tokens)):
             loss = mix.coef * mix.loss.sums([batch[row] for row in part.rows])["loss"] / total

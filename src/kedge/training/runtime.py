@@ -19,7 +19,8 @@ from kedge.errors import ConfigError
 
 GIB = 2**30
 # malloc.h
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
 CGROUP_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 

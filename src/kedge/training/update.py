@@ -299,7 +299,8 @@ def _policy_pass(
         if not check_step(result.num_steps, metrics, search):
             result.refused = True
         elif early_stop_kl is not None and metrics["policy/approx_kl"] > EARLY_STOP_MARGIN * early_stop_kl:
-            result.steps, result.stopped_early = result.steps or [metrics], True
+            result.steps = result.steps or [metrics]
+            result.stopped_early = True
         if result.refused or result.stopped_early:
             return minibatches[number:]
         optimizer.step()
@@ -319,7 +320,8 @@ def _gradients(
 ) -> MetricTotals:
     """The gradients of this rank's micro-batches and of the additional loss; note its rows in the epoch."""
     optimizer.zero_grad(set_to_none=True)
-    divisors, totals = objective.divisors(minibatch), MetricTotals()
+    divisors = objective.divisors(minibatch)
+    totals = MetricTotals()
     for part_rows, part in learner.micro_batches(minibatch):
         outputs = learner.evaluate(part)
         terms = objective(outputs, part, divisors)
@@ -391,7 +393,8 @@ def critic_pass(
 
 def _critic_gradients(learner: Learner[B], optimizer: Optimizer, objective: Objective, minibatch: B) -> MetricTotals:
     """The critic's gradients of this rank's micro-batches."""
-    divisors, totals = objective.divisors(minibatch), MetricTotals()
+    divisors = objective.divisors(minibatch)
+    totals = MetricTotals()
     optimizer.zero_grad(set_to_none=True)
     for part_rows, part in learner.micro_batches(minibatch):
         terms = objective.critic_terms(learner.evaluate_critic(part), part, divisors)

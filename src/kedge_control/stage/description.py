@@ -73,8 +73,10 @@ def _stretched(config: Config) -> list[str]:
 def schedule_in_words(config: Config) -> str:
     """Describe a control run: steps in the environment, optimizer steps."""
     use = _settings(config)
-    steps, updates = use.steps_per_update, use.num_updates
-    optimizer_steps, played = use.num_epochs * use.num_minibatches, updates * steps
+    steps = use.steps_per_update
+    updates = use.num_updates
+    optimizer_steps = use.num_epochs * use.num_minibatches
+    played = updates * steps
     lines = [
         "Each update",
         f"  plays {_count(use.num_steps, 'step')} in {_count(use.num_envs, 'environment')}: {_count(steps, 'step')},",

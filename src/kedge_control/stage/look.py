@@ -21,7 +21,8 @@ CONTROL = ("control",)
 LOST = 0.5
 """Share of the gain that a run has lost again."""
 
-FAR, TOO_FAR = 0.1, 1.0
+FAR = 0.1
+TOO_FAR = 1.0
 """KL of an update, nats per step: in the first ten updates on HalfCheetah-v5 at most 0.015 with a clip range of 0.2,
 and 0.3 to 0.5 without a clip."""
 
@@ -120,7 +121,8 @@ def _smaller_steps(run: RunRecord) -> Iterator[Remedy]:
 
 def _sentences(record: RunRecord, progress: str) -> list[str]:
     """What a control run reached."""
-    total, name = ends_of(record, "episode/return_mean"), record.setting("control.env")
+    total = ends_of(record, "episode/return_mean")
+    name = record.setting("control.env")
     if total is None:
         return [f"{progress} in {name}; no episode has ended."]
     parts = [f"entropy {change_of(entropy)} nats per step"] if (entropy := ends_of(record, "policy/entropy")) else []

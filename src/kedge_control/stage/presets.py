@@ -4,8 +4,10 @@ from kedge.config.presets.recipe import Cited, Preset
 
 __all__ = ["CONTROL"]
 
-_PPO, _ZOO = "PPO table 5 (arXiv 1707.06347)", "Stable-Baselines3's zoo, CartPole-v1"
-_TRPO, _A3C = "TRPO (arXiv 1502.05477)", "A3C (arXiv 1602.01783)"
+_PPO = "PPO table 5 (arXiv 1707.06347)"
+_ZOO = "Stable-Baselines3's zoo, CartPole-v1"
+_TRPO = "TRPO (arXiv 1502.05477)"
+_A3C = "A3C (arXiv 1602.01783)"
 _SB3 = "Stable-Baselines3's TRPO"
 _VPG = "Williams 1992, with a critic as the baseline"
 _CRITIC = "the critic is trained as in PPO"

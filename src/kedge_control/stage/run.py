@@ -161,7 +161,8 @@ def improve(
         NumericsError: A loss or gradient is not finite; the step was not taken.
     """
     use = parts.settings
-    learner, optimizer = parts.learner, parts.optimizer
+    learner = parts.learner
+    optimizer = parts.optimizer
     rate = learning_rate_at(update - 1, use.num_updates, learning_rate=use.learning_rate, schedule=use.schedule)
     set_learning_rate(optimizer, rate)
     remaining = rate / use.learning_rate if use.learning_rate and use.anneal_clip_range else 1.0

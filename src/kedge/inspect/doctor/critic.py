@@ -52,7 +52,8 @@ BINDING = 0.5
 TOO_WIDE = 3.0
 """Standard deviation of the values, relative to the returns': at 3 the explained variance is −3 at best."""
 
-LARGE, SMALL = 5.0, 0.05
+LARGE = 5.0
+SMALL = 0.05
 """Standard deviation of the returns at which losses and clips in score units are out of proportion: the squared error
 is 25 times as large, or 400 times as small, as the policy loss."""
 
@@ -88,7 +89,8 @@ def has_critic(run: RunRecord) -> bool:
 
 def _critic(run: RunRecord) -> _Critic | None:
     explained = read(run, "value/explained_variance", at_least=MIN_TREND)
-    mean, returns = read(run, "value/mean", at_least=MIN_TREND), read(run, "value/returns_mean", at_least=MIN_TREND)
+    mean = read(run, "value/mean", at_least=MIN_TREND)
+    returns = read(run, "value/returns_mean", at_least=MIN_TREND)
     unit = read(run, "value/returns_std", at_least=MIN_TREND) or read(run, "reward/score_std", at_least=MIN_TREND)
     if explained is None or mean is None or returns is None or unit is None or unit.late <= 0:
         return None
@@ -198,7 +200,8 @@ def _raise_critic_rate(run: RunRecord) -> Iterator[Remedy]:
     """Adam's steps hardly depend on the weight of a loss that no other shares, so value_coef would not help."""
     if run.setting("ppo.value_coef") == 0:
         yield set_to(run, "ppo.value_coef", 0.1, "too_low")
-    own, policy = run.setting("ppo.critic_learning_rate"), run.setting("ppo.learning_rate")
+    own = run.setting("ppo.critic_learning_rate")
+    policy = run.setting("ppo.learning_rate")
     if own:
         yield scale(run, "ppo.critic_learning_rate", 3.0)
     elif policy:
@@ -233,7 +236,8 @@ def value_clip_binding(run: RunRecord) -> Symptom | None:
     Threshold: Half of the values late in the run, which is most of the critic's gradient. A warning; serious if the
     mean value is a standard deviation away from the mean return.
     """
-    critic, clipped = _critic(run), read(run, "value/clip_fraction", at_least=MIN_TREND)
+    critic = _critic(run)
+    clipped = read(run, "value/clip_fraction", at_least=MIN_TREND)
     if critic is None or clipped is None or clipped.late < BINDING:
         return None
     return Symptom(
@@ -286,7 +290,8 @@ def value_scale_mismatch(run: RunRecord) -> Symptom | None:
     if run.setting("ppo.value_unit") != "score" or (SMALL <= critic.returns_std <= LARGE and not is_far):
         return None
     loss = read(run, "value/loss")
-    mean, returns = read(run, "value/mean"), read(run, "value/returns_mean")
+    mean = read(run, "value/mean")
+    returns = read(run, "value/returns_mean")
     seen = (
         f"the returns' standard deviation is {fmt(critic.returns_std)} ({critic.span}), and the value loss grows with "
         "its square" + (f": it is {fmt(loss.late)}" if loss else "")
@@ -324,10 +329,8 @@ def support_symptom(run: RunRecord, returns_std: float) -> Symptom | None:
         run: The run.
         returns_std: Late standard deviation of its returns.
     """
-    outside, mean = (
-        read(run, "value/outside_support", at_least=MIN_TREND),
-        read(run, "value/returns_mean", at_least=MIN_TREND),
-    )
+    outside = read(run, "value/outside_support", at_least=MIN_TREND)
+    mean = read(run, "value/returns_mean", at_least=MIN_TREND)
     bins = run.setting("ppo.value_bins")
     if outside is None or mean is None or not isinstance(bins, list):
         return None

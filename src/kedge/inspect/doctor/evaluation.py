@@ -11,7 +11,8 @@ from kedge.inspect.record import RunRecord
 MOSTLY = 0.5
 """Share of ties from which the win rate is mostly made of them."""
 
-CONTRADICTED, MOSTLY_CONTRADICTED = 0.25, 0.5
+CONTRADICTED = 0.25
+MOSTLY_CONTRADICTED = 0.5
 """Share of pairs with another winner in the other order. A judge that throws a coin contradicts itself in half of them;
 GPT-4 does in about a third (Zheng et al., arXiv 2306.05685, table 2)."""
 
@@ -21,13 +22,15 @@ ENOUGH_PAIRS = 20
 LONGER_WINS = 0.7
 """Share of pairs won by the longer response; always preferring it agrees with people on about 0.6 (Stiennon)."""
 
-UNJUDGED, HALF_UNJUDGED = 0.1, 0.5
+UNJUDGED = 0.1
+HALF_UNJUDGED = 0.5
 """Share of the responses without a score or decision."""
 
 FEW_STOPPED = 0.5
 """Share of responses that end with a stop token, below which most of what is judged is cut off."""
 
-FEW_DISTINCT, ENOUGH_PROMPTS = 0.5, 8
+FEW_DISTINCT = 0.5
+ENOUGH_PROMPTS = 8
 """Different responses, as a share of the prompts, and the prompts from which that says something."""
 
 STAGES = ("evaluate", "generate")
@@ -66,10 +69,12 @@ def win_rate_undecided(run: RunRecord) -> Symptom | None:
 
     Threshold: The interval of 95 % includes 50%: a note.
     """
-    rate, judged = _interval(run, "win_rate"), _number(run, "num_judged")
+    rate = _interval(run, "win_rate")
+    judged = _number(run, "num_judged")
     if rate is None or judged is None or not rate["low"] <= 0.5 <= rate["high"]:
         return None
-    distance, reach = abs(rate["value"] - 0.5), (rate["high"] - rate["low"]) / 2
+    distance = abs(rate["value"] - 0.5)
+    reach = (rate["high"] - rate["low"]) / 2
     # The interval narrows with the root of the number of prompts.
     needed = f"about {judged * (reach / distance) ** 2:,.0f} prompts" if distance > 0.01 else "many more prompts"
     return Symptom(
@@ -98,7 +103,8 @@ def mostly_ties(run: RunRecord) -> Symptom | None:
 
     Threshold: Half of the decided pairs: a warning.
     """
-    tied, judged = _number(run, "tied"), _number(run, "num_judged")
+    tied = _number(run, "tied")
+    judged = _number(run, "num_judged")
     if tied is None or not judged or tied / judged < MOSTLY:
         return None
     equal = _number(run, "num_equal") or 0.0
@@ -241,7 +247,8 @@ def responses_alike(run: RunRecord) -> Symptom | None:
 
     Threshold: Fewer different responses than half of the prompts, from 8 prompts on: a warning.
     """
-    distinct, prompts = _number(run, "num_distinct"), _number(run, "num_prompts")
+    distinct = _number(run, "num_distinct")
+    prompts = _number(run, "num_prompts")
     if distinct is None or not prompts or prompts < ENOUGH_PROMPTS or distinct >= FEW_DISTINCT * prompts:
         return None
     return Symptom(

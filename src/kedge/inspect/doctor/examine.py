@@ -236,7 +236,8 @@ def gaps_in_words(run: RunRecord, gaps: Sequence[Gap]) -> str:
 
 
 def _too_short(run: RunRecord, needed: Sequence[int]) -> str:
-    low, high = min(needed), max(needed)
+    low = min(needed)
+    high = max(needed)
     stage = stages().get(run.stage)
     unit = f"{stage.unit}s" if stage else "updates"
     span = f"{high}" if low == high else f"{low} to {high}"

@@ -11,7 +11,8 @@ from kedge.inspect.doctor.series import MIN_TREND, SIGNIFICANT, Series, fell, fm
 from kedge.inspect.record import RunRecord
 from kedge.system.output import best_checkpoint, kept_checkpoints
 
-LONGER, MUCH_LONGER = 1.4, 1.75
+LONGER = 1.4
+MUCH_LONGER = 1.75
 """Growth of the responses. The demo's grow by a quarter to a third, since summaries that omit something are short."""
 
 SHORTER = 0.5
@@ -21,7 +22,8 @@ CORRELATED = 0.5
 """Correlation of score and length at which length explains a quarter of the score. Reward models of human preferences
 have 0.3 to 0.5 (Singhal et al. 2023, arXiv 2310.03716)."""
 
-REPETITIVE, VERY_REPETITIVE = 0.1, 0.2
+REPETITIVE = 0.1
+VERY_REPETITIVE = 0.2
 """Rise in the share of repeated 4-grams. Natural short text has almost none."""
 
 LOST_GAIN = 0.25

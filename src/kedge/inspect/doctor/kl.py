@@ -23,11 +23,13 @@ from kedge.inspect.doctor.steps import smaller_rate
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import charges_kl
 
-FAR_PER_TOKEN, TOO_FAR_PER_TOKEN = 0.5, 1.0
+FAR_PER_TOKEN = 0.5
+TOO_FAR_PER_TOKEN = 1.0
 """KL to the reference, nats per token: at 1 the policy makes each token e times as likely as the reference does. The
 demo ends at 0.08, story runs of 60 updates at 0.2 to 0.5, and runs that broke at 1.2 or more."""
 
-FAR, TOO_FAR = 10.0, 20.0
+FAR = 10.0
+TOO_FAR = 20.0
 """The same per response. Short responses can be memorized within few nats, which is not a problem."""
 
 EXTREME = 2.0
@@ -65,7 +67,8 @@ def kl_exploding(run: RunRecord) -> Symptom | None:
     scores. The demo ends at 0.08 nats per token, good story runs at 0.2 to 0.5, and broken ones at 1.2 or more. Short
     responses can be memorized within few nats, hence both units.
     """
-    kl, per_token = read(run, "objective/kl"), _per_token(run)
+    kl = read(run, "objective/kl")
+    per_token = _per_token(run)
     if kl is None or per_token is None:
         return _far_at_once(run)
     target = run.setting("ppo.kl_target") if _is_controlled(run) else None
@@ -84,7 +87,8 @@ def kl_exploding(run: RunRecord) -> Symptom | None:
 
 def _far_at_once(run: RunRecord) -> Symptom | None:
     """A KL that the first updates have made so large that no later one is needed to judge it."""
-    kl, length = read(run, "objective/kl", at_least=2), read(run, "response/length", at_least=2)
+    kl = read(run, "objective/kl", at_least=2)
+    length = read(run, "response/length", at_least=2)
     if kl is None or length is None:
         return None
     latest = kl.values[-1]
@@ -102,7 +106,8 @@ def _far_at_once(run: RunRecord) -> Symptom | None:
 def _net_loss(run: RunRecord) -> str:
     """States that the policy pays more for its KL than its score has gained; empty if it does not."""
     name, metric = ("score minus KL cost", "reward/total") if charges_kl(run) else ("the score", "reward/score_mean")
-    total, score_std = read(run, metric, at_least=MIN_TREND), read(run, "reward/score_std")
+    total = read(run, metric, at_least=MIN_TREND)
+    score_std = read(run, "reward/score_std")
     if total is None or score_std is None:
         return ""
     if total.late >= total.first - max(score_std.first, SIGNIFICANT * total.rise_error):
@@ -142,7 +147,8 @@ def beta_too_small(run: RunRecord) -> Symptom | None:
     beta = need(run, "objective/kl_coef")
     if kl.late < DRIFTED or not rose(kl):
         return None
-    cost, gain = beta.late * kl.late, max(score.rise, score_std.early)
+    cost = beta.late * kl.late
+    gain = max(score.rise, score_std.early)
     if cost > NEGLIGIBLE * gain:
         return None
     return Symptom(
@@ -156,7 +162,8 @@ def beta_too_small(run: RunRecord) -> Symptom | None:
 
 def _per_token(run: RunRecord) -> float | None:
     """Late KL in nats per token."""
-    kl, length = read(run, "objective/kl"), read(run, "response/length")
+    kl = read(run, "objective/kl")
+    length = read(run, "response/length")
     return kl.late / max(length.late, 1.0) if kl and length else None
 
 
@@ -203,18 +210,22 @@ def beta_too_large(run: RunRecord) -> Symptom | None:
     )
 
 
-TWO_RESPONSES, THREE_RESPONSES = math.log(2.0), math.log(3.0)
+TWO_RESPONSES = math.log(2.0)
+THREE_RESPONSES = math.log(3.0)
 """Entropy of a whole response, in nats, that corresponds to two or three likely responses per prompt (exp of it). PPO
 learns from what is better than the rest; with one response there is no rest."""
 
-COLLAPSED, COLLAPSING, SETTLING = 0.1, 0.2, 0.5
+COLLAPSED = 0.1
+COLLAPSING = 0.2
+SETTLING = 0.5
 """Entropy relative to its start. It falls in every run that learns: to 0.4 in the demo, and to 0.36 in the most
 aggressive of the story runs that ended well."""
 
 NOTHING = 0.01
 """The same within updates too few for a trend, or of a policy that the steps have wrecked."""
 
-DOUBLED, RISEN = 2.0, 1.3
+DOUBLED = 2.0
+RISEN = 1.3
 """The same upwards; healthy runs stay below 1.1."""
 
 RISEN_NATS = 0.1
@@ -279,7 +290,8 @@ def entropy_collapse(run: RunRecord) -> Symptom | None:
         return _collapse_at_once(run)
     if entropy.early < TWO_RESPONSES:
         return None
-    left, few = entropy.late / entropy.early, entropy.late < THREE_RESPONSES
+    left = entropy.late / entropy.early
+    few = entropy.late < THREE_RESPONSES
     if left > COLLAPSING and not (few and left < SETTLING):
         return None
     return Symptom(

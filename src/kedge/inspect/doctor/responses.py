@@ -13,13 +13,16 @@ from kedge.inspect.record import RunRecord
 TRUNCATED = 0.1
 """Share of truncated responses worth reporting: N+ has 2 to 5 %."""
 
-FEW_STOP, NONE_STOP = 0.5, 0.1
+FEW_STOP = 0.5
+NONE_STOP = 0.1
 """Share of responses that stop, below which most or nearly all scores are the one for a missing stop token."""
 
-TINY, SHRUNK = 4.0, 0.25
+TINY = 4.0
+SHRUNK = 0.25
 """Length of nearly empty responses: in tokens, stop token included, and relative to the first update."""
 
-REPEATED, MOSTLY_REPEATED = 0.8, 0.4
+REPEATED = 0.8
+MOSTLY_REPEATED = 0.4
 """Share of distinct prompts in an update. A file with fewer prompts than an update needs repeats them."""
 
 
@@ -68,7 +71,8 @@ def truncated_at_cap(run: RunRecord) -> Symptom | None:
     """
     stops = need(run, "response/eos_rate")
     longest = need(run, "response/length_max")
-    scored, longer = eos_is_scored(run), (scale(run, "rollout.max_new_tokens", 2.0),)
+    scored = eos_is_scored(run)
+    longer = (scale(run, "rollout.max_new_tokens", 2.0),)
     if stops.late > 1 - TRUNCATED:
         return _fitted_to_cap(stops, longest, longer) if scored else None
     severity = "serious" if scored and max(stops.first, stops.late) < FEW_STOP else "warning"
@@ -146,7 +150,8 @@ def stops_at_once(run: RunRecord) -> Symptom | None:
     if length.late > min(TINY, SHRUNK * length.first):
         return None
     seen = f"responses have shrunk from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span})"
-    score, stops = read(run, "reward/score_mean", at_least=MIN_TREND), read(run, "response/eos_rate")
+    score = read(run, "reward/score_mean", at_least=MIN_TREND)
+    stops = read(run, "response/eos_rate")
     if not rose(score):
         # Nothing was learned: something broke the policy.
         return Symptom("serious", f"{seen}; the score does not rise", (scale(run, "ppo.learning_rate", 1 / 3),))
@@ -183,7 +188,8 @@ def duplicated_prompts(run: RunRecord) -> Symptom | None:
     )
 
 
-MANY, FAR_TOO_MANY = 0.05, 0.2
+MANY = 0.05
+FAR_TOO_MANY = 0.2
 """Share of a source's rows. One in twenty is the default of data.max_rejected_fraction, so a run above it was told to
 continue; where a fifth is missing, the rest is another data set: without its long rows, or without one of its files."""
 

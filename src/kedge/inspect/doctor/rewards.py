@@ -25,7 +25,8 @@ from kedge.inspect.record import RunRecord
 MANY_LOST = 0.1
 """Share of responses without a score of their own above which the rest is a biased sample."""
 
-MANY_UNSCORED, MOSTLY_UNSCORED = 0.1, 0.5
+MANY_UNSCORED = 0.1
+MOSTLY_UNSCORED = 0.5
 """Share of responses for which the reward returns None on purpose. At a tenth, the error of an update's mean grows by
 5 %; at half, by 40 %, and half of the sampling is wasted."""
 
@@ -256,7 +257,8 @@ def reward_saturated(run: RunRecord) -> Symptom | None:
 IN_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo")
 """Advantages that compare the responses to a prompt with each other."""
 
-MANY_CONSTANT, MOST_CONSTANT = 0.5, 0.9
+MANY_CONSTANT = 0.5
+MOST_CONSTANT = 0.9
 """Share of groups without spread above which most of the sampling, or nearly all, is wasted. Training on sorting digits
 went well up to 0.77, with ever smaller batches."""
 

@@ -83,7 +83,8 @@ SHORT_UPDATE = 0.5
 WARMUP = 2
 """First updates, in which memory is allocated once and kept."""
 
-GROWTH, GROWTH_GIB = 0.15, 0.1
+GROWTH = 0.15
+GROWTH_GIB = 0.1
 """Relative and absolute growth that counts as a leak: caches and longer responses take less."""
 
 STEADY = 0.7
@@ -151,7 +152,9 @@ def memory_growing(run: RunRecord) -> Symptom | None:
 
 
 def _leaks(held: Series) -> bool:
-    first, half, last = held.values[0], held.values[len(held) // 2], held.values[-1]
+    first = held.values[0]
+    half = held.values[len(held) // 2]
+    last = held.values[-1]
     growth = last - first
     steady = sum(step > 0 for step in held.steps) >= STEADY * len(held.steps)
     gradual = max(held.steps) < SINGLE_STEP * growth
@@ -188,7 +191,8 @@ def rollout_too_old(run: RunRecord) -> Symptom | None:
     Threshold: In the last quarter of the run, more than 5 % of the weights truncated, or an effective share of the
     tokens below one half. A warning. Checked on synthetic runs only.
     """
-    truncated, share = read(run, "policy/sampler_truncated"), read(run, "policy/sampler_share", at_least=MIN_LEVEL)
+    truncated = read(run, "policy/sampler_truncated")
+    share = read(run, "policy/sampler_share", at_least=MIN_LEVEL)
     seen: list[str] = []
     if truncated is not None and truncated.late > TRUNCATED:
         seen.append(f"{fmt(100 * truncated.late)}% of the importance weights are truncated")

@@ -153,11 +153,13 @@ def _tame(run: RunRecord, norms: Collection[str]) -> Iterator[Remedy]:
         yield scale(run, f"{section}.learning_rate", 1 / 3)
 
 
-FAR_CLIPPED, TOO_FAR_CLIPPED = 0.2, 0.35
+FAR_CLIPPED = 0.2
+TOO_FAR_CLIPPED = 0.35
 """Share of clipped tokens over an update's steps. N+ has 0 to 0.07, other libraries recommend staying below 0.1 to 0.3,
 and models of a few million parameters tolerate 0.25 at first."""
 
-FAR_MOVED, TOO_FAR_MOVED = 0.05, 0.2
+FAR_MOVED = 0.05
+TOO_FAR_MOVED = 0.2
 """KL to the sampling policy over an update's steps, nats per token. N+ and kedge's healthy runs have 0 to 0.008, and
 early stopping is usually set at 0.015. At 0.05 the typical ratio is exp(√0.1) = 1.4, twice as far as the clip range of
 0.2, and at 0.2 it is exp(√0.4) = 1.9."""
@@ -166,7 +168,8 @@ EXTREME_MOVED = 1.0
 """The same of a single update, which needs no history: the typical ratio is exp(√2) = 4. Ten times the right learning
 rate gives 0.3, a hundred times 7."""
 
-USUAL_CLIPPED, USUAL_MOVED = 0.07, 0.01
+USUAL_CLIPPED = 0.07
+USUAL_MOVED = 0.01
 """What the suggested learning rate aims at. The clip fraction grows with the learning rate, the KL with its square."""
 
 LEAST_FACTOR = 0.1
@@ -176,7 +179,8 @@ HIGHEST_RATE = 1e-3
 """Adam's highest learning rate at which language models are trained, small ones included; the start after an update so
 extreme that its size says nothing about the learning rate."""
 
-NOT_CLIPPED, NOT_MOVED = 1e-3, 1e-5
+NOT_CLIPPED = 1e-3
+NOT_MOVED = 1e-5
 """The same for a policy that does not move: at 1e-5 nats per token the typical ratio is 1.004."""
 
 NEAR = 0.1
@@ -205,7 +209,8 @@ def smaller_rate(run: RunRecord, *, clipped: float, moved: float, most: float) -
         wanted.append(USUAL_CLIPPED / clipped)
     if moved > 0:
         wanted.append(math.sqrt(USUAL_MOVED / moved))
-    factor, present = max(LEAST_FACTOR, min(wanted)), run.setting("ppo.learning_rate")
+    factor = max(LEAST_FACTOR, min(wanted))
+    present = run.setting("ppo.learning_rate")
     if moved > EXTREME_MOVED and isinstance(present, (int, float)) and factor * present > HIGHEST_RATE:
         return set_to(run, "ppo.learning_rate", HIGHEST_RATE, "too_high")
     return scale(run, "ppo.learning_rate", factor)
@@ -315,7 +320,8 @@ def steps_too_small(run: RunRecord) -> Symptom | None:
     moved = need(run, "policy/approx_kl", at_least=MIN_TREND, of_policy=True)
     if clipped.peak > NOT_CLIPPED or moved.peak > NOT_MOVED:
         return None
-    kl, score = read(run, "objective/kl"), read(run, "reward/score_mean")
+    kl = read(run, "objective/kl")
+    score = read(run, "reward/score_mean")
     if rose(score) or (kl is not None and kl.late > NEAR):
         return None
     return Symptom(
@@ -332,7 +338,8 @@ def _frozen(run: RunRecord) -> Symptom | None:
     Nowhere in the run is it farther away than a single update that is too small would take it. A reference that is not
     the policy's start, or rounding in bf16, hides it.
     """
-    kl, length = read(run, "objective/kl", at_least=MIN_TREND, of_policy=True), read(run, "response/length")
+    kl = read(run, "objective/kl", at_least=MIN_TREND, of_policy=True)
+    length = read(run, "response/length")
     if kl is None or length is None or rose(read(run, "reward/score_mean")):
         return None
     farthest = max(abs(value) for value in kl.values)
@@ -358,7 +365,8 @@ def _distance(kl: Series | None) -> str:
 NUM_FIRST = 2
 """Updates that are examined: the first of the policy, and the first in which a trained critic is measured."""
 
-CLIPPED, MOVED = 0.15, 0.05
+CLIPPED = 0.15
+MOVED = 0.05
 """Clip fraction, and KL in nats per token, of one update. N+ stays below 0.07 and 0.008."""
 
 RATIO = 50.0
@@ -391,7 +399,8 @@ def first_update_too_large(run: RunRecord) -> Symptom | None:
     """
     if steps_too_large.find(run) is not None:
         return None  # which says the same of more updates
-    seen, remedies = [*_policy(run)], []
+    seen = [*_policy(run)]
+    remedies = []
     if seen:
         remedies += _smaller_policy_steps(run)
     if values := _values(run):
@@ -404,7 +413,8 @@ def first_update_too_large(run: RunRecord) -> Symptom | None:
 
 
 def _policy(run: RunRecord) -> Iterator[str]:
-    clipped, moved = _first(run, "policy/clip_fraction"), _first(run, "policy/approx_kl")
+    clipped = _first(run, "policy/clip_fraction")
+    moved = _first(run, "policy/approx_kl")
     ratio = _first(run, "policy/ratio_max")
     if clipped is None or moved is None:
         return
@@ -419,7 +429,8 @@ def _policy(run: RunRecord) -> Iterator[str]:
 def _smaller_policy_steps(run: RunRecord) -> Iterator[Remedy]:
     if (run.setting("ppo.num_epochs") or 0) > MANY_EPOCHS:
         yield set_to(run, "ppo.num_epochs", MANY_EPOCHS, "too_high")
-    clipped, moved = _first(run, "policy/clip_fraction"), _first(run, "policy/approx_kl")
+    clipped = _first(run, "policy/clip_fraction")
+    moved = _first(run, "policy/approx_kl")
     yield smaller_rate(run, clipped=clipped.first if clipped else 0.0, moved=moved.first if moved else 0.0, most=MOST)
 
 

@@ -11,7 +11,8 @@ from kedge.inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, SIGNIFICANT, fmt, need, read
 from kedge.inspect.record import RunRecord
 
-OVERFITTED, BADLY_OVERFITTED = 0.03, 0.15
+OVERFITTED = 0.03
+BADLY_OVERFITTED = 0.15
 """Relative rise of the held-out loss above its minimum. It is measured five times in a run on the same rows, so little
 of it is noise. The demo's rises by 0.4 % at most."""
 
@@ -22,7 +23,8 @@ BARELY = 0.03
 """Accuracy above that of always preferring the longer response. Published reward models have 5 to 10 points (Stiennon:
 0.63 to 0.69 against about 0.6)."""
 
-CHANCE, PUBLISHED = 0.55, 0.63
+CHANCE = 0.55
+PUBLISHED = 0.63
 """Accuracy close to a coin flip, and the lowest of published reward models."""
 
 INDIFFERENT = math.log(2.0)
@@ -50,7 +52,8 @@ def overfitting(run: RunRecord) -> Symptom | None:
     Threshold: 3 % above its minimum is a warning, 15 % serious. The demo's rises by 0.4 % at most.
     """
     held_out = need(run, "eval/loss", at_least=3)
-    best, last = min(held_out.values), held_out.values[-1]
+    best = min(held_out.values)
+    last = held_out.values[-1]
     if last <= best * (1 + OVERFITTED):
         return None
     return Symptom(
@@ -137,10 +140,12 @@ def reward_model_at_chance(run: RunRecord) -> Symptom | None:
 
 def _at_chance_in_training(run: RunRecord) -> Symptom | None:
     """The same with nothing held out: on its training pairs a model does better than on others, not worse."""
-    accuracy, loss = read(run, "accuracy"), read(run, "loss")
+    accuracy = read(run, "accuracy")
+    loss = read(run, "loss")
     if accuracy is None or loss is None:
         return None
-    share, worse = fmean(accuracy.values[-accuracy.window :]), loss.late >= INDIFFERENT
+    share = fmean(accuracy.values[-accuracy.window :])
+    worse = loss.late >= INDIFFERENT
     if share > CHANCE and not worse:
         return None
     pairs = accuracy.window * (run.setting("reward_model.batch_size") or 1)
@@ -180,7 +185,8 @@ def reward_model_barely_better_than_length(run: RunRecord) -> Symptom | None:
     Threshold: Less than 3 points above the length baseline is a warning; published reward models have 5 to 10. Serious
     if it is below the baseline by more than the error of their difference, from both confidence intervals.
     """
-    accuracy, by_length = _accuracy(run), run.summary.get("length_accuracy")
+    accuracy = _accuracy(run)
+    by_length = run.summary.get("length_accuracy")
     if accuracy is None or not isinstance(by_length, Mapping) or accuracy["value"] - by_length["value"] >= BARELY:
         return None
     return Symptom(

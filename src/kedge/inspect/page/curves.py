@@ -126,7 +126,8 @@ def _values(name: str, seeds: Sequence[Rows], part: Sequence[int]) -> list[float
 
 def _seconds(seeds: Sequence[Rows], parts: Sequence[Sequence[int]]) -> list[float]:
     """Time at the end of each part; it never decreases, also where a slow seed ends."""
-    total, found = 0.0, []
+    total = 0.0
+    found = []
     for part in parts:
         for update in part:
             total += mean_of([as_number(rows[update].get("time/update")) or 0.0 for rows in seeds if update in rows])

@@ -93,7 +93,8 @@ def histogram(quantiles: Sequence[float], edges: Sequence[float]) -> list[float]
         One share per bin; they sum to 1 if the edges cover the distribution.
     """
     levels = np.linspace(0.0, 1.0, len(quantiles))
-    values, places = np.asarray(quantiles, dtype=float), np.asarray(edges, dtype=float)
+    values = np.asarray(quantiles, dtype=float)
+    places = np.asarray(edges, dtype=float)
     # Equal quantiles are a point mass, which counts from its value on.
     below = np.interp(places, values, levels, left=0.0, right=1.0)
     below = np.where(places >= values[-1], 1.0, np.where(places < values[0], 0.0, below))

@@ -58,7 +58,8 @@ def _normalized(quantiles: Any, summary: Mapping[str, Any]) -> list[float] | Non
     if not _is_distribution(quantiles):
         return None
     scale = summary.get("normalization") or {}
-    mean, std = as_number(scale.get("mean")) or 0.0, as_number(scale.get("std")) or 1.0
+    mean = as_number(scale.get("mean")) or 0.0
+    std = as_number(scale.get("std")) or 1.0
     return [(score - mean) / std for score in quantiles]
 
 
@@ -67,7 +68,8 @@ def _distributions(quantiles: Mapping[str, Sequence[float] | None]) -> dict[str,
     known = {name: values for name, values in quantiles.items() if values}
     if not known:
         return None
-    low, high = min(values[0] for values in known.values()), max(values[-1] for values in known.values())
+    low = min(values[0] for values in known.values())
+    high = max(values[-1] for values in known.values())
     margin = (high - low) / NUM_BINS or 0.5
     edges = np.linspace(low - margin / 2, high + margin / 2, NUM_BINS + 1).tolist()
     return {

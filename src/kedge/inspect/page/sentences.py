@@ -84,7 +84,8 @@ def of_evaluation(record: RunRecord, progress: str) -> list[str]:
         return [why_no_result(record)]
     if "win_rate" not in summary:
         return [f"The critic of {summary.get('critic')} was checked, with rewards from {summary.get('reward')}."]
-    rate, against = summary["win_rate"], summary.get("against", "references")
+    rate = summary["win_rate"]
+    against = summary.get("against", "references")
     first = (
         f"{summary['model']} won {summary['won']:,}, tied {summary['tied']:,} and lost {summary['lost']:,} of "
         f"{summary['num_judged']:,} prompts against {against}, judged by {summary['judge']}: a win rate of "
@@ -97,7 +98,8 @@ def of_evaluation(record: RunRecord, progress: str) -> list[str]:
 
 def of_generation(record: RunRecord, progress: str) -> list[str]:
     """One or two sentences about the responses and their scores."""
-    summary, count = record.summary, len(record.results)
+    summary = record.summary
+    count = len(record.results)
     if not summary:
         total = record.progress[-1]["total"] if record.progress else None
         of = f" of {total:,}" if total else ""
@@ -121,7 +123,8 @@ def why_no_result(record: RunRecord) -> str:
 
 
 def _reward_sentence(record: RunRecord, progress: str) -> str:
-    score, kl = ends_of(record, "reward/score_mean"), ends_of(record, "objective/kl")
+    score = ends_of(record, "reward/score_mean")
+    kl = ends_of(record, "objective/kl")
     if score is None:
         return f"{progress}; no response was scored."
     spread = ends_of(record, "reward/score_std")
@@ -168,7 +171,8 @@ def _loss_sentence(record: RunRecord, progress: str) -> str:
 
 
 def _held_out_sentence(record: RunRecord) -> str:
-    loss, accuracy = ends_of(record, "eval/loss"), ends_of(record, "eval/token_accuracy")
+    loss = ends_of(record, "eval/loss")
+    accuracy = ends_of(record, "eval/token_accuracy")
     parts = [f"on held-out rows it {change_of(loss)}"] if loss else ["no rows were held out"]
     if accuracy:
         parts.append(f"{accuracy.last:.0%} of their tokens are the model's most likely ones")
@@ -176,7 +180,8 @@ def _held_out_sentence(record: RunRecord) -> str:
 
 
 def _accuracy_sentence(record: RunRecord) -> str:
-    accuracy, longer = record.summary.get("accuracy"), record.summary.get("length_accuracy")
+    accuracy = record.summary.get("accuracy")
+    longer = record.summary.get("length_accuracy")
     if not isinstance(accuracy, Mapping):
         held_out = ends_of(record, "eval/accuracy")
         return joined([f"its held-out accuracy is {held_out.last:.0%}" if held_out else "no pairs were held out"])
@@ -190,7 +195,8 @@ def _accuracy_sentence(record: RunRecord) -> str:
 
 
 def _explained_sentence(record: RunRecord, progress: str) -> str:
-    explained, latest = record.summary.get("explained_variance"), ends_of(record, "explained_variance")
+    explained = record.summary.get("explained_variance")
+    latest = ends_of(record, "explained_variance")
     if isinstance(explained, Mapping):
         share = f"{explained['value']:.0%}"
         if explained["low"] is not None:  # null with a single prompt
@@ -213,7 +219,8 @@ def _thirds_sentence(record: RunRecord) -> str:
 
 def change_of(ends: Ends, slack: float = 0.0) -> str:
     """`rose from 1 to 5`, or `stayed near 5` for a change within `slack` or the noise."""
-    first, last = figure(ends.first), figure(ends.last)
+    first = figure(ends.first)
+    last = figure(ends.last)
     if first == last or abs(ends.last - ends.first) < max(slack, CERTAIN * ends.error):
         return f"stayed near {last}"
     return f"{'rose' if ends.last > ends.first else 'fell'} from {first} to {last}"

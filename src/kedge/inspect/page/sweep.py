@@ -137,7 +137,8 @@ def _sentences(trials: Sequence[Mapping[str, Any]], rows: Sequence[Row], goal: G
         return [first, "No result yet: a setting's result is the mean over its finished runs."]
     if len(rows) == 1:
         return [first]
-    best, value = compared[0], figure(compared[0].interval.value)
+    best = compared[0]
+    value = figure(compared[0].interval.value)
     direction = "highest" if goal.higher_is_better else "lowest"
     if (tied := len(leaders(compared))) > 1:
         names = "; ".join(_short(row.setting) for row in compared[: min(tied, MOST_TIED)])

@@ -42,7 +42,8 @@ def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
 
 def describe_run(record: RunRecord) -> list[str]:
     """One or two sentences about the run, and one more each if responses were thrown away and if it ended early."""
-    sentences, progress = look_of(record.stage).sentences, _progress(record)
+    sentences = look_of(record.stage).sentences
+    progress = _progress(record)
     if record.stage in RESULTS:
         return sentences(record, progress)
     if not record.metrics:
@@ -65,9 +66,11 @@ def _judged(row: Row, ends: Ends, length: int) -> str:
 
 def _progress(record: RunRecord) -> str:
     """How far the run is: `PPO is at update 12 of 60`."""
-    look, stage = look_of(record.stage), stages().get(record.stage)
+    look = look_of(record.stage)
+    stage = stages().get(record.stage)
     name, step = (stage.title, stage.unit) if stage else ("The run", "step")
-    count, total = len(record.metrics), look.total(record)
+    count = len(record.metrics)
+    total = look.total(record)
     of = "" if total is None else f" of {total:,}"
     if record.state == "running":
         return f"{name} is at {step} {count:,}{of}"

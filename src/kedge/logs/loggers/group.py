@@ -68,8 +68,11 @@ class _GuardedLogger:
     """One logger: not opened yet, open, or dropped after a failure."""
 
     def __init__(self, name: str, run: LoggedRun, state: LoggerState, warn: Callable[[str], None]) -> None:
-        self.name, self._run, self._warn = name, run, warn
-        self._last_update, self._closed_update = state.last_update(name), state.closed_update(name)
+        self.name = name
+        self._run = run
+        self._warn = warn
+        self._last_update = state.last_update(name)
+        self._closed_update = state.closed_update(name)
         self._logger: Logger | None = None
         self._is_dropped = False
 

@@ -85,10 +85,13 @@ class LoggerState:
         self._path = folder / LOGGERS_FILE
         try:
             found = json.loads(self._path.read_bytes())
-            self.id, self._last_updates = str(found["id"]), dict[str, int](found["told"])
+            self.id = str(found["id"])
+            self._last_updates = dict[str, int](found["told"])
             self._closed = dict[str, int](found.get("closed", {}))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
-            self.id, self._last_updates, self._closed = secrets.token_hex(4), {}, {}
+            self.id = secrets.token_hex(4)
+            self._last_updates = {}
+            self._closed = {}
 
     def last_update(self, logger: str) -> int:
         """The last update that a logger has; −1 if none, because samples may belong to update 0."""

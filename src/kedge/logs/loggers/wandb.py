@@ -17,7 +17,10 @@ __all__ = ["WandbLogger"]
 FILE_HEADER = 7
 BLOCK = 32 * 1024
 RECORD_HEADER = struct.Struct("<IHB")
-FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+FULL = 1
+FIRST = 2
+MIDDLE = 3
+LAST = 4
 
 
 class WandbLogger:
@@ -86,7 +89,8 @@ def _last_step(run: LoggedRun) -> int | None:
 
 def _records(data: bytes) -> Iterator[bytes]:
     """The whole records of a `.wandb` file, which may have been cut off; source: LevelDB's log_format.md."""
-    at, begun = FILE_HEADER, b""
+    at = FILE_HEADER
+    begun = b""
     while at + RECORD_HEADER.size <= len(data):
         rest = BLOCK - at % BLOCK
         if rest < RECORD_HEADER.size:  # the trailer of a block
@@ -96,7 +100,8 @@ def _records(data: bytes) -> Iterator[bytes]:
         at += RECORD_HEADER.size
         if kind not in (FULL, FIRST, MIDDLE, LAST) or at + length > len(data):
             return
-        begun, at = begun + data[at : at + length], at + length
+        begun = begun + data[at : at + length]
+        at = at + length
         if kind in (FULL, LAST):
             yield begun
             begun = b""

@@ -52,7 +52,8 @@ class RemoteFunction:
         log: Path | None = None,
     ) -> None:
         self.name = name or spec.rpartition(":")[2]
-        self._limits, self._log = limits or CallLimits(), RewardLog(log, self.name)
+        self._limits = limits or CallLimits()
+        self._log = RewardLog(log, self.name)
         self._loading = {"spec": spec, "name": name, "settings": dict(settings or {})}
         self._source = _source_of(spec)
         self._argument_names: list[str] | None = None
@@ -159,7 +160,8 @@ class RemoteFunction:
             worker.kill()
             raise self._failed(RewardError(f"{self.name}: its process sent something other than scores")) from error
         if "error" in reply:
-            message, row = reply["error"], reply["row"]
+            message = reply["error"]
+            row = reply["row"]
             error = RewardError(message) if row is None else NonfiniteScoreError(message, row)
             raise self._failed(error, reply["traceback"])
         self._log.end()
@@ -191,7 +193,8 @@ def _check_reply(reply: Mapping[str, Any], what: str) -> None:
             "load": {"name": str, "argument_names": (list, type(None))},
             "score": {"scores": object, "memory": int},
         }
-        forms, result = results.get(what, {}), reply.get("result")
+        forms = results.get(what, {})
+        result = reply.get("result")
         reply = result if isinstance(result, dict) else {}
     if not all(name in reply and isinstance(reply[name], form) for name, form in forms.items()):
         raise ValueError("not a reply")
@@ -230,7 +233,8 @@ class RewardLog:
         self._path = path
         self._waiting: list[bytes] = []
         self._part = b""
-        self._room, self._left_out = _LIMIT, 0
+        self._room = _LIMIT
+        self._left_out = 0
 
     def add(self, printed: bytes) -> None:
         """Add output as it is read; an incomplete line is buffered."""
@@ -246,7 +250,9 @@ class RewardLog:
         if self._left_out:
             closing.append(f"[{self._left_out:,} more bytes were printed]".encode())
         self._write([*closing, *(line.encode("utf-8", "backslashreplace") for line in lines)])
-        self._part, self._room, self._left_out = b"", _LIMIT, 0
+        self._part = b""
+        self._room = _LIMIT
+        self._left_out = 0
 
     def _write(self, lines: list[bytes]) -> None:
         self._waiting += [self.name.encode() + b": " + line + b"\n" for line in lines]

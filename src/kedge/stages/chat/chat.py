@@ -88,7 +88,8 @@ class Conversation:
         Raises:
             DataError: The text alone is too long, or the chat template rejects it.
         """
-        history, length = [*self.messages, {"role": "user", "content": text}], 0
+        history = [*self.messages, {"role": "user", "content": text}]
+        length = 0
         for dropped in range(0, len(history), 2):
             prompt = self._rendered(text, history[dropped:])
             length = len(encode_prompt(self.tokenizer, prompt.text))
@@ -195,7 +196,10 @@ class Chat:
     def __init__(
         self, config: Config, policies: Sequence[Policy], forms: Sequence[PromptForm], scorer: WeightedReward | None
     ) -> None:
-        self.policies, self.scorer, self._config, self._turn = policies, scorer, config, 0
+        self.policies = policies
+        self.scorer = scorer
+        self._config = config
+        self._turn = 0
         self.conversations = [
             Conversation(policy.tokenizer, form) for policy, form in zip(policies, forms, strict=True)
         ]
@@ -274,7 +278,8 @@ class Chat:
             rollout = policy.sampler(sampling).generate(
                 [prompt_ids], seeds=[sampling.seed], on_token=lambda row, token: stream.add(token)
             )
-            most, seed = sampling.max_new_tokens, stream_seed(sampling.seed, "reward")
+            most = sampling.max_new_tokens
+            seed = stream_seed(sampling.seed, "reward")
             responses = describe_responses(rollout, [prompt], policy.tokenizer, max_new_tokens=most, seed=seed)
             stream.end(responses.completions[0])
         except (KeyboardInterrupt, Interrupted):
@@ -319,7 +324,8 @@ def load_chat(
     """
     if not 1 <= len(models) <= MAX_MODELS:
         raise ConfigError(f"chat needs one or {MAX_MODELS} models, not {len(models)}")
-    device, trusted = resolve_device(config.runtime.device), config.runtime.trust_remote_code
+    device = resolve_device(config.runtime.device)
+    trusted = config.runtime.trust_remote_code
     keep_freed_memory()
     set_threads(config.runtime.num_threads)
 

@@ -50,7 +50,8 @@ def chat_on_terminal(
         console: Where answers go; standard output by default.
         read: Reads a line after showing a prompt; from the terminal by default.
     """
-    lines, console = source or sys.stdin, console or Console(highlight=False, soft_wrap=True)
+    lines = source or sys.stdin
+    console = console or Console(highlight=False, soft_wrap=True)
     if not lines.isatty():
         _answer_lines(chat, lines, console.file, Console(file=sys.stderr, highlight=False, soft_wrap=True))
         return

@@ -45,8 +45,10 @@ class _ChatPage:
     """Answers the page's requests; one answer is sampled at a time."""
 
     def __init__(self, chat: Chat) -> None:
-        self._chat, self._turns = chat, list[dict[str, Any]]()
-        self._busy, self._stopped = threading.Lock(), threading.Event()
+        self._chat = chat
+        self._turns = list[dict[str, Any]]()
+        self._busy = threading.Lock()
+        self._stopped = threading.Event()
 
     def answer(self, request: Request) -> Answer:
         """The page and its parts for GET; for POST what `ask`, `stop`, `set` and `reset` give."""

@@ -55,7 +55,8 @@ class CriticInputs:
     @property
     def num_responses(self) -> tuple[int, int]:
         """Responses to sample to the training prompts, and to the held-out ones."""
-        each, prompts = self.config.rollout.num_responses, self.num_prompts or len(self.roles.prompts)
+        each = self.config.rollout.num_responses
+        prompts = self.num_prompts or len(self.roles.prompts)
         return prompts * each, len(self.roles.held_out) * each
 
     @property
@@ -103,7 +104,8 @@ def as_first_update(config: Config, *, holds_out: bool) -> Config:
         config: The stage's configuration.
         holds_out: Whether there are prompts to measure with.
     """
-    settings, advantages = config.critic, config.ppo
+    settings = config.critic
+    advantages = config.ppo
     ppo = PpoConfig.model_validate(
         {
             "critic": settings.kind,

@@ -93,7 +93,8 @@ class PartStore:
     """
 
     def __init__(self, folder: Path, fingerprint: Mapping[str, str]) -> None:
-        self._folder, self._fingerprint = folder, dict(fingerprint)
+        self._folder = folder
+        self._fingerprint = dict(fingerprint)
 
     @property
     def num_kept(self) -> int:
@@ -104,7 +105,8 @@ class PartStore:
         """A part; None if it is not there or damaged. Parts are read, and written, one after the other."""
         if number >= len(self._entries):
             return None
-        entry, path = self._entries[number], self._path(number)
+        entry = self._entries[number]
+        path = self._path(number)
         if not path.is_file() or record_file(path) != FileRecord(**entry["file"]):
             say(f"{path} is missing or damaged: its responses, and those after it, are sampled again")
             del self._entries[number:]
@@ -133,7 +135,8 @@ class PartStore:
         """The parts that can be used, in order."""
         try:
             content = json.loads((self._folder / INDEX).read_bytes())
-            entries, fingerprint = list(content["parts"]), dict(content["fingerprint"])
+            entries = list(content["parts"])
+            fingerprint = dict(content["fingerprint"])
         except FileNotFoundError:
             return []
         except (ValueError, LookupError, TypeError, OSError):

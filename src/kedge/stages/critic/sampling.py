@@ -111,7 +111,8 @@ class Chunk:
 
 def _chunks(inputs: CriticInputs) -> Iterator[Chunk]:
     """The prompts in chunks of PPO's size: a scale of rewards or an automatic score is then that of an update."""
-    roles, seed = inputs.roles, inputs.config.runtime.seed
+    roles = inputs.roles
+    seed = inputs.config.runtime.seed
     stream = PromptStream(roles.prompts, seed=stream_seed(seed, STREAM), mixture=roles.mixture)
     train = stream.next(inputs.num_prompts or len(roles.prompts))
     numbers: dict[str, int] = {}
@@ -125,7 +126,8 @@ def _chunks(inputs: CriticInputs) -> Iterator[Chunk]:
 def sample_part(inputs: CriticInputs, number: int, chunk: Chunk) -> Part:
     """Sample and score a chunk's responses; their returns are those of PPO's first update."""
     started = time.perf_counter()
-    trainer, missing_eos = inputs.trainer, inputs.roles.missing_eos
+    trainer = inputs.trainer
+    missing_eos = inputs.roles.missing_eos
     rollout = trainer.sample(chunk.prompts, STREAM, number)
     experience = trainer.evaluate(trainer.score(rollout, chunk.prompts, "reward", number))
     numbers = torch.tensor(chunk.numbers)[experience.rollout.group.cpu()]

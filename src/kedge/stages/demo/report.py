@@ -85,7 +85,8 @@ def _print_samples(result: DemoResult) -> None:
 
 
 def _print_figures(result: DemoResult) -> None:
-    ppo, sft = result.scores["ppo"], result.scores["sft"]
+    ppo = result.scores["ppo"]
+    sft = result.scores["sft"]
     print()
     print_table(
         f"Gold judge on {len(result.posts)} held-out posts",
@@ -108,7 +109,8 @@ def _row(writer: GoldScores, ppo: GoldScores) -> list[Cell]:
 
 
 def _describe_overoptimization(curve: Sequence[CurvePoint]) -> str:
-    best, last = max(curve, key=lambda point: point.gold.value), curve[-1]
+    best = max(curve, key=lambda point: point.gold.value)
+    last = curve[-1]
     return (
         f"Without the KL penalty, after the judge's best point: reward model {best.proxy:.2f} -> {last.proxy:.2f}, "
         f"judge {best.gold.value:.2f} -> {last.gold.value:.2f}"

@@ -56,7 +56,8 @@ class Evaluation:
 
     def _longer_won(self) -> list[float]:
         """The outcome for the longer response of each decided pair whose lengths differ."""
-        ours, theirs = _lengths(self.policy.scored), _lengths(self.opponent)
+        ours = _lengths(self.policy.scored)
+        theirs = _lengths(self.opponent)
         return [
             win if length > other else 1 - win
             for length, other, win in zip(ours, theirs, self.policy.outcomes.wins, strict=True)
@@ -65,7 +66,8 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """Figures for `summary.json`."""
-        outcomes, wins = self.policy.outcomes, self.policy.outcomes.decided
+        outcomes = self.policy.outcomes
+        wins = self.policy.outcomes.decided
         return {
             "model": self.policy.name,
             "against": self.opponent_name,
@@ -120,7 +122,9 @@ def report(evaluation: Evaluation, folder: Path, *, is_shown: bool = True) -> di
 
 
 def _judgments(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
-    ours, theirs, outcomes = evaluation.policy.scored, evaluation.opponent, evaluation.policy.outcomes
+    ours = evaluation.policy.scored
+    theirs = evaluation.opponent
+    outcomes = evaluation.policy.outcomes
     winners = {1.0: "model", 0.5: "tie", 0.0: "against", None: None}
     for index, win in enumerate(outcomes.wins):
         row: dict[str, Any] = {

@@ -87,14 +87,17 @@ def is_small(config: Config, stage: str) -> bool:
     except KedgeError:
         return False
     text = blueprint.config.get_text_config()
-    width, layers, vocabulary = text.hidden_size, text.num_hidden_layers, text.vocab_size
+    width = text.hidden_size
+    layers = text.num_hidden_layers
+    vocabulary = text.vocab_size
     wide = max(8 * width, 4 * (getattr(text, "intermediate_size", None) or 0))
     parameters = width * (2 * vocabulary + layers * (4 * width + wide))
     samples = stage in SAMPLING
     rows, longest = _rows(config, stage)
     tokens = min(config.runtime.first_pass_tokens or rows * longest, rows * longest)
     models = 3 + len(config.reward) if samples else 1
-    states, logits = 400 * layers * width * tokens, 40 * min(2**24, tokens * vocabulary)
+    states = 400 * layers * width * tokens
+    logits = 40 * min(2**24, tokens * vocabulary)
     cache = rows * longest * 8 * layers * width if samples else 0
     return 16 * models * parameters + states + logits + cache < LEAST
 
@@ -105,9 +108,13 @@ def _rows(config: Config, stage: str) -> tuple[int, int]:
         each = config.critic.num_responses if stage == "critic" else config.rollout.num_responses
         return config.rollout.num_prompts * each, config.data.max_prompt_tokens + config.rollout.max_new_tokens
     if stage == "sft":
-        data, count, longest = config.data.demonstrations, config.sft.batch_size, config.data.max_length
+        data = config.data.demonstrations
+        count = config.sft.batch_size
+        longest = config.data.max_length
     else:
-        data, count, longest = config.data.comparisons, config.reward_model.batch_size, 2 * config.data.max_length
+        data = config.data.comparisons
+        count = config.reward_model.batch_size
+        longest = 2 * config.data.max_length
     return count, min(longest, _longest_line(data))
 
 

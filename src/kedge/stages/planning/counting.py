@@ -33,7 +33,9 @@ class Phases:
     def __init__(self, counter: LiveBytes) -> None:
         self.counter = counter
         self._phase = self._part = "load"
-        self._times, self._done, self._passes = 0.0, Work(), 0
+        self._times = 0.0
+        self._done = Work()
+        self._passes = 0
         self._work: dict[str, float] = {}
         self._peaks: dict[tuple[str, str], dict[Any, int]] = {}
 
@@ -57,7 +59,9 @@ class Phases:
             kind: Of what is computed.
         """
         self._cut("start")
-        self._phase, self._times, self._passes = phase, times, 0
+        self._phase = phase
+        self._times = times
+        self._passes = 0
         self.counter.label = (kind, role)
 
     def end(self) -> None:
@@ -87,7 +91,8 @@ class Phases:
             models: Those whose passes have parts.
             times: Steps per update for each one in the block.
         """
-        handles, around = [], (self._phase, self.counter.label, self._times)
+        handles = []
+        around = (self._phase, self.counter.label, self._times)
 
         def before(optimizer: Any, *_: Any) -> None:
             nonlocal around
@@ -118,13 +123,15 @@ class Phases:
         self._cut(f"pass {self._passes}")
 
     def _leave_first(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        hidden, name = output[0] if isinstance(output, tuple) else output, f"below pass {self._passes}"
+        hidden = output[0] if isinstance(output, tuple) else output
+        name = f"below pass {self._passes}"
         if isinstance(hidden, Tensor) and hidden.requires_grad:
             hidden.register_hook(lambda gradient: self._cut(name))
 
     def _cut(self, part: str) -> None:
         """End a part: keep its peak, and its work."""
-        key, counter = (self._phase, self._part), self.counter
+        key = (self._phase, self._part)
+        counter = self.counter
         if self._phase != "load":
             if counter.peak >= sum(self._peaks.get(key, {}).values()):
                 self._peaks[key] = {label: size for label, size in counter.at_peak.items() if size}

@@ -21,7 +21,9 @@ from kedge.training.runtime import keep_freed_memory, resolve_device
 __all__ = ["DEVICES", "Device", "Speed", "find_device", "measured_speed", "this_machine"]
 
 UNITS: Final = {"GIB": 2**30, "GB": 10**9, "MIB": 2**20, "MB": 10**6, "TIB": 2**40, "TB": 10**12}
-PRODUCTS, STREAMS, LAUNCH = 0.35, 0.7, 8e-6
+PRODUCTS = 0.35
+STREAMS = 0.7
+LAUNCH = 8e-6
 """Shares of a data sheet's FLOP/s and bandwidth that passes reach, and seconds to launch an operation.
 
 The first is fitted to published updates on H100: docs/scaling.md.
@@ -29,9 +31,12 @@ The first is fitted to published updates on H100: docs/scaling.md.
 
 USABLE = 0.98
 """Share of a card's memory that a program can have; makers count in units of 2³⁰."""
-ROWS, WIDEST, STREAMED = 512, 4096, 2**20
+ROWS = 512
+WIDEST = 4096
+STREAMED = 2**20
 """Rows and widest matrix of the product, and numbers of the stream: four megabytes, as activations have."""
-CALLS, REPEATS = 500, 5
+CALLS = 500
+REPEATS = 5
 REACHED = 0.70
 """Share of these speeds that updates reach: the rest is Python, metrics and logs. Median of `python -m bench.plan`."""
 
@@ -124,7 +129,8 @@ def find_device(name: str) -> Device:
         return found
     size = re.fullmatch(r"(cpu|gpu):(\d+(?:\.\d+)?) ?([MGT]i?B)", name, re.IGNORECASE)
     if size and float(size[2]) > 0:
-        memory, kind = float(size[2]) * UNITS[size[3].upper()], size[1].upper()
+        memory = float(size[2]) * UNITS[size[3].upper()]
+        kind = size[1].upper()
         return Device(f"a {kind} with {size[2]} {size[3]}", memory, accelerator=kind == "GPU", bound="--device")
     raise ConfigError(f"--device {name!r} is unknown; name one of {', '.join(DEVICES)}, gpu:80GiB, cpu:24GiB")
 

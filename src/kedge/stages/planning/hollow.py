@@ -124,7 +124,8 @@ def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
     rewards = {f"reward: {term.name or term.source}": term for term in config.reward if not term.is_function}
     models = {role: read(term.source) for role, term in rewards.items()}
     if config.ppo.resolved_critic == "separate":
-        value, scored = config.ppo, [role for role, term in rewards.items() if term.weight]
+        value = config.ppo
+        scored = [role for role, term in rewards.items() if term.weight]
         copied = models[scored[0]] if value.critic_init != "policy" and len(scored) == 1 else found["policy"]
         found["critic"] = read(value.critic_init) if value.names_critic else copied
     return {**found, **models}
@@ -160,7 +161,8 @@ class Models:
 
     def actor_critic(self) -> ActorCritic:
         """Policy and critic of a PPO run."""
-        policy, critic = self.policy(value_head=self.config.ppo.resolved_critic == "shared"), None
+        policy = self.policy(value_head=self.config.ppo.resolved_critic == "shared")
+        critic = None
         if "critic" in self.blueprints:
             critic = self._scalar("critic", adapter_of(self.config))
             if (bins := value_bins_of(self.config)) is not None:

@@ -25,7 +25,8 @@ __all__ = ["LEAST_TOKENS", "Counted", "as_on", "count_stage", "plan_machine", "r
 PHASES = ("rollout", "reward", "experience", "fit", "train", "step")
 PROCESS = 0.6 * 2**30
 """Of Python, torch and transformers."""
-ALLOCATOR, ALLOCATOR_ON_CPU = 0.06, 0.2
+ALLOCATOR = 0.06
+ALLOCATOR_ON_CPU = 0.2
 """Shares of the tensors' bytes that the allocators of CUDA and of a CPU add; the latter keeps freed memory for the next
 pass, and a fifth is a usual value, not a bound: docs/memory.md."""
 IN_8_BITS = 1 / 4 + 1 / 256
@@ -54,7 +55,8 @@ class Counted:
             speed: Of the machine; None for no times.
             on_cpu: The process's own memory counts.
         """
-        subject, work = self.subject, self.figures
+        subject = self.subject
+        work = self.figures
         phases = tuple(self._phase(name, speed) for name in PHASES if f"work|{name}|calls" in work)
         flops = sum(size for name, size in work.items() if name.startswith("work|") and name.endswith("|flops"))
         step = 6 * work.get("parameters|policy", 0.0) * subject.rows.tokens
@@ -68,7 +70,8 @@ class Counted:
 
     def _phase(self, name: str, speed: Speed | None) -> Phase:
         parts: dict[str, list[Part]] = {}
-        config, state = self.subject.config, 0.0
+        config = self.subject.config
+        state = 0.0
         settings = config.optimization.of(SECTIONS[self.subject.stage])
         share = IN_8_BITS if settings.optimizer == "adamw8bit" else 1.0
         for figure, size in self.figures.items():
@@ -147,12 +150,14 @@ def plan_machine(
         return "\n\n".join(plan_machine(each, name, **given) for name, each in rlhf_stages(config))
     device = this_machine(config.runtime.device) if device_name is None else find_device(device_name)
     config = as_on(device, config)
-    accelerator, on_cpu = None if device.is_this else device.accelerator, not device.accelerator
+    accelerator = None if device.is_this else device.accelerator
+    on_cpu = not device.accelerator
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of transformers; the stage itself shows them
         counted = count_stage(config, stage, accelerator=accelerator)
         speed = _speed(config, device, counted)
-        plan, others = counted.plan(speed, on_cpu=on_cpu), dict[str, MachinePlan]()
+        plan = counted.plan(speed, on_cpu=on_cpu)
+        others = dict[str, MachinePlan]()
         for changes in _alternatives(config, stage, counted, device):
             try:
                 changed = with_values(config, changes)
@@ -193,7 +198,9 @@ def written(changes: Mapping[str, Any]) -> str:
 
 def _alternatives(config: Config, stage: str, counted: Counted, device: Device) -> Iterator[dict[str, Any]]:
     """Changes of settings that may take less memory."""
-    budget, runtime, samples = config.runtime.first_pass_tokens, config.runtime, stage in SAMPLING
+    budget = config.runtime.first_pass_tokens
+    runtime = config.runtime
+    samples = stage in SAMPLING
     if budget is None or budget > 2 * LEAST_TOKENS:
         yield {"runtime.micro_batch_tokens": max(4096 if budget is None else budget // 4, LEAST_TOKENS)}
     recomputed = {"runtime.activation_checkpointing": True} if samples else {}
@@ -230,11 +237,16 @@ def _speed(config: Config, device: Device, counted: Counted) -> Speed | None:
 
 def _heads(stage: str, device: Device, counted: Counted) -> list[str]:
     """What is planned."""
-    subject, sizes = counted.subject, counted.of_roles("parameters")
-    trained, config, rows = sum(counted.of_roles("trained").values()) / 4, subject.config, subject.rows
+    subject = counted.subject
+    sizes = counted.of_roles("parameters")
+    trained = sum(counted.of_roles("trained").values()) / 4
+    config = subject.config
+    rows = subject.rows
     source = config.reward_model.base or config.model if stage == "reward" else config.model
     speed = "" if device.speed is None else f", by {device.speed.origin}"
-    shortest, longest, origin = min(rows.prompts), max(rows.prompts), subject.lengths.origin
+    shortest = min(rows.prompts)
+    longest = max(rows.prompts)
+    origin = subject.lengths.origin
     span = f"{longest}" if shortest == longest else f"{shortest} to {longest}"
     if stage in SAMPLING:
         told = f"{'a part' if stage == 'critic' else 'an update'}: {rows.count:,} responses of at most "

@@ -174,14 +174,16 @@ def compared(plan: MachinePlan | None, device: torch.device) -> dict[str, Any]:
     if plan is None:
         return {}
     if device.type == "cuda":
-        planned, measured = plan.peak.bytes, torch.cuda.max_memory_allocated(device)
+        planned = plan.peak.bytes
+        measured = torch.cuda.max_memory_allocated(device)
     elif sys.platform == "win32":  # has no record of the peak
         return {}
     else:
         import resource
 
         unit = 1 if sys.platform == "darwin" else 2**10
-        planned, measured = plan.needed, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        planned = plan.needed
+        measured = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     say(f"peak memory: {format_bytes(planned)} planned, {format_bytes(measured)} measured")
     return {"memory": {"planned_bytes": round(planned), "measured_bytes": measured, "phase": plan.peak.name}}
 

@@ -76,7 +76,8 @@ class Subject:
     @property
     def num_units(self) -> int | None:
         """Updates, parts or optimizer steps of the run; None if that is not known."""
-        config, rows = self.config, self.lengths.rows
+        config = self.config
+        rows = self.lengths.rows
         if self.stage == "ppo":
             return config.ppo.num_updates
         if self.stage == "critic":
@@ -133,7 +134,8 @@ def subject_of(
 
 
 def _sft(subject: Subject, models: Models, phases: Phases) -> None:
-    model, rows = models.policy(), subject.rows.shortened()
+    model = models.policy()
+    rows = subject.rows.shortened()
     lengths = zip(rows.prompts, rows.responses, strict=True)
     examples = [EncodedExample([1] * prompt, [1] * answer) for prompt, answer in lengths]
     loss = CompletionLoss(model, subject.precision)
@@ -141,7 +143,8 @@ def _sft(subject: Subject, models: Models, phases: Phases) -> None:
 
 
 def _reward(subject: Subject, models: Models, phases: Phases) -> None:
-    model, rows = models.reward("reward model", trained=True), subject.rows.shortened()
+    model = models.reward("reward model", trained=True)
+    rows = subject.rows.shortened()
     texts = [[1] * (length // 2) for length in rows.lengths]
     examples = [RankedResponses((text, text), (0.0, 1.0), (1, 1)) for text in texts]
     loss = RankingLoss(model, subject.precision)
@@ -200,8 +203,11 @@ def _stand_in(optimizer: str) -> Any:
 
 
 def _ppo(subject: Subject, models: Models, phases: Phases) -> None:
-    config, actor_critic = subject.config, models.actor_critic()
-    policy, critic, loop = actor_critic.policy, actor_critic.critic, subject.config.ppo
+    config = subject.config
+    actor_critic = models.actor_critic()
+    policy = actor_critic.policy
+    critic = actor_critic.critic
+    loop = subject.config.ppo
     optimizer = build_optimizer(
         actor_critic.parameters(),
         kind=_stand_in(config.optimization.of("ppo").optimizer),
@@ -212,7 +218,8 @@ def _ppo(subject: Subject, models: Models, phases: Phases) -> None:
     reference = models.reference() if config.ppo.needs_reference else None
     rows, minibatches = _trial_rows(subject.rows, loop.num_minibatches)
     trial = with_values(config, {"ppo.num_epochs": 1, "ppo.num_minibatches": minibatches})
-    trainer, passes = _trainer(subject, trial, actor_critic, reference, optimizer), subject.rows.tokens / rows.tokens
+    trainer = _trainer(subject, trial, actor_critic, reference, optimizer)
+    passes = subject.rows.tokens / rows.tokens
     trainer.begin(trial.ppo.value_warmup_updates + 1)
     trained = [policy, *([] if critic is None else [critic])]
     with phases.stepping(*trained, times=loop.num_epochs * loop.num_minibatches / minibatches):
@@ -241,9 +248,12 @@ def _trial_rows(rows: Rows, minibatches: int) -> tuple[Rows, int]:
 
 
 def _critic(subject: Subject, models: Models, phases: Phases) -> None:
-    config, rows, settings = subject.config, subject.rows, subject.config.critic
+    config = subject.config
+    rows = subject.rows
+    settings = subject.config.critic
     actor_critic = models.actor_critic()
-    critic, head = actor_critic.critic, actor_critic.policy.value_head
+    critic = actor_critic.critic
+    head = actor_critic.policy.value_head
     actor_critic.policy.requires_grad_(False)
     models.sizes["trained|policy"] = 0.0 if head is None else float(sum(each.nbytes for each in head.parameters()))
     sampler = ActorCritic(actor_critic.policy) if critic is not None else actor_critic
@@ -277,7 +287,8 @@ def _critic(subject: Subject, models: Models, phases: Phases) -> None:
     rollout = batch.rollout(group=1, values=False)
     sampled = SampledReturns(rollout, torch.zeros(rollout.action_mask.shape), rollout.action_mask)
     loss = ReturnsLoss(actor_critic, sampled, 0.0, 1.0, after_last, subject.precision)
-    passes, number = settings.num_epochs * rows.tokens / batch.tokens, settings.num_epochs * rows.count / count
+    passes = settings.num_epochs * rows.tokens / batch.tokens
+    number = settings.num_epochs * rows.count / count
     _train(subject, phases, loss, [*range(batch.count)], critic, batch, passes=passes, steps=number)
     return None
 
@@ -289,9 +300,13 @@ def _room(size: int) -> Tensor:
 
 def _sampled(subject: Subject, models: Models, phases: Phases, trainer: Trainer, trial: Rows) -> ScoredRollout:
     """Sample and score: what that holds, and the responses of the trial."""
-    config, rows, policy = subject.config, subject.rows, trainer.roles.actor_critic.policy
+    config = subject.config
+    rows = subject.rows
+    policy = trainer.roles.actor_critic.policy
     count = min(config.rollout.micro_batch_size or rows.count, rows.count)
-    same, response, batches = config.rollout.num_responses, max(2, max(rows.responses)), rows.count / count
+    same = config.rollout.num_responses
+    response = max(2, max(rows.responses))
+    batches = rows.count / count
     prompts = [[1 + row // same % 64, row // same // 64 % 64, *[1] * (length - 2)][:length]
                for row, length in enumerate(rows.prompts[-count:])]  # fmt: skip
     sampler: Any = trainer.roles.engine

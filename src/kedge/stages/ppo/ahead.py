@@ -45,7 +45,10 @@ __all__ = ["SamplingAhead", "check_ahead", "open_sampling", "with_background"]
 
 PHASES = ("time/rollout", "time/reward")
 KINDS = {kind.__name__: kind for kind in (SampledBatch, ScoredRollout, ScoredTerms, Rollout)}
-TENSOR, PROMPT, KIND, SAME = "tensor", "prompt", "kind", "same"
+TENSOR = "tensor"
+PROMPT = "prompt"
+KIND = "kind"
+SAME = "same"
 """What a saved batch consists of."""
 
 
@@ -122,7 +125,8 @@ class _Rejected(Exception):
 
     def __init__(self, error: NonfiniteScoreError, rollout: Rollout | None) -> None:
         super().__init__(str(error))
-        self.error, self.rollout = error, rollout
+        self.error = error
+        self.rollout = rollout
 
 
 class SamplingAhead:

@@ -50,7 +50,8 @@ def load_actor_critic(
     bases: Bases | None = None,
 ) -> tuple[ActorCritic, ValueHead | None]:
     """Policy and critic, if any, and the critic's new head, which has a learning rate of its own."""
-    source, value = str(config.model), config.ppo
+    source = str(config.model)
+    value = config.ppo
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.runtime.seed, "new heads"))
         policy = load_language_model(
@@ -65,7 +66,8 @@ def load_actor_critic(
             ranks=run.ranks,
         )
         policy.check_sampling()
-        critic, head = None, policy.value_head
+        critic = None
+        head = policy.value_head
         is_new = True
         if config.ppo.resolved_critic == "separate":
             critic, head = _load_critic(config, run, tokenizer, models, bases)
@@ -123,7 +125,8 @@ def _scalar_critic(
     """
     if config.ppo.names_critic:
         return load_saved_critic(config, run, tokenizer, bases), True
-    wanted, misfit = config.ppo.critic_init, _misfit(models)
+    wanted = config.ppo.critic_init
+    misfit = _misfit(models)
     if wanted == "reward" and misfit is not None:
         raise ConfigError(
             "ppo.critic_init=reward needs exactly one reward model, a decoder with the policy's tokenizer; the reward "
@@ -187,7 +190,8 @@ def load_saved_critic(
     Raises:
         ModelError: It cannot be loaded, has no trained head, other tokens than the policy, or no value at every token.
     """
-    source, trusted = config.ppo.critic_init, config.runtime.trust_remote_code
+    source = config.ppo.critic_init
+    trusted = config.runtime.trust_remote_code
     own = load_tokenizer(source, trust_remote_code=trusted)
     if not share_tokens(own, tokenizer):
         raise ModelError(f"ppo.critic_init={source} has another tokenizer than the policy; a critic reads the same ids")
@@ -240,7 +244,8 @@ def _kind(source: str) -> Literal["shared", "separate"]:
 @torch.no_grad()
 def _same_weights(config: Config, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the model beside the value head is the policy, weight for weight."""
-    source, trusted = config.ppo.critic_init, config.runtime.trust_remote_code
+    source = config.ppo.critic_init
+    trusted = config.runtime.trust_remote_code
     theirs = load_language_model(source, tokenizer=tokenizer, trust_remote_code=trusted).causal.state_dict()
     ours = dict(PolicyWeights(policy))
     same = torch.equal if policy.adapter is None else torch.allclose  # adapters are merged here and there

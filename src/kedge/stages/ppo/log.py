@@ -106,7 +106,8 @@ class PpoLog:
 
     def describe(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
         """The metrics of the current update's experience, scores, optimizer steps and settings."""
-        trainer, settings = self.trainer, self.trainer.settings
+        trainer = self.trainer
+        settings = self.trainer.settings
         rates = trainer.learning_rates()
         return {
             **describe_experience(experience, is_exact=settings.exact),
@@ -129,7 +130,8 @@ class PpoLog:
 
     def after_update(self, event: Event) -> None:
         """Write an update to all logs."""
-        trainer, experience = self.trainer, event.experience
+        trainer = self.trainer
+        experience = event.experience
         self.metrics.write(event.update, event.metrics)
         if not trainer.run.ranks.is_first:  # nobody reads its logs
             return
@@ -167,7 +169,8 @@ class PpoLog:
 
     def _flops(self, batch: SampledBatch, result: UpdateResult) -> dict[str, float]:
         """The FLOPs of the current update's phases."""
-        trainer, rollout = self.trainer, batch.trained.rollout
+        trainer = self.trainer
+        rollout = batch.trained.rollout
         # An update that lost responses can have fewer of them than minibatches.
         steps_per_pass = min(trainer.settings.num_minibatches, rollout.num_responses)
         after_last = trainer.settings.estimation.value_after_last
@@ -319,7 +322,8 @@ class Costs:
         size = (rollout.num_tokens, rollout.num_actions)
         sizes = [(each.num_tokens, each.num_actions) for each in sampled] if sampled else [size]
         whole = tuple(sum(counts) for counts in zip(*sizes, strict=True))
-        policy, critic = self.policy.flops(*size), self.critic.flops(*size)
+        policy = self.policy.flops(*size)
+        critic = self.critic.flops(*size)
         again = 1 + self.recomputes
         policy_trained = again * policy + self.policy.backward_flops(*size)
         critic_trained = again * critic + self.critic.backward_flops(*size)

@@ -125,7 +125,8 @@ class Measurements:
 
     def _evaluate(self, update: int) -> dict[str, float]:
         self._trainer.publish(update)
-        trainer, prompts = self._trainer.unscheduled(), self._held_out
+        trainer = self._trainer.unscheduled()
+        prompts = self._held_out
         rollout = trainer.sample(prompts, "evaluation", groups=range(len(prompts)), policy_version=update)
         metrics = {} if trainer.roles.judge is None else self._win_rate(trainer.roles.judge, rollout)
         try:
@@ -314,7 +315,8 @@ def sample_prefixes(
         RewardError: A reward failed.
         UnscoredError: No response has a score.
     """
-    settings, name = trainer.settings, ("critic check", first_prompt)
+    settings = trainer.settings
+    name = ("critic check", first_prompt)
     groups = [group for group in range(len(prompts)) for _ in range(num_prefixes)]
     sources = trainer.sample(prompts, *name, groups=groups, policy_version=policy_version)
     lengths = sources.response_lengths.cpu()
@@ -340,7 +342,8 @@ def sample_prefixes(
         each.gather(1, starts[:, None]).view(-1, num_continuations)
         for each in _returns_and_values(trainer, whole, prompts)
     )
-    prompt_returns, to_go = returns[: len(prompts)].nanmean(-1), returns[len(prompts) :]
+    prompt_returns = returns[: len(prompts)].nanmean(-1)
+    to_go = returns[len(prompts) :]
     prompt = sources.group.cpu()[cut_rows]
     kept = ((~to_go.isnan()).sum(-1) >= 2) & ~prompt_returns[prompt].isnan()
     # The continuations of a prefix share its value, up to rounding.

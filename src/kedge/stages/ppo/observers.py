@@ -234,7 +234,8 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
         loop: Rolls the weights back.
         warn: Prints a line to the user.
     """
-    options, ppo = config.ppo, config.ppo
+    options = config.ppo
+    ppo = config.ppo
     modules: dict[str, nn.Module | None] = {
         "policy and critic": roles.actor_critic,
         "the reference": roles.reference,

@@ -84,7 +84,8 @@ def _save(
         "reward": roles.reward.name,
     }
     if scored := [row for row in metrics if "reward/score_mean" in row]:  # a dropped update has none
-        first, last = scored[0], scored[-1]
+        first = scored[0]
+        last = scored[-1]
         facts["mean score, first and last update"] = (
             f"{first['reward/score_mean']:.3f}, {last['reward/score_mean']:.3f}"
         )

@@ -164,7 +164,8 @@ def _checked_judge(
 
 def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueHead | None) -> Optimizer:
     """The optimizer of policy and critic, whose new head has a learning rate of its own."""
-    settings, layer = config.optimization.of("ppo"), actor_critic.value_head
+    settings = config.optimization.of("ppo")
+    layer = actor_critic.value_head
     return build_optimizer(
         actor_critic.parameters(),
         kind=settings.optimizer,
@@ -258,7 +259,8 @@ def load_run_prompts(
         DataError: The data cannot be read, or a single prompt cannot be split.
         ConfigError: Nothing is to be held out, or the held-out prompts would not be used.
     """
-    evaluation, data = config.ppo, config.data
+    evaluation = config.ppo
+    data = config.data
     has_own = bool(data.eval_prompts) or eval_prompts is not None
     if not evaluation.holds_out and has_own:
         raise ConfigError("data.eval_prompts are only read with ppo.eval_every or ppo.critic_check; neither is set")
@@ -275,7 +277,9 @@ def load_run_prompts(
             raise ConfigError(f"ppo.{field} needs held-out prompts: set data.eval_prompts, or data.eval_fraction > 0")
         share = min(data.eval_fraction, evaluation.num_held_out / len(records))
         split = run.data.split("prompts", records, config, fraction=share)
-        records, held_out, rows = split.train, split.eval, split.train_rows
+        records = split.train
+        held_out = split.eval
+        rows = split.train_rows
     if data.curriculum is not None:
         difficulties(records, data.curriculum)
     return RunPrompts(records, held_out, run.data.mixture("prompts", config, rows))

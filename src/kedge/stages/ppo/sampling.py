@@ -78,7 +78,8 @@ class SampledBatch:
 
     def metrics(self) -> dict[str, float]:
         """Terms of the reward, spread of the groups, and figures of all responses if not all are trained on."""
-        rollout, scores = self.scored.rollout, self.scored.total_scores
+        rollout = self.scored.rollout
+        scores = self.scored.total_scores
         groups = describe_groups(rollout, scores)
         if groups:
             groups["group/resamples"] = self.num_rounds - 1

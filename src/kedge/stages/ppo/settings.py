@@ -133,7 +133,8 @@ class PpoSettings:
             exact: The engine's log probabilities equal the trainer's.
             scheduled: The scheduled fields' values.
         """
-        ppo, rollout = config.ppo, config.rollout
+        ppo = config.ppo
+        rollout = config.rollout
         surrogate = partial(
             named_surrogate,
             ppo.policy_loss,
@@ -310,7 +311,8 @@ def value_bins_of(config: Config) -> Bins | None:
 
 
 def _estimation_of(config: Config, *, exact: bool) -> Estimation:
-    ppo, advantage = config.ppo, advantage_of(config)
+    ppo = config.ppo
+    advantage = advantage_of(config)
     name = ppo.advantage
     cap = ppo.importance_cap
     if cap == "auto":

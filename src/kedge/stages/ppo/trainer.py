@@ -210,7 +210,8 @@ class Trainer:
             takes_steps: False for groups without spread: Adam would scale even the small gradient that is left, of the
                 KL or the entropy, to full size.
         """
-        learner, settings = self._learner, self.settings
+        learner = self._learner
+        settings = self.settings
         assert learner is not None, "`estimate` comes first"
         result = self._epochs(learner, experience) if takes_steps else UpdateResult(refused=True)
         if settings.measures_distance:
@@ -287,9 +288,12 @@ class Trainer:
         return collect_experience(scored, self.models, estimation, first_pass=first_pass, first_returns=first_returns)
 
     def _epochs(self, learner: LanguageLearner, experience: Experience) -> UpdateResult:
-        settings, update, trains_policy = self.settings, self.update, self.trains_policy
+        settings = self.settings
+        update = self.update
+        trains_policy = self.trains_policy
         objective = settings.objective(experience, self.coefficients, train_policy=trains_policy)
-        optimizer, pretraining = self.roles.optimizer, self.roles.pretraining
+        optimizer = self.roles.optimizer
+        pretraining = self.roles.pretraining
         set_learning_rate(optimizer, **self.learning_rates(), value_unit=objective.value_unit)
         with nullcontext() if trains_policy else learner.frozen_policy():
             result = ppo_update(

@@ -37,7 +37,8 @@ __all__ = [
     "write_files",
 ]
 
-PIECE_BYTES, SMALL_BYTES = 4 * 2**20, 2**17
+PIECE_BYTES = 4 * 2**20
+SMALL_BYTES = 2**17
 PIECES_IN_FLIGHT = 32
 """How far hashing may lag behind writing. Pieces copied from a GPU stay in memory until then: 256 MiB at most."""
 
@@ -96,7 +97,9 @@ class _Hashing:
     """Hashes a file in another thread, one piece after the other."""
 
     def __init__(self, thread: ThreadPoolExecutor) -> None:
-        self._thread, self._digest, self._size = thread, hashlib.sha256(), 0
+        self._thread = thread
+        self._digest = hashlib.sha256()
+        self._size = 0
         self._pending = deque[Future[None]]()
 
     def add(self, piece: bytes | memoryview) -> None:
@@ -119,7 +122,8 @@ def record_file(path: Path) -> FileRecord:
     Raises:
         OSError: It cannot be read.
     """
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    size = 0
     with path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):
             digest.update(piece)
@@ -147,7 +151,8 @@ def tensor_pieces(
     header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for name, tensor in ordered:
-        start, end = end, end + tensor.nbytes
+        start = end
+        end = end + tensor.nbytes
         header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -160,7 +165,8 @@ def tensor_pieces(
 
 def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """Join small pieces, since passing one to another thread takes as long as hashing 100 kB; keep large ones."""
-    waiting, size = list[bytes | memoryview](), 0
+    waiting = list[bytes | memoryview]()
+    size = 0
     for piece in pieces:
         if len(piece) < SMALL_BYTES and size < PIECE_BYTES:
             waiting.append(piece)
@@ -169,7 +175,8 @@ def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryvi
         if waiting:
             yield b"".join(waiting)
         yield piece
-        waiting, size = [], 0
+        waiting = []
+        size = 0
     if waiting:
         yield b"".join(waiting)
 
@@ -180,7 +187,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118, not a mapping
 
 
-FORMAT, FORMAT_WITH_SHARDS = 2, 3
+FORMAT = 2
+FORMAT_WITH_SHARDS = 3
 READABLE = (1, 2, 3)
 """Format 1 had no model: every tensor was in the file of its group. Format 3 is 2 with groups in several files."""
 

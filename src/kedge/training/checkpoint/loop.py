@@ -122,7 +122,8 @@ class CheckpointedLoop:
         Raises:
             DataError: The checkpoint does not fit the run.
         """
-        parts, added = {**self._parts, **state.parts}, {**self._added, **state.added}
+        parts = {**self._parts, **state.parts}
+        added = {**self._added, **state.added}
         self._run_state.restore(replace(state, parts=parts, added=added, ahead=self._ahead or state.ahead))
 
     def roll_back(self, *, on_rejected: Callable[[str], None]) -> None:
@@ -206,7 +207,8 @@ class CheckpointedLoop:
 
     def complete(self, step: int) -> None:
         """Mark a step as complete, so that an error from here on does not discard it; its metrics have been seen."""
-        self.done, self._is_changing = step, False
+        self.done = step
+        self._is_changing = False
         self._run_state.remember()
 
     @property
@@ -288,7 +290,9 @@ class SaveSchedule:
     def __init__(
         self, *, every: int | None, every_minutes: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._every, self._every_minutes, self._clock = every, every_minutes, clock
+        self._every = every
+        self._every_minutes = every_minutes
+        self._clock = clock
         self._saved_at = clock()
 
     def is_due(self, update: int) -> bool:

@@ -59,7 +59,8 @@ class CheckpointModel:
     """
 
     def __init__(self, module: nn.Module, save: Callable[[Path, int, dict[str, Tensor] | None], object]) -> None:
-        self.module, self._save = module, save
+        self.module = module
+        self._save = save
         self._is_plain = False
 
     def try_saving(self, folder: Path) -> None:

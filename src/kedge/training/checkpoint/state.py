@@ -192,9 +192,16 @@ class RunState:
         ranks: Ranks = ALONE,
         sharded_above: int | None = None,
     ) -> None:
-        self._folder, self._kind, self._fingerprint, self._keep = folder, kind, fingerprint, keep
-        self._found, self._model, self._best, self._ranks = found, model, best, ranks
-        self._saved_at, self._sharded_above = found.update if found else None, sharded_above
+        self._folder = folder
+        self._kind = kind
+        self._fingerprint = fingerprint
+        self._keep = keep
+        self._found = found
+        self._model = model
+        self._best = best
+        self._ranks = ranks
+        self._saved_at = found.update if found else None
+        self._sharded_above = sharded_above
         self._state: TrainingState | None = None
         self._boundary: _Boundary | None = None
         self.logs: Sequence[Log] = ()
@@ -429,8 +436,10 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state
     Raises:
         ModelError: The groups or a parameter's shape differ.
     """
-    groups, saved = optimizer.state_dict()["param_groups"], state["groups"]
-    sizes, saved_sizes = [len(group["params"]) for group in groups], [group["num_parameters"] for group in saved]
+    groups = optimizer.state_dict()["param_groups"]
+    saved = state["groups"]
+    sizes = [len(group["params"]) for group in groups]
+    saved_sizes = [group["num_parameters"] for group in saved]
     if sizes != saved_sizes:
         raise ModelError(
             f"the checkpoint's optimizer does not match: its groups have {saved_sizes} parameters, expected {sizes}"

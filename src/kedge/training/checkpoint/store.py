@@ -232,7 +232,8 @@ def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     Raises:
         DataError: A file is missing, damaged or unexpected; the message names it. On every rank.
     """
-    found, problem = None, None
+    found = None
+    problem = None
     try:
         found = _opened(path, ranks)
     except DataError as error:

@@ -216,7 +216,8 @@ def train_supervised(
         adam_eps_mode=adam_eps_mode,
         weight_decay=weight_decay,
     )
-    loop, evaluation = loop or PlainLoop(), LastEvaluation()
+    loop = loop or PlainLoop()
+    evaluation = LastEvaluation()
     split = micro_batch_tokens
     parts = {"evaluation": evaluation, **(state or {})}
     loop.restore(TrainingState({"weights": weights}, built, parts, added=adaptive_part(split)))
@@ -327,7 +328,8 @@ def _means(
     use: Callable[[Tensor], None],
     begin: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    total, lengths = sum(objective.weight(example) for example in batch), [objective.length(each) for each in batch]
+    total = sum(objective.weight(example) for example in batch)
+    lengths = [objective.length(each) for each in batch]
 
     def summed() -> dict[str, float]:
         begin()

@@ -129,7 +129,8 @@ class RankingLoss:
         rows = TokenRows.of([row for example in examples for row in example.rows], self.model.device)
         with autocast(self.precision, self.model.device):
             flat = self.model.scores(rows)
-        device, sizes = flat.device, [len(example.rows) for example in examples]
+        device = flat.device
+        sizes = [len(example.rows) for example in examples]
         scores = pad_sequence(list(flat.split(sizes)), batch_first=True)
         ranks = pad_sequence([torch.tensor(example.ranks) for example in examples], True, padding_value=math.nan).to(
             device

@@ -285,7 +285,8 @@ def measure_explained(
 ) -> Explained:
     """The explained variance of the critic's values on some rows, such as the held-out ones."""
     chosen = loss.sampled.select(rows)
-    values, own = torch.zeros_like(chosen.returns), torch.zeros(len(rows), dtype=torch.bool)
+    values = torch.zeros_like(chosen.returns)
+    own = torch.zeros(len(rows), dtype=torch.bool)
 
     def evaluate() -> None:
         for batch, part in _batches(loss, rows, micro_batch_tokens, ranks):

@@ -46,7 +46,8 @@ def train_critic(
         precision: As in `loss`.
         training: Learning rate, batch size and so on: the arguments of `train_supervised`.
     """
-    loop, budget = training.get("loop") or PlainLoop(), training.get("micro_batch_tokens")
+    loop = training.get("loop") or PlainLoop()
+    budget = training.get("micro_batch_tokens")
     ranks = training.get("ranks", ALONE)
     if not loop.done:  # else a checkpoint has it
         fit_head(loss, rows, micro_batch_tokens=budget, ranks=ranks)
@@ -79,7 +80,8 @@ def _one_step(
     ranks: Ranks,
 ) -> Outcome:
     """Report the fitted head as the first and last step; there is nothing left to optimize."""
-    head, evaluation = loss.actor_critic.policy.value_head, LastEvaluation()
+    head = loss.actor_critic.policy.value_head
+    evaluation = LastEvaluation()
     assert head is not None
     weights = nn.ParameterList(head.parameters())
     optimizer = build_optimizer(weights, learning_rate=0.0)

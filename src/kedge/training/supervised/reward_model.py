@@ -89,7 +89,8 @@ def train_reward_model(
     )
     passes: Any = {"micro_batch_tokens": training.get("micro_batch_tokens"), "ranks": training.get("ranks", ALONE)}
     agreement = measure_agreement(model, evaluation, precision=precision, **passes) if evaluation else None
-    mean, std = 0.0, 1.0
+    mean = 0.0
+    std = 1.0
     if reference:
         # fp32 regardless of the run's precision, because the shift is saved with the model.
         scores = score_rows(model, reference, **passes)
