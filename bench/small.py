@@ -1,4 +1,4 @@
-"""Small optimizers, and weights in few bits: `python -m bench.small` prints the tables of docs/less-memory.md.
+"""Small optimizers, and weights in few bits: `python -m bench.small` prints the tables of bench/plan/RESULTS.md.
 
 A Llama of 30 million parameters is trained on one batch of random tokens, and held in every number format; rounds of
 all kinds alternate.

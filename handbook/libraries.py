@@ -1,4 +1,4 @@
-"""Generates the pages that compare other libraries: their text, with the tables of `kedge.config.libraries`."""
+"""Generates the page about other libraries: its text, with the tables of `kedge.config.libraries`."""
 
 from __future__ import annotations
 
@@ -7,23 +7,17 @@ from pathlib import Path
 
 from kedge.config.libraries import LIBRARIES
 
-__all__ = ["openrlhf_verl_page", "trl_page"]
+__all__ = ["libraries_page"]
 
-FOLDER = Path(__file__).parent
+TEXT = Path(__file__).with_name("other-libraries.md")
 
 
-def trl_page() -> str:
-    """docs/trl.md."""
-    text = (FOLDER / "trl.md").read_text(encoding="utf-8")
+def libraries_page() -> str:
+    """docs/other-libraries.md."""
+    text = TEXT.read_text(encoding="utf-8")
     for title, rows in LIBRARIES["TRL"].items():
         table = _counterparts("TRL", rows) if title else _reasons(rows)
         text = text.replace(f"<!-- table: {title or 'none'} -->", table)
-    return text
-
-
-def openrlhf_verl_page() -> str:
-    """docs/openrlhf-verl.md."""
-    text = (FOLDER / "openrlhf-verl.md").read_text(encoding="utf-8")
     for library in ("OpenRLHF", "verl"):
         parts = [
             f"### {library}: {title.lower()}\n\n{_counterparts(library, rows)}"

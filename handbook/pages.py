@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from handbook.architectures import architectures_page
 from handbook.fields import fields_page
-from handbook.libraries import openrlhf_verl_page, trl_page
+from handbook.libraries import libraries_page
 from handbook.token_page import token_page
 
 __all__ = ["generated_pages"]
@@ -15,7 +15,6 @@ def generated_pages() -> dict[str, str]:
     return {
         "architectures.md": architectures_page(),
         "fields.md": fields_page(),
-        "openrlhf-verl.md": openrlhf_verl_page(),
+        "other-libraries.md": libraries_page(),
         "token.md": token_page(),
-        "trl.md": trl_page(),
     }

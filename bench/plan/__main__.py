@@ -1,8 +1,8 @@
 """`python -m bench.plan`: predicted and measured memory and time of short runs, each in a process of its own.
 
 The results are in bench/results/plan.json; runs that are there already are not repeated. `--page` writes the table in
-docs/memory.md from them, `--pictures` draws the pictures there. `--sizes` writes the table of model sizes and cards,
-which needs no measurements.
+RESULTS.md, here, from them, `--pictures` draws the pictures in docs/pictures. `--sizes` writes the table of model sizes
+and cards in docs/memory.md, which needs no measurements.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from bench.plan.sizes import with_sizes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "bench" / "results" / "plan.json"
-PAGE = ROOT / "docs" / "memory.md"
+PAGE = ROOT / "bench" / "plan" / "RESULTS.md"
+MEMORY = ROOT / "docs" / "memory.md"
 PICTURES = ROOT / "docs" / "pictures"
 HOW = ("live", "process")
 STEP = 3
@@ -42,7 +43,7 @@ def main() -> None:
         draw_pictures(results, PICTURES)
         return
     if "--sizes" in sys.argv:
-        PAGE.write_text(with_sizes(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        MEMORY.write_text(with_sizes(MEMORY.read_text(encoding="utf-8")), encoding="utf-8")
         return
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
     print(summary(results))

@@ -1,4 +1,4 @@
-"""The pictures of docs/memory.md: what a run holds at its peak, and planned against measured peaks."""
+"""The pictures of docs/memory.md and RESULTS.md: what a run holds at its peak, and planned against measured peaks."""
 
 from __future__ import annotations
 

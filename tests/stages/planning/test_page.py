@@ -1,4 +1,4 @@
-"""The table and the picture of docs/memory.md, from results."""
+"""The table and the picture of bench/plan/RESULTS.md, from results."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from kedge.system.texts import error_text
 __all__ = ["is_small", "plan_before", "plan_chain_before"]
 
 LOWEST = 0.85
-"""The largest error of a plan, as a factor; the largest that was measured is smaller: docs/memory.md."""
+"""The largest error of a plan, as a factor; the largest that was measured is smaller: bench/plan/RESULTS.md."""
 SHORT = 8
 """Tokens of a prompt or an answer, where none could be read."""
 LEAST = 2**28

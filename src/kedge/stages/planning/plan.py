@@ -28,7 +28,7 @@ PROCESS = 0.6 * 2**30
 ALLOCATOR = 0.06
 ALLOCATOR_ON_CPU = 0.2
 """Shares of the tensors' bytes that the allocators of CUDA and of a CPU add; the latter keeps freed memory for the next
-pass, and a fifth is a usual value, not a bound: docs/memory.md."""
+pass, and a fifth is a usual value, not a bound: bench/plan/RESULTS.md."""
 IN_8_BITS = 1 / 4 + 1 / 256
 """Bytes of Adam's state in 8 bits, with a scale per 256 numbers, over those in fp32."""
 HOST_BANDWIDTH = 20e9
