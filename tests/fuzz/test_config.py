@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kedge.config import Config, load_config, resolved_yaml, schedule_in_words, with_values
 from kedge.config.explain.describe import all_fields, section_type
+from kedge.stages.stage import find_stage
 from tests.fuzz.outcome import case_counts, debris, fuzz, kedge, line_or_result
 from tests.fuzz.values import JSON, TEXTS
 
@@ -85,7 +86,8 @@ def entered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Co
     configs: list[Config] = []
     for stage in STAGES:
         module = types.ModuleType(f"kedge.stages.{stage}")
-        setattr(module, f"run_{stage}", lambda config, **_: configs.append(config))
+        function = find_stage(stage).run.partition(":")[2]
+        setattr(module, function, lambda config, **_: configs.append(config))
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(tmp_path)
     yield configs

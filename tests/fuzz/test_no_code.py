@@ -21,9 +21,10 @@ FORBIDDEN_CALLS = {
     *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load", "yaml.UnsafeLoader", "yaml.FullLoader"),
     *("yaml.Loader", "yaml.dump", "os.system", "os.popen", "os.execv", "subprocess.getoutput"),
 }
-# Files and modules are imported by name only for functions that a user names, and for kedge's own modules.
+# Files and modules are imported by name only for functions that a user names, kedge's own modules, and stages of
+# installed packages.
 IMPORTING = {"importlib.import_module", "importlib.util", "spec.loader.exec_module", "runpy", "imp"}
-IMPORTERS = {"system/importing.py", "rewards/__init__.py", "__init__.py"}
+IMPORTERS = {"system/importing.py", "rewards/__init__.py", "stages/stage.py", "__init__.py"}
 PACKAGE = Path(kedge.__file__).parent
 
 

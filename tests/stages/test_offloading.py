@@ -46,7 +46,7 @@ class TwoAtATime(HostState):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("supervised_stage", "run"):
+    for module in ("training", "run"):
         monkeypatch.setattr(f"kedge.runs.{module}.offloads_optimizer", lambda config, device: True)
     monkeypatch.setattr("kedge.stages.ppo.roles.offloads_optimizer", lambda config, device: True)
     monkeypatch.setattr(optimizer, "HostState", TwoAtATime)
