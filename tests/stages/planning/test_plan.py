@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from transformers import LlamaConfig
 
 from bench.plan.shallow import save_shallow, text_of
+from kedge.algorithm.experience import Experience
 from kedge.cli import main
 from kedge.config import Config, load_config, with_values
 from kedge.errors import ConfigError
@@ -24,6 +26,7 @@ from kedge.stages.planning.report import MachinePlan, Part, Phase
 from kedge.stages.planning.rows import Lengths, quantiles
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.roles import Roles
+from kedge.stages.ppo.trainer import Trainer
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from tests.models.registry.builder import tiny_config
@@ -124,6 +127,25 @@ def test_no_gradient_is_held_between_updates(tmp_path: Path) -> None:
     for live, held, gradients in ends:
         assert held <= live < held + gradients / 4
     assert len(ends) == 2
+
+
+def test_no_experience_is_held_while_the_next_update_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, estimate = list[weakref.ref[Experience]](), Trainer.estimate
+    alive = list[int]()
+
+    def noting(trainer: Trainer, *arguments: Any, **options: Any) -> Experience:
+        experience = estimate(trainer, *arguments, **options)
+        held.append(weakref.ref(experience))
+        return experience
+
+    def reward(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+        alive.append(sum(each() is not None for each in held))
+        return scores(prompts, completions)
+
+    monkeypatch.setattr(Trainer, "estimate", noting)
+    shape = {"ppo.num_updates": 3, "rollout.num_prompts": 2, "rollout.max_new_tokens": 4}
+    run_ppo(ppo_config(tmp_path, **shape), prompts=["The boat", "A sailor"], reward=reward)
+    assert alive == [0, 0, 0]
 
 
 def test_a_plan_reads_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

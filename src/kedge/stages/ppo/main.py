@@ -126,3 +126,4 @@ def train(
             event = Event(update, metrics, batch, experience, result)
             for observer in observers:
                 observer.after_update(event)
+            del event, batch, experience, result  # the next update's sampling and passes need their memory

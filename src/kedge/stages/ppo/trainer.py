@@ -213,6 +213,7 @@ class Trainer:
         learner = self._learner
         settings = self.settings
         assert learner is not None, "`estimate` comes first"
+        self._learner = None
         result = self._epochs(learner, experience) if takes_steps else UpdateResult(refused=True)
         if settings.measures_distance:
             result.distance_moved = distance_moved(learner, experience, repeated=learner.repeated)
