@@ -90,7 +90,7 @@ responses.
 """
 
 NO_GPU = """\
-No GPU was available, so there are no figures. `make bench-gpu` fills this table, for a random Llama of half a billion
+No GPU was available. `make bench-gpu` fills this table, for a random Llama of half a billion
 parameters in bf16.
 """
 

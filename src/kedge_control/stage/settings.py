@@ -70,7 +70,7 @@ class ControlConfig(Section):
     activation: Literal["tanh", "relu"] = field("tanh", meaning="Between the layers.", source="PPO on MuJoCo")
     critic: Literal["separate", "shared"] = field(
         "separate",
-        meaning="Whether the critic has a network of its own or a head on the policy's.",
+        meaning="The critic's network: separate, or a head on the policy's.",
         source="PPO: separate on MuJoCo, shared on Atari",
     )
     initial_log_std: float = field(
@@ -246,8 +246,8 @@ class ControlConfig(Section):
     eval_every: int | None = field(
         None,
         ge=1,
-        meaning="Updates between two evaluations, and at the end: ten episodes with the most likely actions, in copies "
-        "of their own. Null: none. It never changes what is trained.",
+        meaning="Updates between two evaluations, and at the end: ten episodes with the most likely actions, in "
+        "separate copies. Null: none. It never changes what is trained.",
         source="kedge: off; the returns of training are logged in any case",
         too_high="the best policy lies between two evaluations",
         too_low="evaluations take longer than training",

@@ -16,12 +16,12 @@ class CriticConfig(Section):
 
     kind: Literal["separate", "shared"] = field(
         "separate",
-        meaning="A model of its own, all of it trained; or a value head on the policy's trunk, which stays as it is.",
+        meaning="A separate model, all of it trained; or a value head on the policy's trunk, which stays as it is.",
         source="VC-PPO and VAPO pretrain a separate one; kedge for the head",
     )
     base: Literal["auto", "reward", "policy"] | str = field(
         "auto",
-        meaning="What a separate critic starts from; its head is fitted anew. As ppo.critic_init: auto is the reward "
+        meaning="What a separate critic starts from; its head is fitted again. As ppo.critic_init: auto is the reward "
         "model if there is exactly one, a decoder with the policy's tokens, else the policy; or a trained critic or "
         "reward model: a folder, a hub id or a run.",
         source="Stiennon, N+: the reward model",

@@ -129,7 +129,7 @@ class DataConfig(Section):
     columns: dict[str, str] = field(
         {},
         meaning="Columns of your data under kedge's names: data.columns.prompt=dialogue reads `dialogue` as `prompt`; "
-        "data.columns.comparisons.prompt=question does so for the comparisons only.",
+        "data.columns.comparisons.prompt=question only for the comparisons.",
         source="kedge: columns are read under their own names",
     )
     mix: list[float] | dict[str, float] | None = field(
@@ -156,7 +156,7 @@ class DataConfig(Section):
     )
     truncate: Literal["never", "keep_start", "keep_end"] = field(
         "never",
-        meaning="What to do with a prompt that is too long, by itself (max_prompt_tokens) or with its completion "
+        meaning="What to do with a prompt that is too long, alone (max_prompt_tokens) or with its completion "
         "(max_length): reject the row, keep the prompt's start, or keep its end (of a conversation, the last turns). "
         "Answers of comparisons lose their end where they leave a prompt less than half of max_length; completions "
         "that are learned are never cut.",
@@ -178,7 +178,7 @@ class DataConfig(Section):
     )
     chat_template: str | None = field(
         None,
-        meaning="Template that renders conversations in place of the model's own, and is saved with the model: a file, "
+        meaning="Template that renders conversations instead of the model's own, and is saved with the model: a file, "
         "`chatml`, `zephyr`, or one of the tokenizer's named templates.",
         source="kedge: the model's own template is the one that it was trained with",
         text="a file or a name",

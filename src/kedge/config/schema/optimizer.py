@@ -45,7 +45,7 @@ class OptimizationConfig(Section):
     adam_eps: float = field(
         1e-5,
         gt=0,
-        meaning="Adam's ε, added to the denominator of the step; adafactor has none.",
+        meaning="Adam's ε, added to the denominator of the step; not used by adafactor.",
         source="N+ and Ziegler",
         too_high="weights with small gradients hardly move",
         too_low="weights with tiny gradients take full-size, noisy steps",

@@ -558,7 +558,7 @@ class PpoConfig(Section):
         None,
         ge=1,
         meaning="Updates between two checks of the critic, at the start and at the end as well: responses to held-out "
-        "prompts are cut at random places, each prefix is continued afresh several times, and the critic's value of "
+        "prompts are cut at random places, each prefix is continued several times again, and the critic's value of "
         "the prefix is compared with the mean return of the continuations. The prompts are data.eval_prompts, or held "
         "out of data.prompts. Null: none. It never changes what is trained, except that held-out prompts are not "
         "trained on.",

@@ -22,7 +22,7 @@ class VllmConfig(Section):
     )
     urls: StringList = field(
         [],
-        meaning="Servers that are running, in place of one that kedge starts; the prompts are shared out among them.",
+        meaning="Servers that are running, instead of one that kedge starts; the prompts are shared out among them.",
         source="kedge: none",
     )
     folder: str | None = field(

@@ -99,7 +99,7 @@ class Config(Section):
     )
     data: DataConfig = field(DataConfig(), meaning="The training data.", source="kedge")
     adapter: AdapterConfig = field(
-        AdapterConfig(), meaning="Training an adapter in place of all weights.", source="kedge: all weights"
+        AdapterConfig(), meaning="Training an adapter instead of all weights.", source="kedge: all weights"
     )
     optimization: OptimizationConfig = field(
         OptimizationConfig(), meaning="The optimizer of every trained stage.", source="N+"

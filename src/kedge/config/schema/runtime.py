@@ -77,11 +77,11 @@ class RuntimeConfig(Section):
     micro_batch_tokens: Annotated[int, Ge(1)] | Literal["auto"] | None = field(
         MOST_TOKENS,
         meaning="Tokens per forward and backward pass, prompts and responses without padding; null passes the whole "
-        "batch at once. auto: 8,192 (65,536 on a GPU), or so many halvings less that a training pass fits into free "
+        "batch at once. auto: 8,192 (65,536 on a GPU), halved until a training pass fits into free "
         "memory, which two small passes at the start tell; and half as many when memory runs out: the step is repeated "
-        "in smaller passes, and the run goes on with them. So it does with fewer responses sampled at once, unless "
+        "in smaller passes, and the run continues with them. So it does with fewer responses sampled at once, unless "
         "rollout.micro_batch_size is set. A number is kept. Does not change the gradient. In control, steps in the "
-        "environment in place of tokens.",
+        "environment instead of tokens.",
         source="kedge: on a CPU no larger value is faster, and memory stays bounded",
         too_high="out of memory",
         too_low="the device is underused",

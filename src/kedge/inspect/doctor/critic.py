@@ -121,7 +121,7 @@ def dead_critic(run: RunRecord) -> Symptom | None:
     """Seen: `value/explained_variance` is 0.05 or below, or `value/mean` is far from `value/returns_mean`.
 
     Try: A value head on the policy's trunk learns as slowly as the policy does: `ppo.critic=separate` gives the critic
-    weights and a learning rate of its own; else triple `ppo.value_coef` and `ppo.value_head_rate`. A separate critic at
+    its own weights and learning rate; else triple `ppo.value_coef` and `ppo.value_head_rate`. A separate critic at
     the policy's learning rate is too slow: ten times that with `ppo.critic_learning_rate`
     (`bench/defaults/RESULTS.md`). `ppo.value_warmup_updates=5` trains either before the policy. Below −0.1, unless it
     is rising, the values are not constant but noise: then a third of the critic's learning rate. As long as the
@@ -268,7 +268,7 @@ def value_scale_mismatch(run: RunRecord) -> Symptom | None:
     Threshold: Values with three times the standard deviation of the returns, at which the explained variance is −3 at
     best; in score units, returns with a standard deviation above 5 or below 0.05, at which the value loss is 25 times
     as large as the policy loss or 400 times as small, or a mean value more than a standard deviation from the mean
-    return. Serious; a warning if the returns are too small. With a histogram, in place of the unit: 5 % of the returns
+    return. Serious; a warning if the returns are too small. With a histogram, instead of the unit: 5 % of the returns
     outside the support, a warning, serious from half of them on; or bins twice as wide as the standard deviation of the
     returns, a note.
     """

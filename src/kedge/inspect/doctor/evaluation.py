@@ -56,7 +56,7 @@ def _has_responses(run: RunRecord) -> bool:
 
 
 @rule(
-    "The interval includes 50%: on these prompts the two cannot be told apart. It is no proof that they are equal.",
+    "The interval includes 50%: on these prompts the two cannot be told apart. It does not prove that they are equal.",
     updates=0,
     stages=("evaluate",),
     fits=_has_responses,
@@ -126,8 +126,8 @@ def mostly_ties(run: RunRecord) -> Symptom | None:
     lacks=_no_result,
 )
 def judge_contradicts_itself(run: RunRecord) -> Symptom | None:
-    """Seen: The share of pairs with another winner in the other order (a tie in one of them is no winner), and how
-    often the response shown first wins.
+    """Seen: The share of pairs with another winner in the other order (a tie is not a winner), and how often the
+    response shown first wins.
 
     Try: A stronger judge, or other instructions for it. The report shows these pairs.
 

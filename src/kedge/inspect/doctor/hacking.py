@@ -124,7 +124,7 @@ def hacking_by_not_stopping(run: RunRecord) -> Symptom | None:
     Try: Lower `rollout.missing_eos_score` until a response without a stop token scores below every one with it; triple
     `ppo.kl_coef`.
 
-    Threshold: A fall of 0.25. Serious; a warning if missing stop tokens have no score of their own and the score
+    Threshold: A fall of 0.25. Serious; a warning if missing stop tokens have no separate score and the score
     correlates with length, which is then the cause.
     """
     score = needed(_rising_score(run))

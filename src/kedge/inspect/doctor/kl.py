@@ -126,7 +126,7 @@ def _hold_back(run: RunRecord, kl: Series) -> Iterator[Remedy]:
 
 
 @rule(
-    "The KL penalty is negligible, so nothing keeps the policy near the reference: it drifts toward whatever the "
+    "The KL penalty is negligible, so nothing keeps the policy near the reference: it drifts toward anything that the "
     "reward favors, regardless of the quality of the text.",
     needs=("reward/score_mean", "reward/score_std", "objective/kl"),
     also=("objective/kl_coef", "response/length"),

@@ -65,9 +65,9 @@ def truncated_at_cap(run: RunRecord) -> Symptom | None:
     Try: Double `rollout.max_new_tokens`.
 
     Threshold: A tenth of the responses; N+ has 2 to 5 %. A warning; serious if more than half are truncated from the
-    first update on and a missing stop token has a score of its own; a note if it has none and hardly any response
+    first update on and a missing stop token has a separate score; a note if it does not and hardly any response
     stopped at first. A note as well if more than half were truncated in the first update and a missing stop token has a
-    score of its own, but a tenth or fewer are at the end: the policy has learned to fit the limit.
+    separate score, but a tenth or fewer are at the end: the policy has learned to fit the limit.
     """
     stops = need(run, "response/eos_rate")
     longest = need(run, "response/length_max")
@@ -108,8 +108,8 @@ def too_few_eos(run: RunRecord) -> Symptom | None:
     Try: Check that the demonstrations end with the stop token and that it is not masked as padding; set or lower
     `rollout.missing_eos_score`; double `rollout.max_new_tokens`.
 
-    Threshold: Half of the responses. A warning; serious below a tenth if a missing stop token has a score of its own
-    (`rollout.missing_eos_score`), since nearly all scores are then that one; a note if it has none and the policy did
+    Threshold: Half of the responses. A warning; serious below a tenth if a missing stop token has a separate score
+    (`rollout.missing_eos_score`), since nearly all scores are then that one; a note if it does not and the policy did
     not stop at first either.
     """
     stops = need(run, "response/eos_rate")

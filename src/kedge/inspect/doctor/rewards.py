@@ -66,7 +66,7 @@ def reward_function_failing(run: RunRecord) -> Symptom | None:
     else `reward_functions.retries`.
 
     Threshold: Any failure is a warning; it is serious if a function has given up on more than a tenth of the responses,
-    which makes the rest a biased sample. Returning `None` is no failure: see the next rule.
+    which makes the rest a biased sample. Returning `None` does not count as a failure: see the next rule.
     """
     counters = _counters(run)
     totals = {name: sum(counter.values) for name, counter in counters.items()}

@@ -117,13 +117,13 @@ def _nothing_to_judge_by(run: RunRecord) -> str:
 )
 def reward_model_at_chance(run: RunRecord) -> Symptom | None:
     """Seen: The held-out accuracy in `summary.json` is close to a coin flip. With nothing held out: the late training
-    `accuracy` is, or the training `loss` is no lower than ln 2, the loss of equal scores for all answers.
+    `accuracy` is, or the training `loss` is not below ln 2, the loss of equal scores for all answers.
 
     Try: Check that `chosen` is the better response and that the annotators agree with each other; triple
     `reward_model.learning_rate`; double `reward_model.num_epochs`.
 
-    Threshold: 0.55; published reward models start at 0.63. Serious; a warning if so few pairs are held out that the
-    interval reaches 0.63. With nothing held out it is a warning if the late steps have so few pairs that 0.63 is within
+    Threshold: 0.55; published reward models start at 0.63. Serious; a warning if the held-out pairs are few and the
+    interval reaches 0.63. With nothing held out it is a warning if the late steps have few pairs and 0.63 is within
     two standard errors, or if only the loss is too high; a low training accuracy is a safe sign, as held-out pairs are
     harder, and a high one none of the opposite.
     """
