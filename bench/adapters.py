@@ -8,7 +8,7 @@ are those of the stories: a model's folder, JSON lines of stories and of held-ou
 
 passes: whether one pass over the rows of two adapters is faster than a pass for each. FOLDER stays empty.
 
-Figures: docs/adapters.md.
+Figures: bench/RESULTS.md.
 """
 
 from __future__ import annotations

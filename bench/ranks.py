@@ -1,4 +1,4 @@
-"""Several ranks, measured: `python -m bench.ranks` prints the table of docs/ranks.md (ten minutes on two cores).
+"""Several ranks, measured: `python -m bench.ranks` prints the table of bench/RESULTS.md (ten minutes on two cores).
 
 Seconds per update of PPO on a policy that keeps a core busy, one thread per rank: one rank, two ranks with the same
 batch, two ranks with twice the prompts, and two ranks with sharded weights. Rounds of all of them alternate.

