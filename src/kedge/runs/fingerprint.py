@@ -37,7 +37,7 @@ def _code_files(source: str) -> list[Path]:
         else:
             finder.import_hook(name)
     own = [path] if name.endswith(".py") and os.path.isfile(path) else []
-    found = [Path(module.__file__) for module in finder.modules.values() if module.__file__]
+    found = [Path(path) for module in finder.modules.values() if (path := getattr(module, "__file__", None))]
     return list(dict.fromkeys([*own, *found]))
 
 

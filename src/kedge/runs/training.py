@@ -106,11 +106,11 @@ def watched(
     """
 
     def after_update(number: int, metrics: Mapping[str, float]) -> None:
-        if callback is not None:
+        if (show := callback) is not None:
             loop.complete(number)
             known = MappingProxyType(dict(metrics))
             update = Update(run.stage, number, num_updates, known, run.shared_folder, model, tokenizer, loop)
-            loop.on_first_rank(lambda: callback(update))
+            loop.on_first_rank(lambda: show(update))
 
     return after_update
 

@@ -34,6 +34,7 @@ def _check(config: Config) -> None:
         "push.repo": config.push.repo,
         "schedules": config.schedules,
         "adapter.kind": config.adapter.kind != "none",
+        "optimization": config.optimization != type(config.optimization)(),
         "runtime.precision": runtime.precision == "bf16",
         "runtime.parallel": runtime.parallel == "shard",
         "runtime.frozen_dtype": runtime.frozen_dtype not in ("auto", "fp32"),
