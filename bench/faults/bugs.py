@@ -13,9 +13,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+import kedge.algorithm.policy_losses
 import kedge.models.language
 import kedge.rollout.collect
-import kedge.stages.ppo.settings
 import kedge.stages.sft
 import kedge.training.objective
 import kedge.training.optimizer
@@ -65,7 +65,7 @@ def advantages_flipped() -> Bug:
     def flipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *others: Any, **options: Any) -> Any:
         return clipped_policy_loss(logprobs, old_logprobs, -advantages, *others, **options)
 
-    return patch.object(kedge.stages.ppo.settings, "clipped_policy_loss", flipped)
+    return patch.object(kedge.algorithm.policy_losses, "clipped_policy_loss", flipped)
 
 
 def entropy_flipped() -> Bug:

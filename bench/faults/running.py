@@ -184,7 +184,11 @@ def follow_advice(case: Case, outcome: Outcome, work: Path, *, rerun: bool) -> O
         settings.update(last.advice)
         repeated = replace(case, name=f"{case.name}, advice {repetition}", settings=dict(settings))
         if rerun:
-            run_case_apart(repeated, outcome.seed, work)
+            try:
+                run_case_apart(repeated, outcome.seed, work)
+            except BenchError as error:
+                reason = str(error).rpartition("Error: ")[2]
+                return replace(outcome, followed=f"the advice ends in an error: {reason}")
         elif not run_folder(repeated, outcome.seed, work).is_dir():
             return outcome
         last = examine_case(repeated, outcome.seed, work)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from kedge.config import config_from_settings
 from kedge.inspect.doctor import Examination, Finding, diagnose, examine, merge, one_line, print_examinations
+from kedge.inspect.doctor.rule import scale
 from kedge.inspect.record import RunRecord
 from tests.inspect.doctor.cases import CASES, JUDGED, Case, dropped, nothing_held_out
 from tests.inspect.doctor.synthetic import ALL_RULES, HEALTHY, run_with, synthetic_run, towards
@@ -336,3 +338,41 @@ def test_lambda_is_raised_where_the_critic_explains_nothing(
     run = synthetic_run(metrics=metrics, settings=settings)
     [finding] = (finding for finding in diagnose(run) if finding.rule == "dead_critic")
     assert ("ppo.gae_lambda" in finding.try_) is suggested
+
+
+@pytest.mark.parametrize(
+    ("field", "factor", "settings", "value"),
+    [
+        ("rollout.num_prompts", 1.25, {"rollout.num_prompts": 193, "ppo.num_minibatches": 4}, 240),
+        ("rollout.num_prompts", 0.5, {"rollout.num_prompts": 6, "ppo.num_minibatches": 4}, 4),
+        (
+            "rollout.num_responses",
+            2.0,
+            {"rollout.num_prompts": 6, "rollout.num_responses": 3, "ppo.num_minibatches": 9},
+            6,
+        ),
+        ("sft.warmup_fraction", 2.0, {"sft.warmup_fraction": 0.6}, 0.5),
+    ],
+)
+def test_an_advised_value_loads(field: str, factor: float, settings: dict[str, Any], value: float) -> None:
+    assert scale(record_of(settings), field, factor).value == value
+
+
+def test_all_that_is_advised_loads() -> None:
+    kept = ("rollout.num_prompts", "rollout.num_responses", "ppo.num_minibatches", "ppo.advantage", "ppo.value_loss")
+    for case in CASES:
+        for finding in diagnose(case.faulty):
+            present = {name: case.faulty.setting(name) for name in kept}
+            settings = {name: value for name, value in present.items() if value is not None}
+            if settings.get("ppo.advantage") == "grpo":
+                settings["ppo.kl_in"] = "loss"  # what its preset sets
+            config_from_settings(case.faulty.stage, {**settings, **finding.changes})
+
+
+def record_of(settings: dict[str, Any]) -> RunRecord:
+    """A run with these settings."""
+    config: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        section, _, key = name.partition(".")
+        config.setdefault(section, {})[key] = value
+    return replace(synthetic_run(), config=config)

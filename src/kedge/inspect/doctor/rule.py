@@ -233,6 +233,9 @@ def no_advice(field: str, direction: Direction) -> str:
     return ""
 
 
+LARGEST_SHARE = 0.5
+"""Most that a share of the rows or steps is raised to."""
+
 VERBS: dict[Direction, str] = {"too_high": "lower", "too_low": "raise", "switch": "change"}
 
 
@@ -248,7 +251,23 @@ def scale(run: RunRecord, field: str, factor: float) -> Remedy:
     present = run.setting(field)
     if not _is_number(present) or present == 0:
         return adjust(run, field, direction)
-    return set_to(run, field, _scaled(present, factor), direction)
+    value = _allowed(run, field, _scaled(present, factor))
+    if value == present:
+        return adjust(run, field, direction)
+    return set_to(run, field, value, direction)
+
+
+def _allowed(run: RunRecord, field: str, value: float) -> float:
+    """The nearest value with which the configuration loads: shares below 1, minibatches of equal size."""
+    if field.endswith("_fraction"):
+        return min(value, LARGEST_SHARE)
+    counts = ("rollout.num_prompts", "rollout.num_responses")
+    if field in counts:
+        other = run.setting(counts[field == counts[0]]) or 1
+        parts = run.setting("ppo.num_minibatches") or 1
+        step = parts // math.gcd(parts, other)
+        return max(step, round(value / step) * step)
+    return value
 
 
 def set_to(run: RunRecord, field: str, value: Any, direction: Direction = "switch", why: str = "") -> Remedy:
