@@ -38,8 +38,9 @@ RENAMED: Mapping[str, str | None] = {"policy/optimiser_steps": "policy/optimizer
 
 RENAMED_SETTINGS: Mapping[str, str] = {
     "ppo.value_bins=[-2,1,101]": "ppo.value_min=-2 ppo.value_max=1",
-    "ppo.critic_check_prefixes=2": "evaluate.critic_prefixes=2",
-    "ppo.critic_check_continuations=3": "evaluate.critic_continuations=3",
+    "ppo.critic_check_size=[32,1,2]": "ppo.critic_check_prefixes=1 ppo.critic_check_continuations=2",
+    "ppo.critic_check_size=[64,2,3]": "evaluate.critic_prefixes=2 evaluate.critic_continuations=3",
+    "ppo.kl_in=score": "ppo.kl_scope=sequence",
 }
 """Earlier settings, `name` or `name=value`, with what replaces them in the commands below."""
 
@@ -90,7 +91,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "n-step": (
         _ppo(
             f"{SEPARATE} ppo.advantage=n_step ppo.advantage_steps=3 ppo.policy_loss=kl_penalty_adaptive",
-            f"ppo.aggregation=sequence ppo.num_minibatches=2 ppo.kl_scope=sequence {FP32}",
+            f"ppo.aggregation=sequence ppo.num_minibatches=2 ppo.kl_in=score {FP32}",
             reward="reward_model",
         ),
     ),
@@ -98,7 +99,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "critic-epochs": (
         _ppo(
             f"{SEPARATE} ppo.num_critic_epochs=3 ppo.num_updates=2 ppo.eval_every=2 data.eval_fraction=0.2",
-            "ppo.critic_check=2 ppo.critic_check_prefixes=1 ppo.critic_check_continuations=2",
+            "ppo.critic_check=2 ppo.critic_check_size=[32,1,2]",
             f"checkpoint.keep_best=eval/score {FP32}",
             reward="reward_model",
         ),
@@ -140,7 +141,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "evaluate": (f"{EVALUATE} --against other --judge reward_model generate.max_new_tokens=8",),
     "check-critic": (
         f"{EVALUATE} --critic reward_model --reward reward.py:short ppo.critic=separate {SAMPLING} "
-        "ppo.critic_check_prefixes=2 ppo.critic_check_continuations=3",
+        "ppo.critic_check_size=[64,2,3]",
     ),
     "control": (
         "control --env CartPole-v1 control.num_steps=64 control.num_envs=2 control.num_minibatches=4 "

@@ -100,7 +100,7 @@ def test_file_preset_overrides_and_flags_together(calls: list[Any], monkeypatch:
     assert kedge(monkeypatch, "ppo", *arguments) == 0
     [(_, config)] = calls
     assert (config.model, config.ppo.kl_coef, config.ppo.gamma) == ("from-flag", 0.3, 0.8)
-    assert config.ppo.kl_controller == "ziegler"
+    assert config.ppo.kl_controller == {"ziegler": 10000}
 
 
 def test_several_presets_are_merged_and_their_conflicts_said(

@@ -141,13 +141,13 @@ def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     (tmp_path / "texts.jsonl").write_text('{"text": "The crew hauled on the rope."}\n' * 4)
     adaptive = {"kl_controller": "ziegler", "entropy_coef": 0.01, "entropy_target": 4.0, "whiten_rewards": True}
     mixed = {"ptx_coef": 0.1, "data.pretraining": [str(tmp_path / "texts.jsonl")], "importance_cap": 2.0}
-    lambdas = {"gae_lambda": "length_adaptive", "length_adaptive_alpha": 0.3, "value_gae_lambda": 1.0}
+    lambdas = {"gae_lambda": {"length_adaptive": 0.3}, "value_gae_lambda": 1.0}
     penalized = [length, RewardTerm(too_long, settings={"window": 0.5})]
     yield ppo("shared", penalized, **adaptive, **mixed, **lambdas, spike_sigma=9.0)
     in_loss = {"kl_in": "loss", "kl_controller": "schulman", "score_at": "after_last", "kl_wait_fraction": 0}
     in_separate = {"critic": "separate", "advantage": "n_step", "advantage_steps": 2, "value_loss": "hl_gauss"}
     in_separate |= {"num_critic_epochs": 2}
-    checked = {"critic_check": 2, "critic_check_prefixes": 1, "critic_check_continuations": 2}
+    checked = {"critic_check": 2, "critic_check_size": [32, 1, 2]}
     checked |= {"data.eval_fraction": 0.4}
     yield ppo("separate", str(judge), **in_separate, **in_loss, **checked)
     yield ppo("to-go", length, advantage="to_go", kl_coef=0.0, num_minibatches=2, positive_nll_coef=0.1)

@@ -107,7 +107,7 @@ seed 0:
 - **Whether it can be believed.** With the settings of the demo (2e-3, two updates of warm-up,
   `ppo.value_gae_lambda=1`, no value clip) the last quarter's explained variance is 0.64, 0.75 and 0.62 with seeds 0
   to 2, and 0.65 with seed 3, on which nothing was tuned. At prefixes of responses to 96 held-out posts
-  (`ppo.critic_check=16 ppo.critic_check_prompts=96`, seed 0) it explains 72 % (65 to 77) of the variance of the mean
+  (`ppo.critic_check=16`, seed 0) it explains 72 % (65 to 77) of the variance of the mean
   returns, and orders 83 % (80 to 85) of the pairs of different posts and 71 % (66 to 75) of those of the same post
   like them; chance is 50 %, and the noise of eight continuations leaves at most 99 % and 94 %. The mean return of
   eight fresh responses to the post, which costs eight times the samples, explains 80 %.

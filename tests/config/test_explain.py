@@ -117,7 +117,7 @@ ASKED_FOR = {
     "assistant_only_loss": "data.train_on",
     "load_in_4bit": "adapter.base_dtype",
     "data.train_files": "data.prompts",
-    "actor_rollout_ref.ref.fsdp_config.param_offload": "runtime.offload_frozen",
+    "actor_rollout_ref.ref.fsdp_config.param_offload": "runtime.offload=frozen",
     "+actor_rollout_ref.actor.fsdp_config.reshard_after_forward": "runtime.parallel",
     "vllm.num_engines": "rollout.vllm.urls",
     "--ds.lora.rank": "adapter.rank",
@@ -293,6 +293,6 @@ def test_the_schedule_does_not_count_resampled_responses_and_says_what_checks_co
     assert "The run makes 2 updates: 256 responses to train on," in text
     assert "32 optimizer steps; more responses are sampled in the additional rounds." in text
     small = ["ppo.num_updates=4", "rollout.num_prompts=16", "ppo.critic_check=2"]
-    sizes = ["ppo.critic_check_prompts=8", "ppo.critic_check_prefixes=2", "ppo.critic_check_continuations=4"]
+    sizes = ["ppo.critic_check_size=[8, 2, 4]"]
     # 3 checks of 16 responses, 64 continuations and 32 further responses, for 4 updates of 16
     assert "336 responses (5.25 times those trained on)" in schedule_in_words(load_config(overrides=[*small, *sizes]))

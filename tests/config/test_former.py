@@ -1,12 +1,13 @@
 """Settings of former versions: presets resolve to the same numbers, and an old name is answered with the new one."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kedge.config import LANGUAGE_PRESETS, Config, config_from_settings, load_config
+from kedge.config import LANGUAGE_PRESETS, Config, config_from_settings, load_config, parameter, word
 from kedge.config.explain.describe import FORMER, all_fields, find_field
 from kedge.config.loading.load import flat_settings
 from kedge.errors import ConfigError
@@ -17,17 +18,27 @@ NUMBERS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("former
 SHARED = ("optimizer", "max_grad_norm", "weight_decay", "adam_eps", "adam_eps_mode")
 CONSTANTS = {
     "rollout.vllm.transfer": "auto",
+    "ppo.kl_scope": "token", "ppo.max_resamples": 9, "rollout.missing_eos_mode": "replace",
+    "runtime.offload_frozen": False, "runtime.offload_optimizer": False,
+    "ppo.critic_check_prompts": 32, "ppo.critic_check_prefixes": 4, "ppo.critic_check_continuations": 8,
     "adapter.dropout": 0.0, "adapter.rslora": False, "rollout.top_k": None, "rollout.top_p": None,
     "rollout.vllm.port": None, "rollout.vllm.start_timeout": 900.0, "rollout.vllm.max_restarts": 3,
     "rollout.vllm.max_requests": 256, "reward_functions.startup_timeout": 600.0, "reward_functions.error_score": 0.0,
     "reward_functions.memory_growth": 2.0, "evaluate.confidence": 0.95, "ppo.value_huber_delta": 1.0,
     "ppo.value_head_init": "zero", "ppo.surrogate_kl_target": 0.01, "ppo.positive_nll_min_score": 1.0,
-    "ppo.ptx_batch_size": None, "ppo.spike_history": 40,
+    "ppo.spike_history": 40,
     "ppo.value_min": -10.0, "ppo.value_max": 10.0, "ppo.value_num_bins": 101,
     # Taken from ppo.critic_check_*, whose defaults are smaller.
     "evaluate.critic_prompts": 64, "evaluate.critic_prefixes": 4, "evaluate.critic_continuations": 16,
 }  # fmt: skip
 """The values of what is no setting any more, which no preset may have needed otherwise."""
+
+
+PARAMETERS = {
+    "ppo.kl_horizon": ("ppo.kl_controller", None), "ppo.length_adaptive_alpha": ("ppo.gae_lambda", 0.05),
+}  # fmt: skip
+"""Settings that are parameters of another's value, with what they are without it."""
+OWNERS = {owner for owner, _ in PARAMETERS.values()}
 
 
 def stages_of(preset: str) -> set[str]:
@@ -41,13 +52,19 @@ def test_a_preset_resolves_to_the_numbers_that_it_had(preset: str) -> None:
     now = flat_settings(config.model_dump(mode="json"))
     for name, value in {**NUMBERS[""], **NUMBERS[preset]}.items():
         section, _, field = name.partition(".")
-        if name in CONSTANTS:
+        if name in PARAMETERS:
+            owner, default = PARAMETERS[name]
+            assert parameter(now[owner], default) == value, name
+        elif name == "ppo.ptx_batch_size":
+            assert value is None
+            assert now["ppo.ptx_batch"] == (8 if preset == "instructgpt" else 1)
+        elif name in CONSTANTS:
             assert value == CONSTANTS[name], name
         elif field in SHARED:
             if section in stages_of(preset):
                 assert getattr(config.optimization.of(section), field) == value, name
         elif name not in ("preset", "schedules"):
-            assert now[name] == value, name
+            assert (word(now[name]) if name in OWNERS else now[name]) == value, name
 
 
 def test_every_setting_that_went_is_answered_and_every_answer_is_of_one_that_went() -> None:
@@ -87,6 +104,35 @@ def test_one_stage_may_have_another_optimizer() -> None:
 def test_a_mistake_in_the_optimizer_of_one_stage_is_one_line(stages: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         config_from_settings("sft", {"optimization.stages": stages})
+
+
+def test_the_parameter_of_a_word_is_given_with_it() -> None:
+    given = {"kl_controller": {"ziegler": 77}, "missing_eos_score": {"subtract": "auto"}, "offload": "frozen"}
+    config = config_from_settings("ppo", given, {"num_responses": 2, "constant_groups": {"resample": 4}})
+    assert (word(config.ppo.kl_controller), parameter(config.ppo.kl_controller, 1)) == ("ziegler", 77)
+    assert (config.ppo.max_resamples, Config().ppo.max_resamples) == (4, 9)
+    assert config.rollout.subtracts_missing_eos
+    assert config.rollout.eos_score(reward_model=True) == "auto"
+    assert config.rollout.eos_score(reward_model=False) is None
+    assert config.runtime.offload == ["frozen"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("constant_groups={resample: 0}", "or {resample: a whole number ≥ 1}; it is"),
+        ("constant_groups={resample: 1, drop: 2}", "or {resample: a whole number ≥ 1}; it is"),
+        ("kl_controller={}", "or {ziegler: a whole number > 0}; it is {}"),
+        ("gae_lambda={length_adaptive: 0}", "or {length_adaptive: a number > 0}; it is"),
+        ("missing_eos_score={subtract: x}", "{subtract: a number or auto}, or null; it is"),
+        ("critic_check_size=[1, 2]", "such as [32, 4, 8]; at least 2 of the first and last"),
+        ("critic_check_size=[1, 2, 3]", "such as [32, 4, 8]; at least 2 of the first and last"),
+        ("offload=disk", "runtime.offload must be any of frozen, optimizer; it is disk"),
+    ],
+)
+def test_a_mistake_in_a_parameter_is_one_line(setting: str, line: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        load_config(overrides=[setting], stage="ppo")
 
 
 def test_the_histogram_is_a_range_and_a_number() -> None:

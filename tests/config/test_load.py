@@ -35,7 +35,7 @@ def test_precedence_flags_overrides_file_preset_defaults(run_yaml: Path) -> None
 def test_a_further_preset_is_merged_over_that_of_the_file(run_yaml: Path) -> None:
     config = load_config(run_yaml, ["critic_init=policy"], preset="ziegler")
     assert config.preset == ["tldr-n+", "ziegler"]
-    assert config.ppo.kl_controller == "ziegler"
+    assert config.ppo.kl_controller == {"ziegler": 10000}
     assert config.sft.batch_size == 128  # of tldr-n+ alone
     assert config.ppo.kl_coef == 0.1  # still the file's
     replaced = load_config(run_yaml, ["preset=null"], preset="ziegler")
@@ -218,6 +218,7 @@ def test_bare_names_on_the_command_line_mean_what_they_mean_in_python() -> None:
         ("rlhf", "learning_rate", ["ppo.learning_rate", "sft.learning_rate", "reward_model.learning_rate"]),
         ("ppo", "clip_rang", ["not a setting of ppo", "ppo.clip_range"]),
         ("sft", "clip_range", ["clip_range is not a setting of sft; the field is ppo.clip_range"]),
+        ("ppo", "comparisons", ["comparisons is not a setting of ppo; the field is data.comparisons"]),
         ("ppo", "eps_clip", ["eps_clip is OpenRLHF's name; here it is ppo.clip_range"]),
     ],
 )

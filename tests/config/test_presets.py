@@ -59,7 +59,6 @@ N_PLUS = {
     "rollout.temperature": 0.7,  # ppo.py:127
     "rollout.stop_token": None,  # ppo.py:123 truncate_token = "eos"
     "rollout.missing_eos_score": -1,  # ppo.py:129, 131 penalty_reward_value, non_eos_penalty
-    "rollout.missing_eos_mode": "replace",  # ppo.py:667 torch.where
     "ppo.num_updates": 1_000_000 // 512,  # ppo.py:97, 177 total_episodes
     "ppo.learning_rate": 3e-6,  # ppo.py:77
     "ppo.schedule": "linear",  # ppo.py:575-577 frac * lr; the scheduler of line 81 is not used
@@ -73,7 +72,6 @@ N_PLUS = {
     "ppo.entropy_coef": 0,  # ppo.py:756 pg_loss + vf_coef * vf_loss
     "ppo.kl_coef": 0.05,  # ppo.py:51
     "ppo.kl_in": "reward",  # ppo.py:681-682
-    "ppo.kl_scope": "token",  # ppo.py:681-682
     "ppo.kl_estimator": "k1",  # ppo.py:680 logprobs - ref_logprobs
     "ppo.kl_controller": "fixed",  # ppo.py:681
     "ppo.critic": "separate",  # ppo.py:482, 496
@@ -112,7 +110,6 @@ ZIEGLER = {
     "rollout.temperature": 0.7,  # launch.py:17
     "rollout.stop_token": ".",  # launch.py:14 truncate_token = 13, encoding of '.'
     "rollout.missing_eos_score": -1,  # lm_tasks.py:32 penalty_reward_value
-    "rollout.missing_eos_mode": "replace",  # train_policy.py:390 tf.where
     "ppo.num_updates": 1954,  # launch.py:123, train_policy.py:79: ⌈1,000,000 / 512⌉
     "ppo.learning_rate": 1e-5,  # launch.py:122
     "ppo.schedule": "linear",  # train_policy.py:172-173
@@ -126,12 +123,10 @@ ZIEGLER = {
     "ppo.entropy_coef": 0,  # train_policy.py:357
     "ppo.kl_coef": 0.15,  # launch.py:129, 142
     "ppo.kl_in": "reward",  # train_policy.py:151-153
-    "ppo.kl_scope": "token",  # train_policy.py:151-153
     "ppo.kl_estimator": "k1",  # train_policy.py:150
-    "ppo.kl_controller": "ziegler",  # launch.py:130
+    "ppo.kl_controller": {"ziegler": 10_000},  # launch.py:130, train_policy.py:28
     "ppo.kl_target": 6,  # launch.py:131
     "ppo.kl_wait_fraction": 0,  # train_policy.py:305: after every step
-    "ppo.kl_horizon": 10_000,  # train_policy.py:28
     "ppo.critic": "shared",  # policy.py:28 scalar_heads=['value']
     "ppo.value_head_rate": 1,  # train_policy.py:176-177 one optimizer
     "ppo.value_coef": 0.1,  # train_policy.py:53
@@ -184,7 +179,7 @@ def test_recipes(preset: str, field: str, value: object) -> None:
 
 def test_values_that_the_papers_give_outside_the_table() -> None:
     ziegler, instruct = load_config(preset="ziegler").ppo, load_config(preset="instructgpt")
-    assert (ziegler.kl_controller, ziegler.kl_target, ziegler.kl_horizon) == ("ziegler", 6, 10_000)
+    assert (ziegler.kl_controller, ziegler.kl_target) == ({"ziegler": 10_000}, 6)
     assert (instruct.ppo.num_minibatches, instruct.responses_per_update // instruct.ppo.num_minibatches) == (
         8,
         64,

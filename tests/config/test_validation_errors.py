@@ -26,11 +26,21 @@ def error_line(*overrides: str) -> str:
         ("ppo.clip_range=-1", "ppo.clip_range must be a number > 0 and < 1; it is -1"),
         ("ppo.num_epochs=true", "ppo.num_epochs must be a whole number ≥ 1; it is true"),
         ("ppo.num_epochs=4.5", "ppo.num_epochs must be a whole number ≥ 1; it is 4.5"),
-        ("ppo.gae_lambda=1.5", "ppo.gae_lambda must be a number ≥ 0 and ≤ 1, or length_adaptive; it is 1.5"),
+        (
+            "ppo.gae_lambda=1.5",
+            "ppo.gae_lambda must be a number ≥ 0 and ≤ 1, length_adaptive, or {length_adaptive: a number > 0}; "
+            "it is 1.5",
+        ),
         ("ppo.gamma=.nan", "ppo.gamma must be a number ≥ 0 and ≤ 1; it is nan"),
         ("ppo.early_stop_kl=low", "ppo.early_stop_kl must be a number > 0, or null; it is low"),
-        ("ppo.kl_controller=zigler", "ppo.kl_controller must be fixed, ziegler, or schulman; it is zigler"),
-        ("rollout.missing_eos_score=off", "rollout.missing_eos_score must be a number, auto, or null; it is false"),
+        (
+            "ppo.kl_controller=zigler",
+            "ppo.kl_controller must be fixed, ziegler, schulman, or {ziegler: a whole number > 0}; it is zigler",
+        ),
+        (
+            "rollout.missing_eos_score=off",
+            "rollout.missing_eos_score must be a number, auto, {subtract: a number or auto}, or null; it is false",
+        ),
         (
             "rollout.stop_token=[7, [7]]",
             "rollout.stop_token must be text, a whole number, a list of these, or null; it is [7, [7]]",
@@ -120,7 +130,6 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["rollout.top_k=50"], ["rollout.top_k is not a setting", "KL negative"]),
         (["ppo.kl_controller=ziegler", "ppo.kl_coef=0"], ["ppo.kl_controller=ziegler", "ppo.kl_coef"]),
         (["ppo.kl_in=loss", "ppo.kl_estimator=k1"], ["ppo.kl_estimator=k1", "k2 or k3"]),
-        (["ppo.kl_in=loss", "ppo.kl_scope=sequence"], ["ppo.kl_scope=sequence"]),
         (["ppo.critic_init=reward"], ["ppo.critic=separate"]),
         (["ppo.critic=none"], ["ppo.advantage=gae", "ppo.critic=none", "ppo.advantage=to_go"]),
         (["ppo.advantage=to_go", "ppo.value_warmup_updates=3"], ["ppo.value_warmup_updates=3", "use 0"]),

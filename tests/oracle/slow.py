@@ -172,13 +172,11 @@ class SlowPpo:
             value = None
         elif value == "auto":
             ended = [score for score, row in zip(scores, rows, strict=True) if row.stopped]
-            assert self.use.missing_eos_mode == "replace"
             value = min(-1.0, fmean(ended or scores) - pstdev(scores))
         self.missing_eos = value
         if value is None:
             return scores
-        less = [value if self.use.missing_eos_mode == "replace" else score - abs(value) for score in scores]
-        return [score if row.stopped else low for score, low, row in zip(scores, less, rows, strict=True)]
+        return [score if row.stopped else value for score, row in zip(scores, rows, strict=True)]
 
     def penalty(self, old: float, ref: float, estimator: str) -> float:
         away = ref - old
@@ -187,7 +185,7 @@ class SlowPpo:
     @torch.no_grad()
     def experience(self, rows: Sequence[Row], report: Report) -> list[list[Token]]:
         use = self.use
-        estimator = {"auto": "k1" if use.kl_in == "reward" else "k2"}.get(use.kl_estimator, use.kl_estimator)
+        estimator = {"auto": "k2" if use.kl_in == "loss" else "k1"}.get(use.kl_estimator, use.kl_estimator)
         scores, table = self.scores(rows), []
         for row, score in zip(rows, scores, strict=True):
             behind = use.max_staleness if use.old_logprobs == "sampler" else 0
@@ -199,10 +197,10 @@ class SlowPpo:
             if self.has_critic:
                 for token, value in zip(tokens, self.values(row).tolist(), strict=False):
                     token.value = value
-            if use.kl_in == "reward":
+            if use.kl_in != "loss":
                 for token in tokens:
                     token.reward = -self.kl_coef * self.penalty(token.old, token.ref, estimator) * token.is_action
-            if use.kl_scope == "sequence":
+            if use.kl_in == "score":
                 charged = sum(token.reward for token in tokens)
                 for token in tokens:
                     token.reward = 0.0
@@ -274,8 +272,9 @@ class SlowPpo:
             return
         length = sum(token.is_action for token in tokens)
         lam = use.gae_lambda
-        if lam == "length_adaptive":  # VAPO eq. 5
-            lam = min(1.0, max(0.0, 1 - 1 / (use.length_adaptive_alpha * length)))
+        if lam == "length_adaptive" or isinstance(lam, dict):  # VAPO eq. 5
+            alpha = lam["length_adaptive"] if isinstance(lam, dict) else 0.05
+            lam = min(1.0, max(0.0, 1 - 1 / (alpha * length)))
         of_critic = lam if use.value_gae_lambda is None else use.value_gae_lambda
         for i, token in enumerate(tokens):
             token.advantage, target = (
@@ -506,6 +505,6 @@ class SlowPpo:
         use = self.use
         self.policy_updates += 1
         waits = self.policy_updates <= use.kl_wait_fraction * (use.num_updates - use.value_warmup_updates)
-        if use.kl_controller == "ziegler" and not waits:
+        if isinstance(use.kl_controller, dict) and not waits:
             error = min(max(max(kl, 0.0) / use.kl_target - 1, -0.2), 0.2)
-            self.kl_coef *= 1 + error * number / use.kl_horizon
+            self.kl_coef *= 1 + error * number / use.kl_controller["ziegler"]

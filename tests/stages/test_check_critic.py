@@ -23,7 +23,7 @@ from tests.stages.ppo.test_critic_check import HELD_OUT, SETTINGS, vowels
 from tests.stages.ppo.test_ppo import PROMPTS, configure
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
-CHECK = {"ppo.critic_check_prefixes": 2, "ppo.critic_check_continuations": 3, "runtime.report": False}
+CHECK = {"ppo.critic_check_size": [32, 2, 3], "runtime.report": False}
 
 
 def check(out: Path, **settings: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_a_reward_without_a_critic_is_refused(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "a comparison takes --judge" in capsys.readouterr().err
+    assert "--reward needs --critic" in capsys.readouterr().err
 
 
 def test_what_cannot_be_checked_is_refused_in_one_line(place, tmp_path):

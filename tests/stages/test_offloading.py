@@ -94,13 +94,13 @@ def test_a_run_ends_the_same_and_is_resumed_in_either_memory(
 
 
 def test_on_a_cpu_it_has_no_effect_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("sft", save_tiny_policy(tmp_path / "policy"), tmp_path / "run", offload_optimizer=True)
-    line = "runtime.offload_optimizer has no effect on cpu: it moves the optimizer's state from a GPU"
+    run("sft", save_tiny_policy(tmp_path / "policy"), tmp_path / "run", offload="optimizer")
+    line = "runtime.offload=optimizer has no effect on cpu: it moves the optimizer's state from a GPU"
     assert line in "".join(capsys.readouterr())
 
 
 def test_with_sharded_weights_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kedge.runs.run.join_ranks", lambda parallel: Ranks(0, 2, is_sharded=True))
-    given = [f"out={tmp_path / 'run'}", "data.prompts=p.jsonl", "reward=r.py:f", "runtime.offload_optimizer=true"]
-    with pytest.raises(ConfigError, match=r"offload_optimizer=true does not work with runtime\.parallel=shard"):
+    given = [f"out={tmp_path / 'run'}", "data.prompts=p.jsonl", "reward=r.py:f", "runtime.offload=optimizer"]
+    with pytest.raises(ConfigError, match=r"offload=optimizer does not work with runtime\.parallel=shard"):
         open_run(load_config(overrides=given), "ppo")

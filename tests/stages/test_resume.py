@@ -90,10 +90,9 @@ def assert_same(resumed: Path, whole: Path) -> None:
         {
             "critic": "shared",
             "num_fixed_prompts": 3,
-            "kl_controller": "ziegler",
+            "kl_controller": {"ziegler": 20},
             "kl_target": 0.5,
             "kl_wait_fraction": 0.0,
-            "kl_horizon": 20,
         },
         {"critic": "separate", "adam_eps_mode": "tf1", "value_loss": "hl_gauss", "num_critic_epochs": 2},
         {

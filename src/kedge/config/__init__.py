@@ -23,6 +23,7 @@ from kedge.config.schema.rlhf import RlhfConfig
 from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.root import Config
 from kedge.config.schema.runtime import RuntimeConfig
+from kedge.config.schema.section import parameter, word
 from kedge.config.schema.supervised import RewardModelConfig, SftConfig
 from kedge.config.stages import check_stage
 
@@ -62,6 +63,7 @@ __all__ = [
     "initial_critic",
     "load_config",
     "metric_in_chain",
+    "parameter",
     "parse_value",
     "preset_conflicts",
     "presets_of",
@@ -70,4 +72,5 @@ __all__ = [
     "scheduled_values",
     "stage_of",
     "with_values",
+    "word",
 ]

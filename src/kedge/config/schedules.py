@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from kedge.config.explain.describe import accepts, find_field, suggestion, written
 from kedge.config.schema.root import Config
+from kedge.config.schema.section import word
 from kedge.errors import ConfigError
 
 __all__ = ["SCHEDULABLE", "check_schedules", "config_at", "scheduled_values"]
@@ -24,7 +25,6 @@ SCHEDULABLE = (
     "ppo.importance_cap",
     "ppo.kl_coef",
     "ppo.learning_rate",
-    "ppo.length_adaptive_alpha",
     "ppo.num_epochs",
     "ppo.positive_nll_coef",
     "ppo.surrogate_kl_coef",
@@ -85,12 +85,12 @@ def _check_conflicts(config: Config) -> None:
     """Refuse schedules of what a controller changes, or of what is planned for before the first update."""
     ppo, schedules = config.ppo, config.schedules
     controllers = {
-        "ppo.kl_coef": f"ppo.kl_controller={ppo.kl_controller}" if ppo.kl_controller != "fixed" else "",
+        "ppo.kl_coef": f"ppo.kl_controller={word(ppo.kl_controller)}" if ppo.kl_controller != "fixed" else "",
         "ppo.entropy_coef": f"ppo.entropy_target={ppo.entropy_target}" if ppo.entropy_target else "",
         "ppo.surrogate_kl_coef": "ppo.policy_loss=kl_penalty_adaptive"
         if ppo.policy_loss == "kl_penalty_adaptive"
         else "",
-        "ppo.gae_lambda": "ppo.gae_lambda=length_adaptive" if ppo.gae_lambda == "length_adaptive" else "",
+        "ppo.gae_lambda": "ppo.gae_lambda=length_adaptive" if word(ppo.gae_lambda) == "length_adaptive" else "",
     }
     for field in schedules:
         if controllers.get(field):

@@ -120,7 +120,7 @@ def freeze_models(
         models: They were checked, and nothing else shares their weights.
         config: The resolved configuration.
         run: Source of precision, device and ranks.
-        can_rest: `runtime.offload_frozen` applies: all their passes are those of the reference or of scoring.
+        can_rest: `runtime.offload=frozen` applies: all their passes are those of the reference or of scoring.
 
     Raises:
         ModelError: A policy cannot be sharded.

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kedge.config import Config, changed_settings, effective_settings, load_config
+from kedge.config import Config, changed_settings, effective_settings, load_config, word
 from kedge.errors import ConfigError, DataError
 from kedge.inspect.record import read_config, read_json_object
 from kedge.logs.progress import say
@@ -98,7 +98,7 @@ def _stretched(config: Config, stage: Stage) -> list[str]:
     [section] = stage.trains
     settings = value_of(config, section).model_dump()
     decay = settings["schedule"]
-    adapted = settings.get("kl_controller", "fixed")
+    adapted = word(settings.get("kl_controller", "fixed"))
     return [
         *([] if decay == "constant" else [f"the {decay} decay of the learning rate"]),
         *(["its warm-up"] if settings["warmup_fraction"] else []),

@@ -319,12 +319,12 @@ def pass_tokens(config: Config) -> PassTokens:
 
 def offloads_frozen(config: Config, device: torch.device) -> bool:
     """Whether the weights of frozen models are in the host's memory between their passes."""
-    return config.runtime.offload_frozen and device.type == "cuda"
+    return "frozen" in config.runtime.offload and device.type == "cuda"
 
 
 def offloads_optimizer(config: Config, device: torch.device) -> bool:
     """Whether the optimizer's state is in the host's memory between its steps."""
-    return config.runtime.offload_optimizer and device.type == "cuda"
+    return "optimizer" in config.runtime.offload and device.type == "cuda"
 
 
 def _check_ranks(config: Config, stage: str, ranks: Ranks) -> None:
@@ -332,21 +332,19 @@ def _check_ranks(config: Config, stage: str, ranks: Ranks) -> None:
     if ranks.are_several and not find_stage(stage).is_ranked:
         ranked = ", ".join(each.name for each in stages().values() if each.is_ranked)
         raise ConfigError(f"kedge {stage} runs as a single process; {ranked} can have several ranks")
-    if ranks.is_sharded and config.runtime.offload_optimizer:
+    if ranks.is_sharded and "optimizer" in config.runtime.offload:
         raise ConfigError(
-            "runtime.offload_optimizer=true does not work with runtime.parallel=shard, whose ranks hold a part of the "
+            "runtime.offload=optimizer does not work with runtime.parallel=shard, whose ranks hold a part of the "
             "optimizer's state each; use replicate, or more ranks"
         )
 
 
 def _say_without_effect(config: Config, device: torch.device) -> None:
-    runtime = config.runtime
-    for name, is_set, moved in (
-        ("offload_frozen", runtime.offload_frozen, "weights"),
-        ("offload_optimizer", runtime.offload_optimizer, "the optimizer's state"),
-    ):
-        if is_set and device.type != "cuda":
-            say(f"runtime.{name} has no effect on {device}: it moves {moved} from a GPU to the host's memory")
+    moved = {"frozen": "weights", "optimizer": "the optimizer's state"}
+    for name in config.runtime.offload:
+        if device.type != "cuda":
+            what = f"it moves {moved[name]} from a GPU to the host's memory"
+            say(f"runtime.offload={name} has no effect on {device}: {what}")
 
 
 def _say_if_merged(source: str) -> None:

@@ -109,9 +109,9 @@ def recipe_of(config: Config) -> str:
 def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The entries that differ, at every level of sections and of mappings such as the schedules."""
     return {
-        name: _changed(value, defaults.get(name) or {}) if isinstance(value, Mapping) else value
-        for name, value in values.items()
-        if name not in defaults or value != defaults[name]
+        name: _changed(value, inner) if isinstance(value, Mapping) and isinstance(inner, Mapping) else value
+        for name, value, inner in ((name, value, defaults.get(name, {})) for name, value in values.items())
+        if name not in defaults or value != inner
     }
 
 

@@ -82,7 +82,8 @@ def run_check_critic(
     trainer = Trainer.of(found.config, run, roles)
     parts = {} if roles.missing_eos is None else {"missing EOS": roles.missing_eos}
     found.restore(roles.actor_critic, {"coefficients": trainer.coefficients, **parts})
-    chosen = roles.prompts[: config.evaluate.num_prompts or config.ppo.critic_check_prompts]
+    num_prompts, num_prefixes, num_continuations = config.ppo.critic_check_size
+    chosen = roles.prompts[: config.evaluate.num_prompts or num_prompts]
     run.data.add("prompts", used=len(chosen))
     # The unit of whitened rewards is that of all continuations together.
     at_once = len(chosen) if found.config.ppo.whiten_rewards else PROMPTS_AT_ONCE
@@ -97,8 +98,8 @@ def run_check_critic(
             part = sample_prefixes(
                 trainer,
                 chosen[start : start + at_once],
-                num_prefixes=config.ppo.critic_check_prefixes,
-                num_continuations=config.ppo.critic_check_continuations,
+                num_prefixes=num_prefixes,
+                num_continuations=num_continuations,
                 policy_version=found.update,
                 first_prompt=start,
             )

@@ -92,6 +92,7 @@ class Stage:
         run: Its function: `(config, *, resume=, callback=) -> result` if it resumes, else `(config) -> result`; and its
             `arguments`.
         sections: Those whose fields have bare names; a name is looked up in one tuple after the other.
+        unread: Fields of these sections that have no effect on it, and therefore no bare names.
         needs: Required fields, each with its flag.
         needs_with: Fields that change its work if they are set, and what it needs then.
         flags: Its own options, in the order of the help. All stages have --config, --preset, --out and --seed.
@@ -133,6 +134,7 @@ class Stage:
     run: str
     sections: tuple[tuple[str, ...], ...]
     needs: Mapping[str, str]
+    unread: tuple[str, ...] = ()
     needs_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     flags: tuple[Flag, ...] = ()
     title: str = ""

@@ -38,8 +38,7 @@ def _check(config: Config) -> None:
         "runtime.precision": runtime.precision == "bf16",
         "runtime.parallel": runtime.parallel == "shard",
         "runtime.frozen_dtype": runtime.frozen_dtype not in ("auto", "fp32"),
-        "runtime.offload_frozen": runtime.offload_frozen,
-        "runtime.offload_optimizer": runtime.offload_optimizer,
+        "runtime.offload": runtime.offload,
         "runtime.activation_checkpointing": runtime.activation_checkpointing,
     }
     for name, is_set in refused.items():

@@ -149,7 +149,7 @@ def test_weights_that_were_rolled_back_are_sent_before_the_next_rollout(tmp_path
 
 
 def test_everything_that_a_run_measures_is_sampled_on_the_server_and_a_dry_run_too(tmp_path, policy, server):
-    measured = {"eval_every": 1, "critic_check": 1, "critic_check_continuations": 2, "num_fixed_prompts": 2}
+    measured = {"eval_every": 1, "critic_check": 1, "critic_check_size": [32, 4, 2], "num_fixed_prompts": 2}
     made = configure(policy, tmp_path / "run", num_updates=1, critic="shared", **settings(server, **measured))
     [row] = run_ppo(made, prompts=PROMPTS[:4], eval_prompts=PROMPTS[4:], reward=vowels).metrics
     assert {"eval/score", "time/evaluation", "time/critic_check"} <= row.keys()

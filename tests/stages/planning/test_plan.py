@@ -257,14 +257,14 @@ def test_a_card_is_named_by_device_alone(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.parametrize(("name", "moves"), [("h100", True), ("m3-64", False), ("cpu:24GiB", False)])
 def test_the_optimizers_state_can_be_moved_from_a_gpu_alone(tmp_path: Path, name: str, moves: bool) -> None:
     """From a GPU it is on the device only in steps, in parts."""
-    device, config = find_device(name), ppo_config(tmp_path, **{"runtime.offload_optimizer": True})
-    assert as_on(device, config).runtime.offload_optimizer is moves
+    device, config = find_device(name), ppo_config(tmp_path, **{"runtime.offload": ["optimizer"]})
+    assert as_on(device, config).runtime.offload == (["optimizer"] if moves else [])
     plan = count_stage(as_on(device, config), "ppo", accelerator=device.accelerator).plan()
     held = {phase.name for phase in plan.phases for part in phase.parts if part.kind == "optimizer" and part.bytes}
     assert held == ({"step"} if moves else {"rollout", "experience", "train", "step"})
-    plain = with_values(config, {"runtime.offload_optimizer": False})
+    plain = with_values(config, {"runtime.offload": []})
     offered = [*_alternatives(plain, "ppo", count_stage(plain, "ppo"), device)]
-    assert ({"runtime.offload_optimizer": True} in offered) is moves
+    assert ({"runtime.offload": ["optimizer"]} in offered) is moves
 
 
 def test_a_model_without_contents_has_the_shapes_of_a_real_one() -> None:

@@ -28,7 +28,7 @@ def test_a_preset_trains(tmp_path, policy, preset):
     assert ("value/loss" in last) == ("ppo.critic" in preset.values)
 
 
-@pytest.mark.parametrize("settings", [{}, {"kl_scope": "sequence"}])
+@pytest.mark.parametrize("settings", [{}, {"kl_in": "score"}])
 def test_scores_that_are_all_equal_move_nothing_although_the_kl_is_rounded(tmp_path, policy, settings):
     """Whitened, the rounding of the first update's KL would be an advantage that Adam makes whole steps of."""
     config = configure(policy, tmp_path / "run", preset="reinforce++", num_updates=1, **settings)

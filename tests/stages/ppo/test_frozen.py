@@ -29,7 +29,7 @@ def test_the_error_of_a_rounded_reference_is_measured_and_said(
             precision="fp32",
             frozen_dtype=dtype,
             report=False,
-            offload_frozen=True,
+            offload="frozen",
         )
         first, second = map(json.loads, (tmp_path / dtype / "metrics.jsonl").read_text().splitlines())
         assert "objective/reference_error" not in second
@@ -40,7 +40,7 @@ def test_the_error_of_a_rounded_reference_is_measured_and_said(
     norms = 5 * 16 * 4
     assert bytes_of["bf16"] == (bytes_of["fp32"] - norms) // 2 + norms
     output = "".join(capsys.readouterr())
-    assert output.count("runtime.offload_frozen has no effect on cpu") == 2
+    assert output.count("runtime.offload=frozen has no effect on cpu") == 2
     assert output.count("Held in bf16, the reference differs") == (error_of["bf16"] > 0.01)
 
 

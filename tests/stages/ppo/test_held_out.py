@@ -27,7 +27,7 @@ from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy
 
 HELD_OUT = ["The crew", "A rope", "Then the sun"]
-CHECK = {"critic_check": 2, "critic_check_prefixes": 2, "critic_check_continuations": 2}
+CHECK = {"critic_check": 2, "critic_check_size": [32, 2, 2]}
 EVAL = {**CHECK, "eval_every": 2, "num_updates": 5, "kl_controller": "ziegler", "kl_target": 0.5, "entropy_coef": 0.01}
 JUDGE = """
 def longer(prompts, completions_a, completions_b, **_):

@@ -402,7 +402,7 @@ def test_responses_without_a_score_are_left_out(tmp_path, policy):
     "settings",
     [
         {"kl_in": "loss", "kl_estimator": "k2"},
-        {"kl_scope": "sequence", "advantage": "monte_carlo"},
+        {"kl_in": "score", "advantage": "monte_carlo"},
         {"kl_controller": "ziegler"},
         {"kl_controller": "schulman"},
         {"policy_loss": "kl_penalty_adaptive"},

@@ -123,7 +123,7 @@ def test_without_any_spread_no_step_is_taken(policy: Path, tmp_path: Path, capsy
         policy,
         tmp_path / "run",
         Reward(PROMPTS),
-        max_resamples=2,
+        constant_groups={"resample": 2},
         num_prompts=2,
         num_updates=1,
         entropy_target=3.0,
@@ -142,7 +142,7 @@ def test_without_any_spread_no_step_is_taken(policy: Path, tmp_path: Path, capsy
 def test_an_update_is_smaller_where_the_rounds_do_not_fill_it(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings: dict[str, Any] = {"max_resamples": 1, "num_updates": 1, "num_minibatches": 9}
+    settings: dict[str, Any] = {"constant_groups": {"resample": 1}, "num_updates": 1, "num_minibatches": 9}
     [row] = train(policy, tmp_path / "run", Reward(PROMPTS[:5]), **settings)
     assert (row["group/resamples"], row["group/unused"], row["group/constant"]) == (1, 15, pytest.approx(5 / 6))
     assert len(read_samples(tmp_path / "run")) == 3
@@ -150,7 +150,9 @@ def test_an_update_is_smaller_where_the_rounds_do_not_fill_it(
     step = sum(row[name] for name in row if name.startswith("flops/")) / row["cost/sft_steps"]
     assert row["flops/train"] == pytest.approx(2 * step)  # and yet two whole epochs
     shown = capsys.readouterr()
-    assert "update 1: ppo.max_resamples is reached with 1 of 3 groups" in " ".join((shown.out + shown.err).split())
+    assert "update 1: the rounds of ppo.constant_groups=resample ended with 1 of 3 groups" in " ".join(
+        (shown.out + shown.err).split()
+    )
 
 
 def test_a_round_draws_what_should_be_enough_and_never_more_than_a_whole_update() -> None:
@@ -166,12 +168,12 @@ def test_groups_of_one_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_schedule_says_what_is_left_out() -> None:
-    groups = {"num_responses": 2, "max_resamples": 3}
-    resampled = schedule_in_words(config_from_settings("ppo", {**groups, "constant_groups": "resample"}), 1000)
+    groups = {"num_responses": 2, "constant_groups": {"resample": 3}}
+    resampled = schedule_in_words(config_from_settings("ppo", groups), 1000)
     assert "  samples others in their place, in at most 3 additional rounds,\n" in resampled
     assert "It uses at least 12,800 prompts from the 1,000 available" in resampled
     assert "the greedy one" in schedule_in_words(config_from_settings("ppo", {"advantage": "remax"}))
-    assert "leaves out" not in schedule_in_words(config_from_settings("ppo", groups), 1000)
+    assert "leaves out" not in schedule_in_words(config_from_settings("ppo", {"num_responses": 2}), 1000)
 
 
 def test_remax_compares_each_response_with_the_greedy_one_to_its_prompt(policy: Path, tmp_path: Path) -> None:
@@ -270,7 +272,7 @@ class Scripted:
 
 
 def test_a_round_without_any_score_counts_among_the_sampled_and_the_unscored() -> None:
-    batch = Scripted([1.0, 1.0, 2.0], None, [3.0, 4.0, None], constant_groups="resample", max_resamples=2).batch()
+    batch = Scripted([1.0, 1.0, 2.0], None, [3.0, 4.0, None], constant_groups={"resample": 2}).batch()
     metrics = batch.metrics()
     assert (metrics["group/resamples"], metrics["group/sampled"], metrics["reward/unscored"]) == (2, 9, 4)
     assert metrics["reward/judge_given_up"] == 3
@@ -281,7 +283,7 @@ def test_a_round_without_any_score_counts_among_the_sampled_and_the_unscored() -
 def test_responses_whose_greedy_one_has_no_score_count_among_the_unscored() -> None:
     batch = Scripted([1.0, 2.0, 3.0], [None, 0.5], advantage="remax").batch()
     assert (batch.metrics()["reward/unscored"], batch.num_scored) == (2, 1)
-    lost = {"advantage": "remax", "constant_groups": "resample", "max_resamples": 1}
+    lost = {"advantage": "remax", "constant_groups": {"resample": 1}}
     batch = Scripted([1.0, 2.0, 3.0], [0.5, 0.5], [1.0, None, None], [None, 0.5], **lost).batch()
     assert (batch.metrics()["reward/unscored"], batch.metrics()["group/sampled"]) == (3, 6)
 

@@ -45,7 +45,7 @@ def test_a_fixed_coefficient_never_moves():
 
 
 def test_zieglers_controller_by_hand():
-    coefficients = start(kl_controller="ziegler", kl_target=8, kl_horizon=128, kl_wait_fraction=0)
+    coefficients = start(kl_controller={"ziegler": 128}, kl_target=8, kl_wait_fraction=0)
     # n/horizon = ½. The error is clipped at ±0.2, and a KL below 0 counts as 0.
     coefficients = adapt(coefficients, 24.0)
     assert coefficients.kl_coef == pytest.approx(0.05 * 1.1)
@@ -58,7 +58,7 @@ def test_zieglers_controller_by_hand():
 def test_the_automatic_horizon_is_a_thirtieth_of_the_run_and_never_over_zieglers():
     assert start(kl_controller="ziegler").controllers.kl_horizon == 100 * 64 // 30
     assert start(kl_controller="ziegler", num_updates=10**6).controllers.kl_horizon == 10_000
-    assert start(kl_controller="ziegler", kl_horizon=77).controllers.kl_horizon == 77
+    assert start(kl_controller={"ziegler": 77}).controllers.kl_horizon == 77
 
 
 def test_the_controller_sleeps_through_the_first_part_of_the_run():
@@ -153,7 +153,7 @@ def test_a_record_tells_the_last_update_of_a_warm_up_that_ended_by_its_result():
 
 
 def test_the_lambdas_of_advantages_and_targets():
-    vapo = {"gae_lambda": "length_adaptive", "length_adaptive_alpha": 0.2, "value_gae_lambda": 1.0}
+    vapo = {"gae_lambda": {"length_adaptive": 0.2}, "value_gae_lambda": 1.0}
     assert advantage_of(configured(**vapo)) == GeneralizedAdvantage(1.0, LengthAdaptiveLambda(0.2), 1.0)
     assert advantage_of(configured()) == GeneralizedAdvantage(1.0, 1.0)
     by_name = {name: advantage_of(configured(advantage=name, value_gae_lambda=0.5)) for name in ("td", "n_step")}

@@ -109,8 +109,7 @@ def check_critic(models: Path) -> dict[str, Any]:
         "reward": vowels_of_all,
         "ppo.critic": "separate",
         "ppo.kl_coef": 0.0,
-        "ppo.critic_check_prefixes": 2,
-        "ppo.critic_check_continuations": 3,
+        "ppo.critic_check_size": [32, 2, 3],
         "rollout.max_new_tokens": 10,
         "rollout.missing_eos_score": None,
     }

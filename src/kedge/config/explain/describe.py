@@ -161,6 +161,8 @@ def _kinds(annotation: Any) -> Iterator[str]:
         yield "a list of these"
     elif origin is dict and get_origin(arguments[1]) is dict:
         yield _SCHEDULES
+    elif origin is dict and get_origin(arguments[0]) is Literal:
+        yield f"{{{get_args(arguments[0])[0]}: {' or '.join(_kinds(arguments[1]))}}}"
     elif origin is dict:
         yield f"a mapping of names to {' or '.join(_kinds(arguments[1]))}"
     elif origin is list and (arguments[0] is float or get_origin(arguments[0]) is Annotated):

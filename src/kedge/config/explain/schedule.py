@@ -1,6 +1,7 @@
 """The schedule of a run in plain English."""
 
 from kedge.config.schema.root import Config
+from kedge.config.schema.section import word
 
 __all__ = ["schedule_in_words"]
 
@@ -57,12 +58,13 @@ def _critic_passes(config: Config) -> list[str]:
 
 def _left_out(config: Config) -> list[str]:
     """What happens to prompts whose responses all score the same."""
-    groups = config.ppo
-    if groups.constant_groups == "keep":
+    groups = config.ppo.constant_groups
+    if groups == "keep":
         return []
     lines = ["  leaves out the prompts whose responses all score the same,"]
-    if groups.constant_groups == "resample":
-        lines.append(f"  samples others in their place, in at most {_count(groups.max_resamples, 'additional round')},")
+    if word(groups) == "resample":
+        rounds = _count(config.ppo.max_resamples, "additional round")
+        lines.append(f"  samples others in their place, in at most {rounds},")
     return lines
 
 
@@ -70,7 +72,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
     loop, updates = config.ppo, config.ppo.num_updates
     prompts = updates * config.rollout.num_prompts
     # The number of responses that replace groups without spread is not known beforehand.
-    resamples = config.ppo.constant_groups == "resample"
+    resamples = word(config.ppo.constant_groups) == "resample"
     lines = [
         f"The run makes {_count(updates, 'update')}: {_count(updates * config.responses_per_update, 'response')}"
         f"{' to train on' if resamples else ''}, "
@@ -103,7 +105,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
 def _reach(config: Config) -> list[str]:
     """How little of a score GAE passes on to the first token, if the critic does not."""
     advantages, length = config.ppo, config.rollout.max_new_tokens
-    if advantages.advantage != "gae" or advantages.gae_lambda == "length_adaptive":
+    if advantages.advantage != "gae" or not isinstance(advantages.gae_lambda, float):
         return []
     share = (advantages.gamma * advantages.gae_lambda) ** (length - 1)
     if share >= SMALL_SHARE:
@@ -181,8 +183,9 @@ def _critic_checks(config: Config, num_held_out: int | None) -> list[str]:
     if check.critic_check is None:
         return []
     number = 1 + -(-updates // check.critic_check)
-    prompts = min(check.critic_check_prompts, num_held_out or check.critic_check_prompts)
-    prefixes, continuations = prompts * check.critic_check_prefixes, check.critic_check_continuations
+    most, per_prompt, continuations = check.critic_check_size
+    prompts = min(most, num_held_out or most)
+    prefixes = prompts * per_prompt
     responses = number * (prefixes + (prefixes + prompts) * continuations)
     share = responses / max(1, updates * config.responses_per_update)
     return [

@@ -51,7 +51,8 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
     if section_type(name) is not None and (isinstance(value, Mapping) or name not in _SHADOWED):
         return name
     groups = _ALL_SECTIONS if stage is None else find_stage(stage).sections
-    owners = _owners(name, groups)
+    unread = () if stage is None else find_stage(stage).unread
+    owners = [dotted for dotted in _owners(name, groups) if dotted not in unread]
     if len(owners) > 1:
         raise ConfigError(f"{name} is a field of several sections; write {' or '.join(owners)}")
     if owners:

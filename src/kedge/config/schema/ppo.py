@@ -7,7 +7,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import model_validator
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Section
+from kedge.config.schema.section import ONE, Section, parameter, word
 
 __all__ = ["PpoConfig"]
 
@@ -194,6 +194,15 @@ class PpoConfig(Section):
         too_low="abilities outside the task are lost (the alignment tax)",
     )
 
+    ptx_batch: int = field(
+        1,
+        ge=1,
+        meaning="Texts of data.pretraining in each step, as a multiple of the minibatch's responses.",
+        source="kedge: as many as responses; InstructGPT has 8 times as many",
+        too_high="steps take longer, mostly for pretraining",
+        too_low="the gradient of the pretraining loss is noisy",
+    )
+
     # The KL penalty to the reference policy, and the controller of its weight.
     kl_coef: float = field(
         0.05,
@@ -208,16 +217,12 @@ class PpoConfig(Section):
         meaning="Whether to measure the KL to the reference even if it is not penalized (ppo.kl_coef=0).",
         source="kedge: if off and ppo.kl_coef=0, no reference model is loaded",
     )
-    kl_in: Literal["reward", "loss"] = field(
+    kl_in: Literal["reward", "score", "loss"] = field(
         "reward",
-        meaning="Whether the KL is subtracted from the token rewards or added to the loss. ppo.advantage=grpo needs "
-        "loss: it would divide the KL, with the rest of the reward, by the standard deviation in the group.",
-        source="S1, S4, Ziegler, InstructGPT, N+; S3 and GRPO put it in the loss",
-    )
-    kl_scope: Literal["token", "sequence"] = field(
-        "token",
-        meaning="In the reward: each token is charged its own KL, or the last token is charged the sum.",
-        source="Ziegler and N+; S1 for sequence",
+        meaning="Where the KL is charged: each token's in its own reward, a response's sum in its score, or each "
+        "token's in the loss. ppo.advantage=grpo needs loss: it would divide the KL, with the rest of the reward, by "
+        "the standard deviation in the group.",
+        source="Ziegler, S4, InstructGPT, N+; S1 for score; S3 and GRPO put it in the loss",
     )
     kl_estimator: Literal["auto", "k1", "k2", "k3"] = field(
         "auto",
@@ -225,11 +230,14 @@ class PpoConfig(Section):
         "auto is k1 in the reward and k2 in the loss.",
         source="Ziegler, N+: k1 in the reward. In the loss k2 has the right gradient, and k1 has none on average",
     )
-    kl_controller: Literal["fixed", "ziegler", "schulman"] = field(
+    kl_controller: (
+        Literal["fixed", "ziegler", "schulman"] | Annotated[dict[Literal["ziegler"], Annotated[int, Gt(0)]], ONE]
+    ) = field(
         "fixed",
         meaning="How β changes: not at all, by Ziegler's proportional controller, or by the PPO paper's halving and "
-        "doubling.",
-        source="Stiennon, InstructGPT, N+",
+        "doubling. Ziegler's has a horizon, the responses over which β may change by a factor of about 1.2: "
+        "{ziegler: 10000}; ziegler alone is 1/30 of the policy's updates, at most 10,000 responses.",
+        source="Stiennon, InstructGPT, N+; Ziegler's horizon is 10,000, for a run of two million responses",
     )
     kl_target: float = field(
         6.0,
@@ -249,16 +257,6 @@ class PpoConfig(Section):
         too_high="the KL is far above its target when the controller starts",
         too_low="β falls at first, and the KL overshoots its target",
     )
-    kl_horizon: int | None = field(
-        None,
-        gt=0,
-        meaning="Ziegler's controller: responses over which β may change by a factor of about 1.2; null is 1/30 of the "
-        "policy's updates, at most 10,000.",
-        source="kedge; Ziegler uses 10,000, for a run of two million responses",
-        too_high="β changes too slowly for the KL to reach its target within the run",
-        too_low="β oscillates and the KL overshoots",
-    )
-
     # The critic and its loss.
     critic: Literal["auto", "shared", "separate", "none"] = field(
         "auto",
@@ -420,24 +418,20 @@ class PpoConfig(Section):
         too_high="no harm: 1 is right for responses that end",
         too_low="the score at the end hardly reaches early tokens",
     )
-    gae_lambda: Annotated[float, Ge(0), Le(1)] | Literal["length_adaptive"] = field(
+    gae_lambda: (
+        Annotated[float, Ge(0), Le(1)]
+        | Literal["length_adaptive"]
+        | Annotated[dict[Literal["length_adaptive"], Annotated[float, Gt(0)]], ONE]
+    ) = field(
         1.0,
-        meaning="λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone; length_adaptive: "
-        "1 − 1/(α·l) for a response of l tokens, stop token included, but at least 0, with α = "
-        "ppo.length_adaptive_alpha.",
+        meaning="λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone; {length_adaptive: α}: "
+        "1 − 1/(α·l) for a response of l tokens, stop token included, but at least 0; length_adaptive alone has "
+        "α = 0.05, which gives responses of up to 20 tokens λ = 0.",
         source="kedge, measured (docs/results.md): with a value head, 1 is better than 0.95 at equal tokens on three "
-        "tasks of three, and level at equal FLOPs. Ziegler, Stiennon, N+: 0.95; VAPO: length_adaptive",
+        "tasks of three, and level at equal FLOPs. Ziegler, Stiennon, N+: 0.95; VAPO: length_adaptive, for responses "
+        "of thousands of tokens",
         too_high="noisy advantages, beside a critic that explains much",
         too_low="advantages inherit the critic's errors, and early tokens of long responses hardly learn",
-    )
-    length_adaptive_alpha: float = field(
-        0.05,
-        gt=0,
-        meaning="α of gae_lambda=length_adaptive: the share of a response over which GAE looks ahead. Responses of up "
-        "to 1/α tokens get λ = 0.",
-        source="VAPO, for responses of thousands of tokens",
-        too_high="λ is almost 1: noisy advantages",
-        too_low="λ is 0 for most responses, and only their last tokens learn from the score itself",
     )
     value_gae_lambda: float | None = field(
         None,
@@ -467,22 +461,17 @@ class PpoConfig(Section):
     )
 
     # The responses to the same prompt.
-    constant_groups: Literal["keep", "drop", "resample"] = field(
+    constant_groups: (
+        Literal["keep", "drop", "resample"] | Annotated[dict[Literal["resample"], Annotated[int, Ge(1)]], ONE]
+    ) = field(
         "keep",
         meaning="What happens to prompts whose responses all score the same (token scores are summed): keep, drop them "
-        "before training, or drop and resample: sample other prompts until rollout.num_prompts groups have spread. "
+        "before training, or drop and resample: sample other prompts until rollout.num_prompts groups have spread, in "
+        "at most 9 additional rounds, or {resample: 4} of them; the update is smaller if they do not fill it. A round "
+        "has as many prompts as should be enough by the share found so far, at most rollout.num_prompts. "
         "Updates that train the critic alone keep them. reward/score_mean is of all responses, trained on or not.",
-        source="kedge: keep, since a critic learns from them, too. DAPO resamples",
-    )
-    max_resamples: int = field(
-        9,
-        ge=1,
-        meaning="Additional rounds of sampling in an update with constant_groups=resample, at most; the update is "
-        "smaller if they do not fill it. A round has as many prompts as should be enough by the share found so far, at "
-        "most rollout.num_prompts.",
-        source="verl's recipe for DAPO generates at most 10 batches, and then stops with an error",
-        too_high="updates take long once most prompts are solved, or none are",
-        too_low="updates are smaller than rollout.num_prompts",
+        source="kedge: keep, since a critic learns from them, too. DAPO resamples; verl's recipe for it generates at "
+        "most 10 batches, and then stops with an error",
     )
 
     # Non-finite values and spikes.
@@ -567,40 +556,31 @@ class PpoConfig(Section):
         too_high="a critic that has gone wrong is noticed late",
         too_low="the checks take longer than the training",
     )
-    critic_check_prompts: int = field(
-        32,
-        ge=2,
-        meaning="Held-out prompts per check of the critic, at most; without data.eval_prompts also at most "
-        "data.eval_fraction of data.prompts. The same ones each time, with the same random numbers.",
-        source="kedge: intervals resample prompts; 32 give about ±0.06 for the share of ordered pairs across prompts",
+    critic_check_size: list[Annotated[int, Ge(1)]] = field(
+        [32, 4, 8],
+        meaning="Size of a check of the critic: held-out prompts, at most; prefixes per prompt, each of another "
+        "response, cut at a uniformly random token; and continuations per prefix, which are also the further responses "
+        "per prompt that make the baseline. Without data.eval_prompts there are at most data.eval_fraction of "
+        "data.prompts. The same prompts each time, with the same random numbers.",
+        source="kedge: intervals resample prompts; 32 give about ±0.06 for the share of ordered pairs across prompts, "
+        "and 4 prefixes six pairs within a prompt. VinePPO estimates values with 9 continuations and the truth with "
+        "256",
         too_high="checks are slow",
-        too_low="the intervals are too wide to tell a critic from chance",
+        too_low="few prompts: the intervals are too wide to tell a critic from chance; few continuations: even a "
+        "perfect critic orders few pairs right",
     )
-    critic_check_prefixes: int = field(
-        4,
-        ge=1,
-        meaning="Prefixes per prompt in a check of the critic, each of another response, cut at a uniformly random "
-        "token.",
-        source="kedge: six pairs per prompt for the order within a prompt",
-        too_high="checks are slow",
-        too_low="there are few pairs within a prompt, and with 1 none",
-    )
-    critic_check_continuations: int = field(
-        8,
-        ge=2,
-        meaning="Continuations per prefix in a check of the critic, and further responses per prompt, whose mean "
-        "return is the baseline that the critic is compared with.",
-        source="kedge; VinePPO estimates values with 9 and the truth with 256",
-        too_high="checks are slow",
-        too_low="the mean returns are noisy, and even a perfect critic orders few pairs right",
-    )
+
+    @property
+    def max_resamples(self) -> int:
+        """Additional rounds of sampling with `constant_groups=resample`."""
+        return parameter(self.constant_groups, 9)
 
     @property
     def resolved_kl_estimator(self) -> Literal["k1", "k2", "k3"]:
         """The estimator, `auto` resolved: unbiased in the reward, the right gradient in the loss."""
         if self.kl_estimator != "auto":
             return self.kl_estimator
-        return "k1" if self.kl_in == "reward" else "k2"
+        return "k2" if self.kl_in == "loss" else "k1"
 
     @property
     def needs_reference(self) -> bool:
@@ -643,7 +623,7 @@ class PpoConfig(Section):
     def num_held_out(self) -> int:
         """Held-out prompts that are used, at most."""
         evaluated = 0 if self.eval_every is None else self.eval_num_prompts
-        return max(evaluated, 0 if self.critic_check is None else self.critic_check_prompts)
+        return max(evaluated, 0 if self.critic_check is None else self.critic_check_size[0])
 
     @property
     def num_policy_updates(self) -> int:
@@ -680,10 +660,8 @@ class PpoConfig(Section):
     def _check_kl(self) -> "PpoConfig":
         if self.kl_controller != "fixed" and self.kl_coef == 0:
             raise ValueError(
-                f"ppo.kl_controller={self.kl_controller} scales ppo.kl_coef, which is 0; start from e.g. 0.05"
+                f"ppo.kl_controller={word(self.kl_controller)} scales ppo.kl_coef, which is 0; start from e.g. 0.05"
             )
-        if self.kl_in == "loss" and self.kl_scope == "sequence":
-            raise ValueError("ppo.kl_scope=sequence needs ppo.kl_in=reward; ppo.kl_in=loss needs ppo.kl_scope=token")
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
             raise ValueError("ppo.kl_estimator=k1 has no gradient on average as a loss; ppo.kl_in=loss needs k2 or k3")
         return self
@@ -719,7 +697,7 @@ class PpoConfig(Section):
 
     @model_validator(mode="after")
     def _check_lambdas(self) -> "PpoConfig":
-        if self.gae_lambda == "length_adaptive" and self.advantage != "gae":
+        if word(self.gae_lambda) == "length_adaptive" and self.advantage != "gae":
             raise ValueError(f"ppo.gae_lambda=length_adaptive needs ppo.advantage=gae; it is {self.advantage}")
         if self.value_gae_lambda is not None and not self.needs_values:
             raise ValueError(
@@ -774,7 +752,7 @@ class PpoConfig(Section):
 
     @model_validator(mode="after")
     def _check_kl_in_groups(self) -> "PpoConfig":
-        if self.advantage == "grpo" and self.kl_in == "reward" and self.kl_coef > 0:
+        if self.advantage == "grpo" and self.kl_in != "loss" and self.kl_coef > 0:
             raise ValueError(
                 "ppo.advantage=grpo divides by the standard deviation of a group's rewards, so where all scores are "
                 "equal, a KL in the reward weighs as much as the score elsewhere, whatever ppo.kl_coef is; use "
@@ -784,6 +762,14 @@ class PpoConfig(Section):
 
     @model_validator(mode="after")
     def _check_critic_check(self) -> "PpoConfig":
+        match self.critic_check_size:
+            case [prompts, _, continuations] if min(prompts, continuations) >= 2:
+                pass
+            case _:
+                raise ValueError(
+                    f"ppo.critic_check_size={self.critic_check_size} must be the numbers of prompts, of prefixes of "
+                    "each, and of continuations of each prefix, such as [32, 4, 8]; at least 2 of the first and last"
+                )
         if self.critic_check is not None and self.resolved_critic == "none":
             raise ValueError(
                 f"ppo.critic_check={self.critic_check} checks a critic, and this run has none "

@@ -1,11 +1,11 @@
 """`rollout`: how responses are sampled, by kedge or by vLLM servers, and how those without a stop token score."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Section, StringList
+from kedge.config.schema.section import ONE, Section, StringList, parameter
 
 __all__ = ["RolloutConfig", "VllmConfig", "check_responses"]
 
@@ -111,21 +111,18 @@ class RolloutConfig(Section):
         "EOS, the ids in the model's generation_config.json, and the token that ends a turn of its chat template.",
         source="N+; Ziegler stopped at a newline",
     )
-    missing_eos_score: float | Literal["auto"] | None = field(
+    missing_eos_score: (
+        float | Literal["auto"] | Annotated[dict[Literal["subtract"], float | Literal["auto"]], ONE] | None
+    ) = field(
         "auto",
-        meaning="Score of a response that has no stop token; null disables it; auto is null if all rewards are "
-        "functions. With a reward model, the first update sets auto: −1, or the mean score of the responses that "
-        "stopped minus the standard deviation of all scores, if that is lower; with missing_eos_mode=subtract, −1 or "
-        "minus that standard deviation.",
+        meaning="Score of a response that has no stop token; null disables it; {subtract: 1}: what is subtracted from "
+        "its score; auto is null if all rewards are functions. With a reward model, the first update sets auto: −1, or "
+        "the mean score of the responses that stopped minus the standard deviation of all scores, if that is lower; "
+        "with {subtract: auto}, −1 or minus that standard deviation.",
         source="−1 in Stiennon and N+, whose scores have mean 0; kedge: lower where scores lie below −1, so that not "
         "stopping gains nothing. Reward models are not trained on cut-off text; functions can check for themselves",
         too_high="cut-off responses pay off, and the policy learns to ramble",
         too_low="the policy learns little but to stop, and stops too early",
-    )
-    missing_eos_mode: Literal["replace", "subtract"] = field(
-        "replace",
-        meaning="Whether missing_eos_score replaces the score, or its absolute value is subtracted from it.",
-        source="N+ replaces the score",
     )
     micro_batch_size: int | None = field(
         None,
@@ -167,13 +164,19 @@ class RolloutConfig(Section):
             raise ValueError("the list names no token; null stands for the model's own")
         return value
 
+    @property
+    def subtracts_missing_eos(self) -> bool:
+        """Whether `missing_eos_score` is subtracted from the score instead of replacing it."""
+        return isinstance(self.missing_eos_score, dict)
+
     def eos_score(self, *, reward_model: bool) -> float | Literal["auto"] | None:
         """The score of a response without a stop token; None keeps its own, `auto` leaves it to the first update.
 
         Args:
             reward_model: Whether any reward that is learned from is a reward model; if not, `auto` is None.
         """
-        return None if self.missing_eos_score == "auto" and not reward_model else self.missing_eos_score
+        score = cast('float | Literal["auto"] | None', parameter(self.missing_eos_score, self.missing_eos_score))
+        return None if score == "auto" and not reward_model else score
 
 
 def check_responses(section: str, num_prompts: int, num_responses: int) -> None:

@@ -19,7 +19,7 @@ from kedge.config.schema.rewards import RewardFunctionsConfig, RewardTermConfig
 from kedge.config.schema.rlhf import RlhfConfig
 from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.runtime import RuntimeConfig
-from kedge.config.schema.section import Section, as_list
+from kedge.config.schema.section import Section, as_list, word
 from kedge.config.schema.supervised import RewardModelConfig, SftConfig
 from kedge.stages.stage import imported, registered_stages
 
@@ -152,7 +152,7 @@ class Config(Section):
         if not (staleness := self.rollout.max_staleness):
             return self
         given, ppo = f"rollout.max_staleness={staleness}", self.ppo
-        if ppo.constant_groups == "resample":
+        if word(ppo.constant_groups) == "resample":
             raise ValueError(
                 f"{given} draws an update's prompts before earlier ones are scored, and ppo.constant_groups=resample "
                 "draws as many as the scores call for; use ppo.constant_groups=drop or keep, or rollout.max_staleness=0"
@@ -190,7 +190,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_groups(self) -> "Config":
-        constant = self.ppo.constant_groups
+        constant = word(self.ppo.constant_groups)
         if constant != "keep" and self.rollout.num_responses == 1:
             raise ValueError(
                 f"ppo.constant_groups={constant} compares the responses to a prompt, but rollout.num_responses=1; use "

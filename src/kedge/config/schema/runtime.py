@@ -53,18 +53,13 @@ class RuntimeConfig(Section):
         source="kedge: half, a quarter or an eighth of the memory; where it is not exact, the KL is that "
         "to a slightly different reference, by objective/reference_error, and scores differ by reward/rounding_error",
     )
-    offload_frozen: bool = field(
-        False,
-        meaning="Whether the weights of reference, reward models and judges are in the host's memory between their "
-        "passes; on a GPU only. Does not change results.",
-        source="kedge: frees their memory on the GPU for training, for the time of copying them in every update",
-    )
-    offload_optimizer: bool = field(
-        False,
-        meaning="Whether the optimizer's state, Adam's two moments, is in the host's memory between steps; in a step "
-        "it comes to the device in parts. On a GPU only. Does not change results.",
-        source="kedge: frees 8 bytes per trained weight on the GPU, for the time of copying them there and back in "
-        "every step",
+    offload: Annotated[list[Literal["frozen", "optimizer"]], BeforeValidator(as_list)] = field(
+        [],
+        meaning="What is in the host's memory while it is not needed; on a GPU only: the weights of reference, reward "
+        "models and judges between their passes (frozen), and the optimizer's state, Adam's two moments, between "
+        "steps, in which it comes to the device in parts (optimizer). Does not change results.",
+        source="kedge: frees their memory on the GPU (8 bytes per trained weight for the optimizer's state), for the "
+        "time of copying them in every update or step",
     )
     num_threads: int | None = field(
         None,

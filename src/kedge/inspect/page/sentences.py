@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kedge.config import word
 from kedge.inspect.page.numbers import as_number, figure, mean_of, noise, numbers_of
 from kedge.inspect.record import RunRecord
 
@@ -161,7 +162,7 @@ def _unused_sentence(record: RunRecord) -> list[str]:
     return [
         f"{unused:,.0f} of {sampled:,.0f} sampled responses ({unused / sampled:.0%}) were thrown away, because all "
         f"responses to their prompt score the same{surplus} "
-        f"(ppo.constant_groups={record.setting('ppo.constant_groups')}){more}."
+        f"(ppo.constant_groups={word(record.setting('ppo.constant_groups'))}){more}."
     ]
 
 

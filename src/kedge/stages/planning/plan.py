@@ -79,14 +79,14 @@ class Counted:
                 _, _, part, kind, role = figure.split("|")
                 if kind == "optimizer":
                     size, state = share * size, state + share * size
-                    if config.runtime.offload_optimizer:
+                    if "optimizer" in config.runtime.offload:
                         size = min(size, 2 * share * AT_A_TIME) if name == "step" else 0.0
                 parts.setdefault(part, []).append(Part(role, kind, size))
         most = max(parts.values(), key=lambda each: sum(part.bytes for part in each))
         if speed is None:
             return Phase(name, tuple(most))
         seconds = speed.seconds(self.figures, f"work|{name}|")
-        if name == "step" and config.runtime.offload_optimizer:
+        if name == "step" and "optimizer" in config.runtime.offload:
             seconds += 2 * state / HOST_BANDWIDTH * self._num_steps
         return Phase(name, tuple(most), seconds)
 
@@ -174,8 +174,8 @@ def plan_machine(
 
 def as_on(device: Device, config: Config) -> Config:
     """The configuration without what has no effect on a device."""
-    if config.runtime.offload_optimizer and not device.has_own_memory:
-        return with_values(config, {"runtime.offload_optimizer": False})
+    if config.runtime.offload and not device.has_own_memory:
+        return with_values(config, {"runtime.offload": []})
     return config
 
 
@@ -221,8 +221,8 @@ def _alternatives(config: Config, stage: str, counted: Counted, device: Device) 
         yield {"adapter.base_dtype": "nf4"}
     if config.optimization.of(SECTIONS[stage]).optimizer == "adamw":
         yield {"optimization.optimizer": "adamw8bit"}
-    if device.has_own_memory and not runtime.offload_optimizer:
-        yield {"runtime.offload_optimizer": True}
+    if device.has_own_memory and "optimizer" not in runtime.offload:
+        yield {"runtime.offload": [*runtime.offload, "optimizer"]}
 
 
 def _speed(config: Config, device: Device, counted: Counted) -> Speed | None:

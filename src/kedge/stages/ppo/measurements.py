@@ -168,12 +168,13 @@ class Measurements:
 
     def _check_critic(self, update: int) -> dict[str, float]:
         self._trainer.publish(update)
+        num_prompts, num_prefixes, num_continuations = self._config.critic_check_size
         try:
             sample = sample_prefixes(
                 self._trainer,
-                self._trainer.roles.held_out[: self._config.critic_check_prompts],
-                num_prefixes=self._config.critic_check_prefixes,
-                num_continuations=self._config.critic_check_continuations,
+                self._trainer.roles.held_out[:num_prompts],
+                num_prefixes=num_prefixes,
+                num_continuations=num_continuations,
                 policy_version=update,
             )
             test = sample.test()

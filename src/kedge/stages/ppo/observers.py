@@ -118,14 +118,14 @@ class AutomaticScore:
     """
 
     def __init__(self, trainer: Trainer, say: Callable[[str], None]) -> None:
-        self._mode = trainer.run_settings.config.rollout.missing_eos_mode
+        self._subtracts = trainer.run_settings.config.rollout.subtracts_missing_eos
         self._say: Callable[[str], None] | None = say
 
     def after_update(self, event: Event) -> None:
         """Print it once."""
         if self._say is not None:
             score = event.metrics["reward/missing_eos_score"]
-            effect = f"scores {score:.4g}" if self._mode == "replace" else f"loses {-score:.4g}"
+            effect = f"loses {-score:.4g}" if self._subtracts else f"scores {score:.4g}"
             self._say(f"A response without a stop token {effect} (rollout.missing_eos_score=auto).")
             self._say = None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.config import Config
+from kedge.config import Config, word
 from kedge.logs.metrics import METRICS_FILE, read_metrics
 from kedge.models import save_policy
 from kedge.runs.ending import leave_stage_report
@@ -98,7 +98,7 @@ def _save(
 def _num_responses(config: Config, num_updates: int) -> object:
     """The responses that were sampled in so many updates."""
     least = num_updates * config.responses_per_update
-    return f"at least {least}" if config.ppo.constant_groups == "resample" else least
+    return f"at least {least}" if word(config.ppo.constant_groups) == "resample" else least
 
 
 def _held_out(metrics: Sequence[Mapping[str, Any]]) -> dict[str, object]:

@@ -129,7 +129,9 @@ def load_roles(
         actor_critic=actor_critic,
         reference=reference,
         reward=rewards,
-        missing_eos=None if eos_score is None else MissingEos(eos_score, config.rollout.missing_eos_mode),
+        missing_eos=None
+        if eos_score is None
+        else MissingEos(eos_score, "subtract" if config.rollout.subtracts_missing_eos else "replace"),
         optimizer=_optimizer(config, run, actor_critic, head),
         pretraining=_load_pretraining(config, run, tokenizer, actor_critic.policy),
     )
@@ -209,7 +211,7 @@ def _load_pretraining(
         CompletionLoss(policy, run.precision),
         [encode_example(tokenizer, record.prompt, record.completion, read=record.read) for record in table.records],
         coef=config.ppo.ptx_coef,
-        batch_size=config.responses_per_update // config.ppo.num_minibatches,
+        batch_size=config.ppo.ptx_batch * config.responses_per_update // config.ppo.num_minibatches,
         micro_batch_tokens=run.micro_batch_tokens,
         seed=config.runtime.seed,
         ranks=run.ranks,

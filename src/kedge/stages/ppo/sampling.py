@@ -224,7 +224,10 @@ class Sampling:
         if batch.is_flat:
             self._once("flat", f"update {update}: no group has spread, and no step is taken")
         elif rounds > 1 and found < wanted:
-            self._once("short", f"update {update}: ppo.max_resamples is reached with {found} of {wanted} groups")
+            self._once(
+                "short",
+                f"update {update}: the rounds of ppo.constant_groups=resample ended with {found} of {wanted} groups",
+            )
 
     def _once(self, kind: str, line: str) -> None:
         if kind not in self._shown:

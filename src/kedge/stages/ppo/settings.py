@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 from kedge.algorithm.advantages import (
     Advantage,
@@ -25,7 +25,7 @@ from kedge.algorithm.group_advantages import (
     ProcessAdvantage,
 )
 from kedge.algorithm.policy_losses import Surrogate, named_surrogate
-from kedge.config import Config, config_at, scheduled_values
+from kedge.config import Config, config_at, parameter, scheduled_values, word
 from kedge.rollout import Estimation
 from kedge.training.controllers import Coefficients, Controllers, ValueWarmup
 from kedge.training.objective import Objective
@@ -44,6 +44,8 @@ __all__ = [
 IMPORTANCE_CAP = 2.0
 """`ppo.importance_cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
 ZIEGLER_HORIZON = 10_000
+LENGTH_ADAPTIVE_ALPHA = 0.05
+"""VAPO's α, the share of a response over which GAE looks ahead."""
 SURROGATE_KL_TARGET = 0.01
 """KL to the sampling policy in nats per token for `policy_loss=kl_penalty_adaptive`: the best adaptive value of PPO."""
 GOOD_SCORE = 1.0
@@ -99,7 +101,7 @@ class PpoSettings:
     num_responses: int
     max_new_tokens: int
     temperature: float
-    constant_groups: Literal["keep", "drop", "resample"]
+    constant_groups: str
     max_resamples: int
     max_staleness: int
     gamma: float
@@ -115,7 +117,7 @@ class PpoSettings:
     warmup_fraction: float
     loss: Objective
     surrogate: partial[Surrogate]
-    kl_in: Literal["reward", "loss"]
+    kl_in: Literal["reward", "score", "loss"]
     learns_in_returns_std: bool
     clip: tuple[float, float] | None
     measures_distance: bool
@@ -152,7 +154,7 @@ class PpoSettings:
             num_responses=rollout.num_responses,
             max_new_tokens=rollout.max_new_tokens,
             temperature=rollout.temperature,
-            constant_groups=ppo.constant_groups,
+            constant_groups=str(word(ppo.constant_groups)),
             max_resamples=ppo.max_resamples,
             max_staleness=rollout.max_staleness,
             gamma=ppo.gamma,
@@ -192,7 +194,7 @@ class PpoSettings:
 
     def estimation_with(self, coefficients: Coefficients) -> Estimation:
         """How scores become advantages with the current β; 0 if the KL is in the loss."""
-        return replace(self.estimation, kl_coef=coefficients.kl_coef if self.kl_in == "reward" else 0.0)
+        return replace(self.estimation, kl_coef=0.0 if self.kl_in == "loss" else coefficients.kl_coef)
 
     def objective(self, experience: Experience, coefficients: Coefficients, *, train_policy: bool = True) -> Objective:
         """The total loss of an update.
@@ -240,8 +242,8 @@ class PpoSettings:
 def advantage_of(config: Config) -> Advantage:
     """The estimator selected by `ppo.advantage`."""
     use = config.ppo
-    adaptive = LengthAdaptiveLambda(use.length_adaptive_alpha)
-    gae_lambda = adaptive if use.gae_lambda == "length_adaptive" else use.gae_lambda
+    adaptive = LengthAdaptiveLambda(parameter(use.gae_lambda, LENGTH_ADAPTIVE_ALPHA))
+    gae_lambda = use.gae_lambda if isinstance(use.gae_lambda, float) else adaptive
     estimates: dict[str, Advantage] = {
         "gae": GeneralizedAdvantage(use.gamma, gae_lambda, use.value_gae_lambda),
         "monte_carlo": GeneralizedAdvantage(use.gamma, 1.0, use.value_gae_lambda),
@@ -277,9 +279,9 @@ def controllers_of(config: Config, num_policy_updates: int) -> Controllers:
     ppo = config.ppo
     adaptive = ppo.policy_loss == "kl_penalty_adaptive"
     return Controllers(
-        kl=ppo.kl_controller,
+        kl=cast('Literal["fixed", "ziegler", "schulman"]', word(ppo.kl_controller)),
         kl_target=ppo.kl_target,
-        kl_horizon=ppo.kl_horizon or _automatic_horizon(config, num_policy_updates),
+        kl_horizon=parameter(ppo.kl_controller, _automatic_horizon(config, num_policy_updates)),
         kl_wait_updates=ppo.kl_wait_fraction * num_policy_updates,
         entropy_target=ppo.entropy_target,
         surrogate_kl_target=SURROGATE_KL_TARGET if adaptive else None,
@@ -326,7 +328,7 @@ def _estimation_of(config: Config, *, exact: bool) -> Estimation:
         importance_cap=cap,
         kl_coef=ppo.kl_coef,
         kl_estimator=ppo.resolved_kl_estimator,
-        kl_scope=ppo.kl_scope,
+        kl_scope="sequence" if ppo.kl_in == "score" else "token",
         score_at=ppo.score_at,
         whiten_rewards=ppo.whiten_rewards,
         whiten_advantages=ppo.whitens_advantages,
