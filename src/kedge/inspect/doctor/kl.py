@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from kedge.config import word
 from kedge.inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import (
     MIN_LEVEL,
@@ -169,7 +168,7 @@ def _per_token(run: RunRecord) -> float | None:
 
 
 def _is_controlled(run: RunRecord) -> bool:
-    return word(run.setting("ppo.kl_controller")) in ("ziegler", "schulman")
+    return run.setting("ppo.kl_controller") not in (None, "fixed")
 
 
 @rule(

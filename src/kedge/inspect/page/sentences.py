@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kedge.config import word
 from kedge.inspect.page.numbers import as_number, figure, mean_of, noise, numbers_of
 from kedge.inspect.record import RunRecord
 
@@ -159,10 +158,12 @@ def _unused_sentence(record: RunRecord) -> list[str]:
         if rounds
         else ("", "")
     )
+    mode: object = record.setting("ppo.constant_groups")
+    mode = "resample" if isinstance(mode, dict) else mode  # {resample: rounds}
     return [
         f"{unused:,.0f} of {sampled:,.0f} sampled responses ({unused / sampled:.0%}) were thrown away, because all "
         f"responses to their prompt score the same{surplus} "
-        f"(ppo.constant_groups={word(record.setting('ppo.constant_groups'))}){more}."
+        f"(ppo.constant_groups={mode}){more}."
     ]
 
 
