@@ -58,3 +58,29 @@ def test_everything_that_a_run_reads_is_hashed(tmp_path: Path, monkeypatch: pyte
     before = input_hashes(config)["data.prompts"]
     (tmp_path / "data/deep/train.ndjson").rename(tmp_path / "data/train.ndjson")
     assert input_hashes(config)["data.prompts"] != before
+
+
+@pytest.mark.parametrize("code", ["from helpers.words import length", "import broken\nimport helpers.words"])
+def test_modules_are_found_in_folders_without_init_and_beside_a_file_that_cannot_be_read(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "helpers").mkdir()
+    words = tmp_path / "helpers" / "words.py"
+    words.write_text("def length(text): ...")
+    (tmp_path / "broken.py").write_text("def (")
+    (tmp_path / "reward.py").write_text(code)
+    config = load_config(flags={"reward": ["reward.py:length"]})
+    saved = input_hashes(config)
+    words.write_text("def length(text): return 1")
+    assert changed_inputs(saved, input_hashes(config)) == ["reward: the files have changed since the run started"]
+
+
+def test_relative_imports_of_a_file_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text("from .words import length")
+    words = tmp_path / "words.py"
+    words.write_text("length = len")
+    config = load_config(flags={"reward": [f"{tmp_path}/reward.py:length"]})
+    saved = input_hashes(config)
+    words.write_text("length = abs")
+    assert changed_inputs(saved, input_hashes(config))

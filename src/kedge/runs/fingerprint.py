@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from modulefinder import ModuleFinder
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from kedge.config import Config
@@ -25,20 +25,54 @@ __all__ = ["changed_inputs", "input_hashes"]
 def _code_files(source: str) -> list[Path]:
     """The files of a function named `path/to/file.py:function` or `package.module:function`, its own first.
 
-    Also those of the modules that it imports from its folder or the working directory, found without running anything.
+    Also those of the modules that it imports from its folder or the working directory. Imports are followed as they
+    are written, without running anything: a file that cannot be parsed hides no other, and packages need no
+    `__init__.py`, which the standard library's ModuleFinder does not allow for.
     """
     name = source if source.endswith(".py") else source.rpartition(":")[0]
+    here = Path.cwd()
     path = Path(os.path.expanduser(name))
-    folders = [str(path.resolve().parent), os.getcwd()] if name.endswith(".py") else [os.getcwd()]
-    finder = ModuleFinder(path=list(dict.fromkeys(folders)))
-    with suppress(OSError, SyntaxError, ValueError, ImportError, RecursionError):  # reported by whoever imports it
-        if name.endswith(".py"):
-            finder.run_script(str(path))
-        else:
-            finder.import_hook(name)
-    own = [path] if name.endswith(".py") and os.path.isfile(path) else []
-    found = [Path(path) for module in finder.modules.values() if (path := getattr(module, "__file__", None))]
-    return list(dict.fromkeys([*own, *found]))
+    first = [path] if name.endswith(".py") else list(_module_files(name.split("."), here))
+    found = dict.fromkeys(path for path in first if os.path.isfile(path))
+    waiting = list(found)
+    roots = [*(path.resolve().parent for path in waiting[:1] if name.endswith(".py")), here]
+    while waiting:
+        for path in _imported_files(waiting.pop(), roots):
+            if path not in found:
+                found[path] = None
+                waiting.append(path)
+    return list(found)
+
+
+def _imported_files(path: Path, roots: list[Path]) -> Iterator[Path]:
+    """The files that a file imports from some folders, or from its own."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # reported by whoever imports it
+        return
+    for node in ast.walk(tree):
+        names: list[list[str]] = []
+        places = roots
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module.split(".") if node.module else []
+            names = [module, *([*module, alias.name] for alias in node.names)]
+            folders = path.resolve().parents
+            places = [folders[node.level - 1]] if 0 < node.level <= len(folders) else roots
+        for name in names:
+            if name and name[0] not in sys.stdlib_module_names:
+                for place in places:
+                    yield from _module_files(name, place)
+
+
+def _module_files(name: list[str], root: Path) -> Iterator[Path]:
+    """The files that importing a dotted name from a folder runs: those of its packages, and its own."""
+    for depth in range(1, len(name) + 1):
+        place = root.joinpath(*name[:depth])
+        for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+            if os.path.isfile(path):
+                yield path
 
 
 DATA_FILES = ("*.jsonl", "*.ndjson", "*.parquet", "*.arrow")
