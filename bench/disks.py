@@ -53,7 +53,7 @@ STAGES = {
 
 @dataclass
 class Tally:
-    """What happened to the runs of a stage.
+    """The outcome of a stage's runs.
 
     Attributes:
         tried: Runs.

@@ -75,7 +75,7 @@ class Quantity:
 
 
 SCORE: Final = Quantity("#8656b8")
-"""A reward model's or judge's score, on a scale of its own."""
+"""A reward model's or judge's score, on its own scale."""
 QUALITY: Final = Quantity("#b7791f", low=0.0, high=1.0)
 """The gold judge's quality, a share."""
 WIN_RATE: Final = Quantity(POLICY, low=0.0, high=1.0)

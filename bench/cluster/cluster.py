@@ -121,7 +121,7 @@ def plan_cluster(
 
 
 def card_of(card: str | Card, own_figures: Mapping[str, float]) -> Card:
-    """A known card, with own figures in place of its data sheet's; or one of which all figures are given.
+    """A known card, with own figures instead of its data sheet's; or one of which all figures are given.
 
     Raises:
         ConfigError: The card is not known and a figure is missing, or a figure is not positive.

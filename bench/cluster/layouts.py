@@ -71,7 +71,7 @@ def _shares(cards: int, parallel: int) -> list[int]:
 
 
 def _is_possible(layout: Layout, responses: int) -> bool:
-    """Whether servers are whole and within one machine, none is without work, and a card is left to train."""
+    """True if servers are whole and within one machine, none is without work, and a card is left to train."""
     sampling = layout.sampling_cards
     parallel = layout.tensor_parallel
     whole = sampling % parallel == 0 and parallel <= min(sampling, layout.card.linked)

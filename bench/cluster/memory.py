@@ -63,12 +63,12 @@ class ServerMemory:
 
     @property
     def fits(self) -> bool:
-        """Whether a row of the largest length can be decoded."""
+        """True if a row of the largest length can be decoded."""
         return self.room >= self.longest
 
 
 def trainer_memory(work: Workload, layout: Layout, micro_batch: float) -> TrainerMemory:
-    """The trainer's memory with micro-batches of so many tokens; a longer row is a micro-batch of its own."""
+    """The trainer's memory with micro-batches of so many tokens; a longer row is a separate micro-batch."""
     policy = work.policy
     cards = max(1, layout.training_cards)
     models = 2 if work.critic == "separate" else 1

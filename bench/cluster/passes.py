@@ -66,7 +66,7 @@ def training_time(work: Workload, layout: Layout, practice: Practice, micro_batc
     flops = 3.0 * work.tokens * token_flops(work.policy, work.length)
     arithmetic = models * work.epochs * flops / (cards * layout.card.flops * practice.train)
     # Every optimizer step has at least one round. Weights are gathered for both directions of each round; gradients
-    # are summed once per round, too, since only a shard of them is kept.
+    # are also summed once per round, since only a shard of them is kept.
     rounds = work.minibatches * max(1.0, work.tokens / work.minibatches / cards / micro_batch)
     moved = rounds * (2 * GATHERED + REDUCED) * work.policy.parameters
     return Pass(arithmetic, _communication(models * work.epochs * moved, layout, practice))

@@ -54,7 +54,7 @@ class ModelShape:
 
     @property
     def is_mixture(self) -> bool:
-        """Whether a token uses only some of the weights."""
+        """True if a token uses only some of the weights."""
         return self.active < self.parameters
 
 
@@ -143,7 +143,7 @@ def _shape(entries: Mapping[str, Any], file: Path) -> ModelShape:
     embeddings = vocabulary * hidden * (1 if entries.get("tie_word_embeddings", "n_embd" in entries) else 2)
     attention = layers * 2 * hidden * head_dim * (heads + kv_heads)
     if "kv_lora_rank" in entries:
-        # Latent attention keeps one compressed vector per token, and one for positions, in place of keys and values.
+        # Latent attention keeps one compressed vector per token, and one for positions, instead of keys and values.
         kv_heads = 1
         head_dim = (number("kv_lora_rank") + number("qk_rope_head_dim", 64)) // 2
     total, active = _feed_forward(_Entries(entries, file), layers, hidden, matrices=2 if old else 3)

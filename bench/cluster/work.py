@@ -80,7 +80,7 @@ class Layout:
 
     @property
     def apart(self) -> bool:
-        """Whether servers and trainer have cards of their own."""
+        """True if servers and trainer have cards of their own."""
         return self.rollout_cards > 0
 
     @property

@@ -46,7 +46,7 @@ class Trial:
 
 
 def run_trial(start: Start, settings: Mapping[str, Any], seed: int, *, preset: str, updates: int, out: Path) -> Trial:
-    """Train for a few updates in a process of its own.
+    """Train for a few updates in a separate process.
 
     Args:
         start: Model, prompts and reward.

@@ -51,7 +51,7 @@ SHARED: Final[dict[str, Any]] = {
     "ppo.value_head_rate": 30.0,
     "ppo.value_clip_range": 0.2,
 }
-"""A value head on the policy's trunk in place of the demo's separate critic."""
+"""A value head on the policy's trunk instead of the demo's separate critic."""
 CRITIC_FREE: Final[dict[str, Any]] = {
     "ppo.critic": "none",
     "ppo.critic_learning_rate": None,

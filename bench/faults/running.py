@@ -92,7 +92,7 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Whether the fault ranks first or second; for a healthy run, whether nothing is serious."""
+        """True if the fault ranks first or second; for a healthy run, if nothing is serious."""
         return self.place in (1, 2) if self.rule else not self.alarms
 
 

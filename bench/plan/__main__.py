@@ -1,4 +1,4 @@
-"""`python -m bench.plan`: predicted and measured memory and time of short runs, each in a process of its own.
+"""`python -m bench.plan`: predicted and measured memory and time of short runs, each in a separate process.
 
 The results are in bench/results/plan.json; runs that are there already are not repeated. `--page` writes the table in
 RESULTS.md, here, from them, `--pictures` draws the pictures in docs/pictures. `--sizes` writes the table of model sizes

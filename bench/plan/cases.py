@@ -26,7 +26,7 @@ class Case:
         rows: Responses per update.
         budget: Tokens per micro-batch.
         minibatches: Steps per epoch.
-        reward: Whether a reward model scores, in place of a function.
+        reward: True if a reward model scores instead of a function.
         precision: fp32 or bf16.
         stage: ppo, or critic.
     """

@@ -37,7 +37,7 @@ def save_shallow(config: PreTrainedConfig, folder: Path, *, scalar: bool = False
     size = config.get_text_config().vocab_size
     tokens = ["<pad>", "<bos>", "<eos>", *LETTERS]
     tokens += [f"w{row}" for row in range(len(tokens), size - SPARE)]
-    # Every letter is a token, also for the architectures whose tokenizers transformers builds anew from the vocabulary.
+    # Every letter is a token, also for the architectures whose tokenizers transformers rebuilds from the vocabulary.
     backend = Tokenizer(models.BPE({token: row for row, token in enumerate(tokens)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

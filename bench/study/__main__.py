@@ -106,7 +106,7 @@ def _seconds(study: Study, task: str) -> float:
 
 
 def finish(study: Study, options: argparse.Namespace) -> None:
-    """Write the page; a small study, and one with a record of its own, print it."""
+    """Write the page; print it for a small study and for one with its own record."""
     if options.count:
         return
     study = replace(study, tasks=tuple(study.plan.tasks))  # recorded ones are shown, whether or not they were run now

@@ -91,7 +91,7 @@ def run_unit(unit: Unit, problem: Problem, critic: Path, out: Path) -> Outcome:
 
 
 def with_critic(settings: Mapping[str, Any], critic: Path) -> dict[str, Any]:
-    """The settings with the critic's folder in place of `{critic}`, which is the same on every machine."""
+    """The settings with the critic's folder instead of `{critic}`, which is the same on every machine."""
     return {name: str(critic) if value == PRETRAINED else value for name, value in settings.items()}
 
 

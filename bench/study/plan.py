@@ -32,7 +32,7 @@ class TaskPlan:
         eval_every: Updates between two points of a curve.
         learning_rates: The grid.
         settings: Of all its runs.
-        separate_critic: Further settings of those whose critic is a model of its own: what that model needs to learn.
+        separate_critic: Further settings of runs with a separate critic: those that its model needs to learn.
     """
 
     budget: Budget

@@ -68,7 +68,7 @@ def scratchpad(digits: str, slips: random.Random | None = None) -> str:
 
 
 def _slipped(rest: str, smallest: int, draw: random.Random) -> tuple[int, str]:
-    """The place of the digit that a wrong step takes, and the digits with which it goes on; no slip sorts rightly."""
+    """The place of the digit that a wrong step takes, and the digits with which it continues; no slip sorts rightly."""
     larger = [at for at, digit in enumerate(rest) if digit > rest[smallest]]
     if larger and draw.random() < 0.5:
         return draw.choice(larger), rest

@@ -34,7 +34,7 @@ class Budget:
         return Budget(self.tokens * part, self.flops * part)
 
     def is_spent(self, *, tokens: float, flops: float) -> bool:
-        """Whether both are spent."""
+        """True if both are spent."""
         return tokens >= self.tokens and flops >= self.flops
 
 

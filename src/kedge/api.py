@@ -326,7 +326,7 @@ def check_critic(
         critic: A run of PPO or of `critic`, or a trained critic (folder or hub id).
         prompts: As in `ppo`.
         model: The policy, for a critic that is not a run's.
-        reward: As in `ppo`, in place of the run's.
+        reward: As in `ppo`, instead of the run's.
         out: The run's folder; must be empty.
         settings: Fields of the configuration, such as `evaluate.num_prompts`.
 
@@ -602,7 +602,7 @@ def sweep(
 ) -> SweepResult:
     """Run a stage with several settings and seeds, and compare them; see `kedge.stages.sweep.run_sweep`.
 
-    The runs are processes of their own, so data, rewards and models are given by name.
+    The runs are separate processes, so data, rewards and models are given by name.
 
     Args:
         stage: sft, reward, critic, ppo or control.

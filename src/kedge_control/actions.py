@@ -36,7 +36,7 @@ WEIGHTS = torch.tensor(_WEIGHTS / _WEIGHTS.sum(), dtype=torch.float32)
 class ActionDistribution:
     """A distribution of actions in each of n states, of independent components.
 
-    A squashed number is kept as u, before its tanh, so that its density is exact at the bounds, too.
+    A squashed number is kept as u, before its tanh, so that its density is also exact at the bounds.
 
     Attributes:
         parts: A distribution [n] for every choice, or one [n, components] of all switches or numbers.
@@ -163,7 +163,7 @@ class ActionHead:
         return np.concatenate([part.argmax(-1, keepdims=True) for part in np.split(perturbed, ends, -1)], -1)
 
     def executed(self, actions: Array) -> Any:
-        """What the environments take, a row each: Python integers for one choice, else an array of its own.
+        """Convert to what the environments take, one entry per row: a Python integer for one choice, else an array.
 
         Args:
             actions: [n, components], float32 for numbers, int64 otherwise.

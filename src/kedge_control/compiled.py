@@ -3,7 +3,7 @@
 A small network's step is mostly overhead: some two hundred operations of a few microseconds each. Compiled, it is one
 call of the update's own loss, differentiated by torch, with torch's clip and AdamW. The metrics of its steps stay on
 the device until the update has ended. If one is not finite then, the update is undone and repeated without the graph,
-which finds the step before it is taken.
+so that the bad step is found before it is taken.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class CompiledUpdate:
             try:
                 taken = self._take(state, counts, experience, numbers, epochs, max_grad_norm)
             except (RuntimeError, OSError) as error:
-                # Whatever a compiler meets: no compiler, no space for its files, an operation that it does not know.
+                # Any failure to compile: no compiler, no space for its files, an unsupported operation.
                 self.failed = True
                 taken = None
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -145,7 +145,7 @@ class CompiledUpdate:
         epochs: Sequence[Sequence[Int[Tensor, " rows"]]],
         max_grad_norm: float | None,
     ) -> UpdateResult | None:
-        """The update's steps as graphs; None if there is no graph, or a value is not finite."""
+        """The update's steps as graphs; None without a graph, or if a value is not finite."""
         result = UpdateResult()
         figures: list[Tensor] = []
         objective = self.make_objective(**numbers)

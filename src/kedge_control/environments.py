@@ -1,6 +1,6 @@
 """Environments side by side, behind Gymnasium's vector interface, in each of its three ways to start an episode.
 
-disabled    we reset: episodes start from seeds of their own, and can be replayed
+disabled    we reset: each episode starts from its own seed, and can be replayed
 next step   the step after an episode's end ignores the action and only starts the next one: it is not valid
 same step   the step that ends an episode already shows the next one's first observation
 """
@@ -84,7 +84,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
 class InProcess(VectorEnv[Any, Any, Any]):
     """Environments stepped one after the other.
 
-    `SyncVectorEnv` does the same, but takes longer for its copies than MuJoCo for a step of HalfCheetah.
+    `SyncVectorEnv` also does this, but takes longer for its copies than MuJoCo for a step of HalfCheetah.
 
     Args:
         environments: Closed by `close`.
@@ -338,7 +338,7 @@ class Environments:
 
 
 def close_quietly(environment: Any, name: str) -> None:
-    """Close an environment; an error of it is one line, and costs nothing that was trained."""
+    """Close an environment; report an error without raising it, so that nothing trained is lost."""
     try:
         environment.close()
     except Terminated:

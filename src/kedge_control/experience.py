@@ -23,7 +23,7 @@ __all__ = ["ControlExperience", "ControlLearner", "experience_of"]
 T = TypeVar("T")
 
 SEQUENCE_LENGTH = 32
-"""With a memory, the longest piece of an episode that is trained on at once: gradients reach so many steps back."""
+"""With a memory, the steps of an episode that are trained on at once, and that gradients reach back."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ControlExperience:
     """Transitions with log probabilities, values, advantages and returns; see `training.learner.Batch`.
 
     A row is one transition (time = 1). For a policy with a memory it is a sequence of transitions of one episode,
-    padded on the right, where the mask is False; observations, actions and parameters then have an axis of time, too.
+    padded on the right, where the mask is False; observations, actions and parameters then also have a time axis.
 
     Attributes:
         observations: As the policy reads them: normalized numbers [n, d] or images [n, …].
@@ -42,7 +42,7 @@ class ControlExperience:
         values: The critic's values at the start of the epochs.
         advantages: Each action's weight in the policy loss.
         returns: The critic's targets.
-        ref_logprobs: None: there is no reference policy.
+        ref_logprobs: Always None: control has no reference policy.
         importance_weights: None: the sampler's probabilities are the trainer's.
         positive: None: nothing is imitated.
         memory: At the start of each row; None without a memory.
@@ -142,7 +142,7 @@ def experience_of(
 ) -> ControlExperience:
     """The experience of a rollout: one pass of policy and critic, then generalized advantage estimation.
 
-    Each piece of an episode is a row of its own. Behind its last step comes: nothing (0) if the episode ended; the
+    Each piece of an episode is a separate row. Behind its last step comes: nothing (0) if the episode ended; the
     value of its final observation if it was cut off; the value of the next observation if the rollout ended.
 
     Args:

@@ -73,9 +73,9 @@ def make_environments(
     Args:
         source: What to make.
         num_envs: N. A function that makes a vector environment is given it if it has such a parameter.
-        seed: Of the run: every episode starts from a seed of its own, derived from this one, the environment's number
+        seed: Of the run: every episode starts from its own seed, derived from this one, the environment's number
             and the episode's.
-        vectorization: In this process, or each in a process of its own; without effect on a function that makes a
+        vectorization: In this process, or each in a separate process; without effect on a function that makes a
             vector environment.
         settings: Keyword arguments for the source.
 
@@ -114,7 +114,7 @@ def _flattened(vector: VectorEnv[Any, Any, Any], name: str) -> VectorEnv[Any, An
 
 
 def _in_worker(spec: EnvironmentSpec, spaces: Spaces, parent: int) -> gymnasium.Env[Any, Any]:
-    """An environment in a process of its own, which ends with the trainer.
+    """An environment in a separate process, which ends with the trainer.
 
     Ctrl-C is the trainer's to handle: it still needs the workers. A trainer that is killed cannot end them, and one
     that hangs in a step, or waits at a pipe of which a sibling holds the other end, would never notice.
@@ -182,7 +182,7 @@ def _unavailable(error: gymnasium_errors.Error | ModuleNotFoundError) -> str:
 
 
 def _from_source(spec: EnvironmentSpec, settings: dict[str, Any], num_envs: int) -> Any:
-    """What the name or the function makes."""
+    """Make the environment from its name or function."""
     source = spec.source
     function = spec.function
     if function is not None:

@@ -161,7 +161,7 @@ class ControlActorCritic(nn.Module):
         return self.policy_output.weight.device
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Those that only the critic has."""
+        """The parameters that the critic does not share."""
         trunk = [] if self.value_trunk is None else list(self.value_trunk.parameters())
         return [*trunk, *self.value_output.parameters()]
 
@@ -285,7 +285,7 @@ after it."""
 
 
 def acting_function(policy: ControlActorCritic, num_envs: int) -> Acting:
-    """The policy for the next steps of so many environments: many calls with weights that must not change meanwhile.
+    """The policy for the next steps of `num_envs` environments: many calls with weights that must not change meanwhile.
 
     For a single state of small dense layers, torch's dispatch of every operation takes several times as long as the
     products; numpy takes half as long.

@@ -72,7 +72,7 @@ def record_episode(
 def _picture(environment: Any, name: str) -> Array:
     try:
         picture = environment.render()
-    # Drawing libraries raise errors of their own: no display, no driver, a missing package.
+    # Drawing libraries raise their own errors: no display, no driver, a missing package.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise EnvError(f"environment {name!r} cannot be drawn here: {reason}") from error

@@ -167,7 +167,7 @@ def load_control_policy(
 
     Args:
         folder: The run's `model/`, or a checkpoint's.
-        network: The function that made its layers, itself or as `file.py:name`, if it has a network of its own.
+        network: The function that made its layers, itself or as `file.py:name`, if it has its own.
         seed: Of the actions, if they are drawn.
 
     Raises:

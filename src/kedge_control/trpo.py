@@ -77,7 +77,7 @@ def trpo_update(
     for each of K epochs: shuffle the rows; for each of M minibatches: one step on the value term
 
     The step along the natural gradient is shortened until the measured KL is at most δ and the surrogate is better; if
-    no length is, the policy keeps its weights to the bit. Of a policy and critic that share a trunk, the policy's step
+    no length is, the policy's weights stay bit-identical. Of a policy and critic that share a trunk, the policy's step
     moves the trunk and the critic's passes train the value head alone, so that they do not change the KL.
 
     Args:
@@ -286,7 +286,7 @@ def conjugate_gradient(
     Args:
         product: v ↦ A·v; A is symmetric and positive definite.
         target: b.
-        iterations: At most so many products, ≥ 1.
+        iterations: Largest number of products, ≥ 1.
         tolerance: Stop once |b − A·x|² is at most this share of |b|².
 
     Source: Hestenes and Stiefel 1952; TRPO appendix C.
@@ -365,7 +365,7 @@ def line_search(
         max_tries: Number of steps that are tried, ≥ 1.
 
     Returns:
-        The first step accepted; its fraction is 0 if there is none. NaN is never accepted.
+        The first step accepted; its fraction is 0 if all are rejected. NaN is never accepted.
 
     Source: TRPO appendix C.
     """

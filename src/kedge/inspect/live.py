@@ -42,7 +42,7 @@ WATCHED_FILES = (CONFIG_FILE, METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, INCIDENT
 
 
 def has_run(folder: Path) -> bool:
-    """Whether a run has started in a folder, alone or as a stage of a chain or a run of a sweep.
+    """True if a run has started in a folder, alone or as a stage of a chain or a run of a sweep.
 
     Raises:
         DataError: The folder does not exist, or is a link to itself.

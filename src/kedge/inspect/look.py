@@ -70,18 +70,18 @@ class Panel:
 
 @dataclass(frozen=True)
 class Look:
-    """What is shown of the runs of a stage.
+    """A stage's view in reports and in the doctor.
 
     Attributes:
         rows: The table of first and last values.
         panels: The charts.
         sentences: Describes a run in one or more sentences, from its record and how far it is in words.
         parts: The sections of the page that its runs can fill.
-        size: The fields that make up, multiplied, the number of items in an update or step.
+        size: The fields with the number of items in an update or step as their product.
         items: What the items are called; empty if they are not counted in words.
         total: The updates of a whole run, as it is configured; None if that is not known.
         goals: The metrics that a sweep compares by; the first that the runs have.
-        rules: The doctor's rules for this stage, which then has no others.
+        rules: The doctor's rules for this stage; it has no others.
     """
 
     rows: tuple[Row, ...] = ()
@@ -121,10 +121,10 @@ def look_of(stage: str) -> Look:
 
 
 def has_part(record: RunRecord, part: str) -> bool:
-    """Whether the runs of a record's stage can fill a section of the page."""
+    """True if the runs of a record's stage can fill a section of the page."""
     return part in look_of(record.stage).parts
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern of `Panel.lines` matches a metric."""
+    """True if a pattern of `Panel.lines` matches a metric."""
     return name == pattern or (pattern.endswith("*") and name.startswith(pattern[:-1]))

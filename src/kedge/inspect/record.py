@@ -40,7 +40,7 @@ from kedge.system.output import (
 __all__ = ["QUIET_SECONDS", "RESULTS", "RunRecord", "read_config", "read_json_object", "read_run", "readable"]
 
 QUIET_SECONDS = 60.0
-"""A run that has written nothing for this long, and for three of its own updates, counts as stopped."""
+"""Seconds without a write, and at least three updates' time, after which a run counts as stopped."""
 
 JUDGING_SECONDS = 600.0
 """The same while a judge reads all responses at once, during which nothing is written."""
@@ -171,7 +171,7 @@ def read_run(folder: Path, *, on_skipped: Callable[[str], None] = say) -> RunRec
 
 
 def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of `metrics.jsonl` without what is no finite number or null."""
+    """A row of `metrics.jsonl`, with its finite numbers and nulls alone."""
     return {name: value for name, value in row.items() if value is None or _is_number(value)}
 
 
@@ -229,7 +229,7 @@ def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
 
 
 def _hostile_yaml(text: str) -> str | None:
-    """What no run writes and a reader could die of; None if there is nothing.
+    """The reason to refuse a file that no run writes and that could crash the reader; None if it is safe.
 
     Many levels crash libyaml's loader and take Python's minutes; a few aliases are read as billions of values.
     """
@@ -244,7 +244,7 @@ def _hostile_yaml(text: str) -> str | None:
 
 
 def _last_written(folder: Path) -> float:
-    """When a run wrote its last row of metrics, or its configuration if it has none yet; seconds since the epoch.
+    """When a run wrote its last row of metrics, or its configuration before the first one; seconds since the epoch.
 
     A stage without updates writes its progress and its results instead.
     """
@@ -270,7 +270,7 @@ def read_json_object(path: Path) -> Mapping[str, Any]:
 def _guess_state(
     folder: Path, metrics: Sequence[Mapping[str, Any]], progress: Sequence[Mapping[str, Any]]
 ) -> Literal["running", "stopped"]:
-    """Whether an unfinished run is still running, judged by its last write and the length of its updates."""
+    """True if an unfinished run is still running, judged by its last write and the length of its updates."""
     slowest = max((row["time/update"] for row in metrics[-10:] if row.get("time/update")), default=0.0)
     times = [row.get("seconds", 0.0) for row in progress[-10:]]
     slowest = max([slowest, *(after - before for before, after in itertools.pairwise(times))])
@@ -279,6 +279,6 @@ def _guess_state(
 
 
 def _is_called(name: str, term: Mapping[str, Any]) -> bool:
-    """Whether a reward term's metric has this name: the term's own, or the last part of its source."""
+    """True if a reward term's metric has this name: the term's own, or the last part of its source."""
     source = str(term.get("source") or "")
     return name == term.get("name") or (term.get("name") is None and name in source.replace(":", "/").split("/"))

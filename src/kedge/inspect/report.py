@@ -66,7 +66,7 @@ def write_report(
 
 
 def leave_report(folder: Path, *, ending: Ending | None = None, advice: Advice = no_advice) -> None:
-    """Write the report of a run that ends; any error is printed as one line, so that the run's result is kept."""
+    """Write the report of a run that ends; print any error without raising it, so that the run's result is kept."""
     try:
         write_report([folder], ending=ending, advice=advice)
     except Exception as error:  # a bug in the page must not cost hours of training
@@ -171,7 +171,7 @@ def _headlines(folders: Sequence[Path]) -> list[Headline]:
 
 
 def _summary(folder: Path) -> Mapping[str, Any]:
-    """The summary of a chain; empty if it has none yet, or if the folder is a single run."""
+    """The summary of a chain; empty before it is written, or if the folder is a single run."""
     path = folder / SUMMARY_FILE
     return {} if is_run(folder) or not path.is_file() else read_json_object(path)
 

@@ -118,7 +118,7 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log, which is the error of a run that failed by itself."""
+    """The last line of a log: the error of a run that failed without being killed."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     lines = [line for line in text.splitlines() if line.strip()]
     return (lines[-1] if lines else "it printed nothing")[:MOST_ERROR]
@@ -134,7 +134,7 @@ LOWER_IS_BETTER = ("loss", "kl", "clip_fraction", "error", "perplexity")
 KL = "objective/kl"
 
 LAST_SHARE = 0.1
-"""Share of a run's rows, at its end, that its result is the mean of: single updates are noisy."""
+"""Share of a run's rows, the last ones, over which its result is averaged: single updates are noisy."""
 
 EQUAL = 1e-9
 """Relative difference of results up to which settings tie: rounding."""
@@ -142,7 +142,7 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True)
 class Goal:
-    """What the runs are compared by.
+    """The metric that runs are compared by.
 
     Attributes:
         metric: A metric of `metrics.jsonl`.
@@ -228,7 +228,7 @@ def compare(settings: Sequence[Setting], finished: Mapping[str, Sequence[Mapping
     Args:
         settings: The settings.
         finished: The rows of the metrics of each finished run, by name. What a run reached before it failed, or has
-            reached so far, is not compared with what others reached at their end.
+            reached so far, is not compared with the others' final results.
         goal: What to compare by.
     """
     rows = [_row(setting, [finished[run.name] for run in setting.runs if run.name in finished], goal)

@@ -1,1 +1,1 @@
-"""What a run writes: metrics, samples, details, incidents, progress, third-party loggers."""
+"""A run's files: metrics, samples, details, incidents, progress, third-party loggers."""

@@ -45,7 +45,7 @@ def describe_experience(experience: Experience, *, is_exact: bool = True) -> dic
     `policy/sampler_ratio_max`: the largest ratio, in either direction, between a token's probability as recomputed by
     the trainer and as sampled; `policy/sampler_k3` and `policy/sampler_share`: k3 in nats per token and the effective
     share of the tokens, see `Mismatch`; only where the sampler is not exact. `advantage/…`: returns − values, the
-    advantages before any whitening unless the returns have a λ of their own.
+    advantages before any whitening unless the returns have their own λ.
 
     Args:
         experience: The update's experience.

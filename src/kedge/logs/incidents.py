@@ -32,7 +32,7 @@ def add_incident(folder: Path, incident: Mapping[str, Any]) -> None:
 def truncate_incidents(folder: Path, last_update: int) -> None:
     """Remove the incidents of later updates, which a run resumed after `last_update` has again, and damaged lines.
 
-    Those that stopped the run stay: they say why there was a stop.
+    Incidents that stopped the run are kept: they give the reason for the stop.
 
     Raises:
         OutputError: The file cannot be written.

@@ -33,7 +33,7 @@ class JsonLines:
     Equal rows give equal bytes. NaN and ±∞ become null.
 
     Args:
-        path: The file; created if missing. Half a row at its end, left by a killed process, is removed.
+        path: The file; created if missing. A last half row, left by a killed process, is removed.
 
     Raises:
         OutputError: It cannot be opened.
@@ -145,21 +145,21 @@ def _whole_rows(file: io.FileIO) -> int:
 
 
 def _parsed(line: bytes, *, numbered: bool) -> dict[str, Any] | None:
-    """A line as a row; None if it is none."""
+    """A line as a row; None if it is damaged."""
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):  # too many digits or levels, too
+    except (ValueError, RecursionError):  # also for too many digits or levels
         return None
     return row if isinstance(row, dict) and (not numbered or _is_update(row.get("update"))) else None
 
 
 def read_rows(path: Path, *, numbered: bool, on_skipped: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The rows of a file of a run, which may still be written to; empty if there is none.
+    """Read the rows of a run's file, which may still be written to; empty without a file.
 
     Args:
         path: The file.
         numbered: Whether rows have an update.
-        on_skipped: Called with a line about lines that are no rows; the last one may be incomplete.
+        on_skipped: Called with a message about damaged lines; the last one may be incomplete.
     """
     if not path.is_file():  # a pipe would be waited for
         return []

@@ -1,4 +1,4 @@
-"""How far a stage without updates is, as rows of `progress.jsonl` for those who watch it."""
+"""The progress of a stage without updates, as rows of `progress.jsonl` for watchers."""
 
 from __future__ import annotations
 

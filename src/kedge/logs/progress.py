@@ -25,7 +25,7 @@ NOTEBOOK_INTERVAL = 0.3
 """Seconds between two replacements of a notebook's block: more would fill the connection to the browser."""
 
 PLAIN_PARTS = 20
-"""Parts of a stage after each of which there is a plain line."""
+"""Number of equal parts of a stage; a plain line is printed after each."""
 
 
 class Progress:
@@ -121,7 +121,7 @@ def format_figure(value: float | None) -> str:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook. IPython is not imported if it is not in use."""
+    """True if this process is the kernel of a notebook. IPython is not imported if it is not in use."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None

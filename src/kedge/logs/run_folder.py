@@ -64,7 +64,7 @@ def discard_run_folder(folder: Path) -> bool:
 def write_config(folder: Path, yaml_text: str, facts: Mapping[str, object]) -> Path:
     """Write `config.yaml`: facts about the run as comments, then the configuration, so that it can be loaded again.
 
-    The file is complete or absent, whatever happens: without it, no checkpoint of the run can be resumed.
+    The file is always complete or absent: without it, no checkpoint of the run can be resumed.
 
     Raises:
         OutputError: It cannot be written.

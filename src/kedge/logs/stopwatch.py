@@ -13,7 +13,7 @@ from kedge.system.memory import note_exhaustion
 __all__ = ["Stopwatch"]
 
 PHASES = {"rollout": "sampling", "reward": "scoring", "train": "the update"}
-"""What a user calls the phases whose names differ."""
+"""Display names of the phases that have another name in the code."""
 
 
 class Stopwatch:

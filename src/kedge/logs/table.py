@@ -60,7 +60,7 @@ def print_table(
 
 
 def _console(stream: TextIO | None) -> Console:
-    # In a notebook, rich would show each print as a block of its own; plain text joins the cell's other output.
+    # In a notebook, rich would show each print as a separate block; plain text joins the cell's other output.
     console = Console(file=stream, highlight=False, markup=False, force_jupyter=False)
     if console.is_terminal:
         return console

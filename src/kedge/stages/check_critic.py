@@ -1,4 +1,4 @@
-"""Checks a finished critic: its values of prefixes against what the policy goes on to earn from there.
+"""Checks a finished critic: its values of prefixes against the return that the policy earns from there.
 
     prompts ─▶ responses ─▶ prefixes ─▶ continuations ─▶ returns to go ─▶ critic_checks.jsonl, summary.json, report
                                 └─────▶ V(prefix) ──────────▲
@@ -70,8 +70,8 @@ def run_check_critic(
 
     Args:
         config: The resolved configuration.
-        prompts: Texts or rows in place of `config.data.prompts`.
-        reward: Functions or models in place of the rewards.
+        prompts: Texts or rows instead of `config.data.prompts`.
+        reward: Functions or models instead of the rewards.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; one line, before any sampling.
@@ -154,7 +154,7 @@ OFF: Mapping[str, Any] = {
 """Settings that a check has no use for."""
 
 OF_THE_RUN = ("model", "adapter", "reward", "reward_functions", "rollout", "ppo")
-"""What the critic of a run was trained with."""
+"""The settings that the critic of a run was trained with."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
 
 
 def _saved(given: Config, base: Config, source: str, *, has_reward: bool) -> FoundCritic:
-    """A critic in a folder of its own, at the start of PPO."""
+    """A critic in a separate folder, at the start of PPO."""
     for name, flag in {"model": "--model", "reward": "--reward"}.items():
         if not getattr(base, name) and not (name == "reward" and has_reward):
             raise ConfigError(f"evaluate.critic={source} is not a run of PPO: pass {flag}, or set {name}")

@@ -108,7 +108,7 @@ def dry_run(config: Config, stage: str, **given: Any) -> DryRun:
     Args:
         config: The resolved configuration.
         stage: sft, reward, critic, ppo or rlhf.
-        given: Python objects in place of configured fields, by the name of the stage's argument; see `INPUTS`.
+        given: Python objects instead of configured fields, by the name of the stage's argument; see `INPUTS`.
 
     Raises:
         KedgeError: As when the stage itself starts.

@@ -69,8 +69,8 @@ def run_evaluate(
 
     Args:
         config: The resolved configuration.
-        prompts: Texts or rows in place of `config.data.prompts`.
-        judge: A function or reward model in place of `config.evaluate.judge`.
+        prompts: Texts or rows instead of `config.data.prompts`.
+        judge: A function or reward model instead of `config.evaluate.judge`.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; one line, before any sampling.

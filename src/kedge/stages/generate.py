@@ -68,8 +68,8 @@ def run_generate(
 
     Args:
         config: The resolved configuration.
-        prompts: Texts or rows in place of `config.data.prompts`.
-        reward: Functions or models in place of `config.reward`.
+        prompts: Texts or rows instead of `config.data.prompts`.
+        reward: Functions or models instead of `config.reward`.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; one line, before any sampling.

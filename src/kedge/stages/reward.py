@@ -79,9 +79,9 @@ def run_reward(
 
     Args:
         config: The resolved configuration.
-        comparisons: Rows in place of `config.data.comparisons`.
-        demonstrations: Rows in place of `config.data.demonstrations`; the mean score on them becomes 0.
-        resume: Resume the run in the output folder; start it if there is none.
+        comparisons: Rows instead of `config.data.comparisons`.
+        demonstrations: Rows instead of `config.data.demonstrations`; the mean score on them becomes 0.
+        resume: Resume the run in the output folder; start a new one otherwise.
         callback: Called after each optimizer step.
         planned: What it should hold, to be compared with what it held.
 
@@ -135,7 +135,7 @@ def run_reward(
 
 @dataclass(frozen=True)
 class RewardInputs:
-    """What reward modeling starts from.
+    """The inputs of reward modeling.
 
     Attributes:
         model: The model to train, with its trained head or a new one.

@@ -121,10 +121,10 @@ def run_rlhf(
 
     Args:
         config: The resolved configuration.
-        demonstrations: Rows in place of `config.data.demonstrations`.
-        comparisons: Rows in place of `config.data.comparisons`.
-        prompts: Texts or rows in place of `config.data.prompts`.
-        reward: Functions or models in place of `config.reward`.
+        demonstrations: Rows instead of `config.data.demonstrations`.
+        comparisons: Rows instead of `config.data.comparisons`.
+        prompts: Texts or rows instead of `config.data.prompts`.
+        reward: Functions or models instead of `config.reward`.
         labeler: A function or reward model instead of `config.rlhf.labeler`.
         resume: Resume the run in the output folder: finished stages are kept, the current one continues. Start the run
             if there is none.
@@ -222,10 +222,10 @@ def check_inputs(
     Args:
         config: The resolved configuration.
         run: The run, opened.
-        demonstrations: Rows in place of `config.data.demonstrations`.
-        comparisons: Rows in place of `config.data.comparisons`.
-        prompts: Texts or rows in place of `config.data.prompts`.
-        reward: Functions or models in place of `config.reward`.
+        demonstrations: Rows instead of `config.data.demonstrations`.
+        comparisons: Rows instead of `config.data.comparisons`.
+        prompts: Texts or rows instead of `config.data.prompts`.
+        reward: Functions or models instead of `config.reward`.
         labeler: A function or model instead of `config.rlhf.labeler`.
 
     Raises:

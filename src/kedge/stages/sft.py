@@ -87,8 +87,8 @@ def run_sft(
 
     Args:
         config: The resolved configuration.
-        demonstrations: Rows in place of `config.data.demonstrations`.
-        resume: Resume the run in the output folder; start it if there is none.
+        demonstrations: Rows instead of `config.data.demonstrations`.
+        resume: Resume the run in the output folder; start a new one otherwise.
         callback: Called after each optimizer step.
         planned: What it should hold, to be compared with what it held.
 
@@ -138,7 +138,7 @@ def _held_out(evaluation: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SftInputs:
-    """What fine-tuning starts from.
+    """The inputs of fine-tuning.
 
     Attributes:
         model: The model to train.

@@ -99,7 +99,7 @@ class Stage:
         title: Its name in sentences.
         arguments: Parameters of its function that may be Python objects, and the fields that they replace.
         starts_from: The fields that name the model to start from, the first that is set; empty without such a model.
-        inputs: Fields of its own that name a file or function; a resumed run checks that it is unchanged.
+        inputs: Its own fields that name a file or function; a resumed run checks that it is unchanged.
         makes_model: Its result is a model, in `model/`.
         resumes: It has checkpoints and `--resume`.
         is_ranked: Several processes can run it together.
@@ -122,9 +122,9 @@ class Stage:
         plan: Says what a run will hold before it starts, and refuses one that cannot fit: `(config, name, *, anyway)`,
             and its result is `planned=` of `run`. Empty for a stage without a plan and a dry run.
         schedule: Describes what the run will do: `(config) -> text`, for `kedge config schedule`.
-        looks: What reports and the doctor show of it: a `kedge.inspect.look:Look`.
+        looks: Its view in reports and in the doctor: a `kedge.inspect.look:Look`.
         adds_sections: Sections of the configuration that come with it: the name and its class.
-        presets: A tuple of presets for this stage only, which then takes no others.
+        presets: A tuple of presets for this stage only; it takes no others.
         python: Names that `kedge` has because of it.
     """
 
@@ -166,7 +166,7 @@ class Stage:
     python: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def needed(self, config: Config) -> dict[str, str]:
-        """What it needs with this configuration, each field with its flag; None of it is checked."""
+        """The fields that it needs with this configuration, with their flags; not checked here."""
         for changing, names in self.needs_with.items():
             if value_of(config, changing) is not None:
                 return {name: flag for name, flag in self.needs.items() if name in names}
@@ -179,13 +179,13 @@ class Stage:
         )
 
     def starting_model(self, config: Config) -> str | None:
-        """The name of the model that the stage starts from; None if the configuration has none."""
+        """The name of the model that the stage starts from; None if the configuration names no model."""
         names = (value_of(config, name) for name in self.starts_from)
         return next((str(name) for name in names if name), None)
 
 
 def imported(reference: str) -> Any:
-    """What a text of the form `module:name` names."""
+    """Import the object that a text of the form `module:name` refers to."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -162,14 +162,14 @@ def _described(trial: Trial) -> dict[str, Any]:
 
 
 def _error(exit_code: int, log: Path) -> str:
-    """Why a trial failed; the last line of one that was killed is no error."""
+    """The reason for a trial's failure; a killed one leaves no error in its log."""
     if exit_code >= 0:
         return last_line(log)
     return f"killed by {signal.Signals(-exit_code).name}"
 
 
 def _prepare(trials: Sequence[Trial], folder: Path) -> None:
-    """Write each trial's configuration; refuse one that has changed since the sweep began."""
+    """Write each trial's configuration; refuse one that has changed since the sweep started."""
     with writing(folder):
         for name in ("configs", "logs"):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -246,7 +246,7 @@ def _start(trial: Trial, folder: Path, stage: str, num_processes: int) -> subpro
     environment = {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive", **os.environ}
     log = folder / "logs" / f"{trial.name}.log"
     with writing(log), log.open("ab") as output:
-        # A session of its own, so that Ctrl-C reaches the sweep alone, which then stops the trials in order.
+        # A separate session: Ctrl-C reaches the sweep alone, and the sweep stops the trials in order.
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
         )

@@ -120,7 +120,7 @@ def _smaller_steps(run: RunRecord) -> Iterator[Remedy]:
 
 
 def _sentences(record: RunRecord, progress: str) -> list[str]:
-    """What a control run reached."""
+    """A control run's results."""
     total = ends_of(record, "episode/return_mean")
     name = record.setting("control.env")
     if total is None:

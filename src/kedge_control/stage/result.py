@@ -77,7 +77,7 @@ class ControlResult:
         """The trained policy, to act with.
 
         Args:
-            network: The function that made its layers, if it has a network of its own.
+            network: The function that made its layers, if it has its own.
         """
         return load_control_policy(self.model, network=network)
 

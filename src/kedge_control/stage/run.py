@@ -52,8 +52,8 @@ def run_control(
     Args:
         config: The resolved configuration.
         given: Functions from Python instead of configured names.
-        resume: Resume the run in the output folder; start it if there is none. Every episode starts from a seed of its
-            own, so that those under way are replayed up to where they were.
+        resume: Resume the run in the output folder; start a new one otherwise. Every episode starts from its own
+            seed, so the episodes under way are replayed up to the point of the checkpoint.
         callback: Called after each update.
 
     Raises:

@@ -36,7 +36,7 @@ CONSTANT = 0.01
 """Standard deviation of the values, relative to the returns', of a head that outputs nearly the same everywhere."""
 
 SATURATED = 0.1
-"""Standard deviation of the scores, relative to the first update, at which there is nothing left to explain."""
+"""Standard deviation of the scores, relative to the first update, below which nothing is left to explain."""
 
 TRAINED = 50
 """Updates after which a value head on the policy's trunk should explain something: after 16 it is at about 0, after 26
@@ -83,7 +83,7 @@ class _Critic:
 
 
 def has_critic(run: RunRecord) -> bool:
-    """Whether the run may have a critic; true if its configuration does not say."""
+    """True if the run may have a critic: it has one, or its configuration does not say."""
     return critic_of(run) != "none"
 
 
@@ -190,7 +190,7 @@ def _train_critic_more(run: RunRecord) -> Iterator[Remedy]:
     if critic_of(run) == "separate":
         yield from _raise_critic_rate(run)
     else:
-        yield set_to(run, "ppo.critic", "separate", why="for a critic with weights and a learning rate of its own")
+        yield set_to(run, "ppo.critic", "separate", why="for a critic with its own weights and learning rate")
         yield scale(run, "ppo.value_coef", 3.0)
         yield scale(run, "ppo.value_head_rate", 3.0)
     yield from _warm_up(run)
@@ -323,7 +323,7 @@ REACH = 5.0
 
 
 def support_symptom(run: RunRecord, returns_std: float) -> Symptom | None:
-    """A support that is too narrow or too wide for the returns; None if it fits, or the critic has none.
+    """A support that is too narrow or too wide for the returns; None if it fits, or for a critic without one.
 
     Args:
         run: The run.

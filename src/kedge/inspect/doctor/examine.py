@@ -112,7 +112,7 @@ class Examination:
         findings: The problems, most severe first.
         num_checks: How many rules could judge the run.
         gaps: The rules that could not, and why; those for other stages or settings are left out.
-        unjudged: The reasons, in one line; empty without gaps.
+        unjudged: The reasons, joined; empty without gaps.
         until: ` so far` or ` before it stopped`, for a run that has not finished.
         ended_early: Why the run ended before its last update; empty if it did not.
     """
@@ -126,7 +126,7 @@ class Examination:
 
     @property
     def is_clean(self) -> bool:
-        """Whether something was checked and nothing is wrong."""
+        """True if something was checked and nothing is wrong."""
         return self.num_checks > 0 and not self.findings
 
     @property

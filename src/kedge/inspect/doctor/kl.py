@@ -213,7 +213,7 @@ def beta_too_large(run: RunRecord) -> Symptom | None:
 TWO_RESPONSES = math.log(2.0)
 THREE_RESPONSES = math.log(3.0)
 """Entropy of a whole response, in nats, that corresponds to two or three likely responses per prompt (exp of it). PPO
-learns from what is better than the rest; with one response there is no rest."""
+learns from what is better than the rest; with one likely response it learns nothing."""
 
 COLLAPSED = 0.1
 COLLAPSING = 0.2
@@ -229,7 +229,7 @@ RISEN = 1.3
 """The same upwards; healthy runs stay below 1.1."""
 
 RISEN_NATS = 0.1
-"""Smallest rise, in nats per token: doubling next to nothing is no problem."""
+"""Smallest rise, in nats per token: doubling a tiny KL is harmless."""
 
 
 def _response_entropy(run: RunRecord, *, at_least: int) -> Series | None:

@@ -27,7 +27,7 @@ MOSTLY_REPEATED = 0.4
 
 
 def eos_is_scored(run: RunRecord) -> bool:
-    """Whether a response without a stop token gets a score of its own, as `RolloutConfig.eos_score` decides."""
+    """True if a response without a stop token gets a separate score, as `RolloutConfig.eos_score` decides."""
     score = run.setting("rollout.missing_eos_score")
     if score != "auto":
         return score is not None
@@ -37,7 +37,7 @@ def eos_is_scored(run: RunRecord) -> bool:
 
 
 def nearly_all_truncated(run: RunRecord) -> bool:
-    """Whether nearly every response has the score for a missing stop token, from the first update on."""
+    """True if nearly every response has the score for a missing stop token, from the first update on."""
     stops = read(run, "response/eos_rate")
     return eos_is_scored(run) and stops is not None and max(stops.first, stops.late) < NONE_STOP
 
@@ -85,7 +85,7 @@ def truncated_at_cap(run: RunRecord) -> Symptom | None:
 
 
 def _fitted_to_cap(stops: Series, longest: Series, longer: tuple[Remedy, ...]) -> Symptom | None:
-    """What a limit did that most responses reached at first: the policy was paid for being shorter."""
+    """The effect of a limit that most responses reached at first: shorter responses scored higher."""
     if stops.first >= FEW_STOP:
         return None
     return Symptom(

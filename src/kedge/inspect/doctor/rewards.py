@@ -23,7 +23,7 @@ from kedge.inspect.doctor.series import (
 from kedge.inspect.record import RunRecord
 
 MANY_LOST = 0.1
-"""Share of responses without a score of their own above which the rest is a biased sample."""
+"""Share of unscored responses above which the scored ones are a biased sample."""
 
 MANY_UNSCORED = 0.1
 MOSTLY_UNSCORED = 0.5
@@ -50,7 +50,7 @@ SATURATED = 0.1
 
 
 def scores_are_constant(score: Series, score_std: Series) -> bool:
-    """Whether all responses score the same, from the first update to the last."""
+    """True if all responses score the same, from the first update to the last."""
     return score_std.late <= NEARLY_CONSTANT * abs(score.late) and score_std.first <= NEARLY_CONSTANT * abs(score.first)
 
 
@@ -65,8 +65,8 @@ def reward_function_failing(run: RunRecord) -> Symptom | None:
     Try: Read the function's output and exceptions in `reward.log`; double `reward_functions.timeout` if calls time out,
     else `reward_functions.retries`.
 
-    Threshold: Any failure is a warning; it is serious if a function has given up on more than a tenth of the responses,
-    which makes the rest a biased sample. Returning `None` does not count as a failure: see the next rule.
+    Threshold: Any failure is a warning; it is serious if a function has given up on more than a tenth of the responses:
+    the rest is then a biased sample. Returning `None` does not count as a failure: see the next rule.
     """
     counters = _counters(run)
     totals = {name: sum(counter.values) for name, counter in counters.items()}
@@ -270,11 +270,11 @@ LONGER = 1.3
 """Length of the low-scored responses, relative to the start, that is more than drift."""
 
 APART = 1.15
-"""How much longer the low-scored responses have become than the high-scored ones, relative to the start."""
+"""Growth of the low-scored responses' length over the high-scored ones', relative to the start."""
 
 
 def _compares(run: RunRecord) -> bool:
-    """Whether the advantage compares the responses to a prompt."""
+    """True if the advantage compares the responses to a prompt."""
     return run.setting("ppo.advantage") in IN_GROUPS
 
 

@@ -40,7 +40,7 @@ Direction = Literal["too_high", "too_low", "switch"]
 DOCS = "docs/doctor.md"
 
 Advice = Callable[[str, Direction], str]
-"""Looks up the configuration's text on a field (dotted name) that is too high or too low; empty if there is none."""
+"""Looks up the configuration's text on a field (dotted name) that is too high or too low; empty without one."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,7 +97,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Symptom:
-    """What a rule found in one run.
+    """A rule's finding in one run.
 
     Attributes:
         severity: See `Finding`.
@@ -162,7 +162,7 @@ class Rule:
     Attributes:
         name: Its name here and in the documentation.
         means: What it is, in one or two sentences.
-        check: Looks for it. None if there is no sign of it, or too little data. Its docstring is the documentation.
+        check: Looks for it. None without a sign of it, or with too little data. Its docstring is the documentation.
         needs: Metrics without which no finding does not mean that nothing is wrong; of `one|other`, one is enough.
         also: Further metrics that it reads; `NAME` stands for the name of a reward term.
         updates: How many updates need to have the metrics.
@@ -189,14 +189,14 @@ class Rule:
         return (*(part for name in self.needs for part in name.split("|")), *self.also)
 
     def find(self, run: RunRecord) -> Symptom | None:
-        """The problem in a run; None if there is no sign of it, or too little data."""
+        """The problem in a run; None without a sign of it, or with too little data."""
         try:
             return self.check(run)
         except NoData:
             return None
 
     def concerns(self, run: RunRecord) -> bool:
-        """Whether it is about this stage and these settings. A run without a stage may be any."""
+        """True if it is about this stage and these settings. A run without a stage may be any."""
         return (not run.stage or run.stage in self.stages) and self.fits(run)
 
     def gap(self, run: RunRecord) -> Gap | None:

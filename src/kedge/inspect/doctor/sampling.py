@@ -9,8 +9,8 @@ from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, fmt, need,
 from kedge.inspect.record import RunRecord
 
 MAX_RATIO = {"fp32": 1.01, "bf16": 1.5}
-"""Largest ratio of two probabilities of one token that rounding explains. A copy of `training.guard.MAX_RATIO`,
-which this layer may not import; a test keeps the two equal."""
+"""Largest ratio of two probabilities of one token that rounding explains. A copy of `training.guard.MAX_RATIO`, because
+this layer may not import it; a test keeps the two equal."""
 
 
 RATIOS = {

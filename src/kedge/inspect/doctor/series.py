@@ -51,7 +51,7 @@ MAD_TO_STD = 1.4826
 
 
 class NoData(Exception):
-    """A run lacks what a rule needs, which is no sign of a problem."""
+    """A run lacks the data that a rule needs; this does not indicate a problem."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def needed(series: Series | None) -> Series:
     """The series.
 
     Raises:
-        NoData: There is none.
+        NoData: The run lacks it.
     """
     if series is None:
         raise NoData
@@ -200,12 +200,12 @@ def combine(
 
 
 def rose(series: Series | None) -> bool:
-    """Whether a series rose significantly."""
+    """True if a series rose significantly."""
     return series is not None and len(series) >= MIN_TREND and series.rise > SIGNIFICANT * series.rise_error
 
 
 def fell(series: Series | None) -> bool:
-    """Whether a series fell significantly."""
+    """True if a series fell significantly."""
     return series is not None and len(series) >= MIN_TREND and -series.rise > SIGNIFICANT * series.rise_error
 
 

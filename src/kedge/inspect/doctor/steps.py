@@ -116,7 +116,7 @@ def gradient_spikes(run: RunRecord) -> Symptom | None:
 
 
 def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
-    """What is wrong with a norm, and whether it is more than norm clipping handles; None for nothing."""
+    """A norm's spikes or climb, and True if they are more than norm clipping handles; None without either."""
     norm = read(run, name, at_least=MIN_TREND)
     if norm is None:
         return None
@@ -191,7 +191,7 @@ MANY_EPOCHS = 4
 
 
 def clips_sequences(run: RunRecord) -> bool:
-    """Whether whole responses are clipped: at a range of 3e-4, most of them may be after a small step (GSPO §5.2)."""
+    """True if whole responses are clipped: at a range of 3e-4, most of them may be after a small step (GSPO §5.2)."""
     return run.setting("ppo.ratio") == "sequence"
 
 
@@ -333,9 +333,9 @@ def steps_too_small(run: RunRecord) -> Symptom | None:
 
 
 def _frozen(run: RunRecord) -> Symptom | None:
-    """A policy that is still the reference, in a run whose ratios are 1 whatever it does.
+    """A policy that is still the reference, in a run with ratios of 1 at any settings.
 
-    Nowhere in the run is it farther away than a single update that is too small would take it. A reference that is not
+    It is never farther away than a single update that is too small would take it. A reference that is not
     the policy's start, or rounding in bf16, hides it.
     """
     kl = read(run, "objective/kl", at_least=MIN_TREND, of_policy=True)
@@ -354,7 +354,7 @@ def _frozen(run: RunRecord) -> Symptom | None:
 
 
 def _has_further_steps(run: RunRecord) -> bool:
-    """Whether an update takes more than one step: the first one's ratios are 1, whatever the learning rate."""
+    """True if an update takes more than one step: the first one's ratios are 1 at any learning rate."""
     return not (run.setting("ppo.num_epochs") == 1 and run.setting("ppo.num_minibatches") in (None, 1))
 
 
@@ -435,7 +435,7 @@ def _smaller_policy_steps(run: RunRecord) -> Iterator[Remedy]:
 
 
 def _values(run: RunRecord) -> str:
-    """What the first update did to the values; empty if they are still better than unrelated ones."""
+    """The damage of the first update to the values; empty if they are still better than unrelated ones."""
     explained = read(run, "value/explained_variance", at_least=NUM_FIRST)
     if explained is None or explained.values[1] >= HARMFUL:
         return ""

@@ -1,4 +1,4 @@
-"""What is measured apart from the training: judges over the KL, held-out prompts, and the checks of the critic."""
+"""Measurements outside the training: judges over the KL, held-out prompts, and the checks of the critic."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ SHARES = ("eval/win_rate", "eval/eos_rate")
 def held_out(record: RunRecord) -> dict[str, Any]:
     """A row for each evaluation, evenly spaced ones of a long run, with the best one among them.
 
-    `empty` is the reason if there is no evaluation.
+    Without an evaluation, `empty` is the reason.
     """
     rows = record.evaluations
     if not rows:
@@ -185,8 +185,8 @@ def critic(record: RunRecord) -> dict[str, Any]:
 
     Returns:
         `sentence`; `figures`, each with `critic` and `prompt_mean` as intervals, `ceiling` and `chance`; `bins` and
-        `points` of the calibration; `rows`, a line per check, evenly spaced ones of very many. `empty` is the reason if
-        there is none.
+        `points` of the calibration; `rows`, a line per check, evenly spaced ones of very many. Without
+        a check, `empty` is the reason.
     """
     checks = record.critic_checks
     if not checks:
@@ -218,14 +218,14 @@ def critic(record: RunRecord) -> dict[str, Any]:
 
 
 def _place(record: RunRecord, check: Mapping[str, Any]) -> str:
-    """When the critic was checked; a critic that is no run of PPO's has no update."""
+    """The time of a check: its update, or none outside a run of PPO."""
     if check["update"]:
         return f", after update {check['update']:,}"
     return ", before the first update" if has_part(record, "critic") else ""
 
 
 def _critic_sentence(check: Mapping[str, Any], place: str) -> str:
-    """What was compared, and whether the critic is the better baseline."""
+    """The number of comparisons, and the better baseline: the critic or the prompt's mean."""
     gain = _interval(check, "gain")
     verdict = ""
     if gain is not None and gain["low"] is None:

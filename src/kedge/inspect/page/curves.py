@@ -51,7 +51,7 @@ def drawn_metrics(record: RunRecord) -> list[str]:
 
 
 def reduction(name: str) -> Reduce:
-    """What stands for several updates: the maximum, the minimum, or the mean."""
+    """The reduction of several updates to one value: the maximum, the minimum, or the mean."""
     if name.endswith("_max"):
         return max
     return min if name.endswith("_min") else mean_of
@@ -74,7 +74,7 @@ def mean_curves(records: Sequence[RunRecord], *, most_points: int) -> dict[str, 
     continuation of it. Long runs are thinned before the seeds are combined, each point to one value per seed.
 
     Args:
-        records: The runs of one setting that have begun; at least one.
+        records: The runs of one setting that have started; at least one.
         most_points: Largest number of points of a curve.
 
     Returns:

@@ -79,7 +79,7 @@ def page_data(
         title: Title of the page.
         headlines: Results shown above all runs.
         written: When the page was written, as text.
-        sweep: The sweep that the runs belong to; its settings are then overlaid in place of its runs.
+        sweep: The sweep that the runs belong to; its settings are then overlaid, not its runs.
     """
     points = max(FEWEST_POINTS_OF_A_RUN, min(MOST_POINTS_OF_A_RUN, MOST_POINTS // max(1, len(runs))))
     num_with_samples = sum(1 for run in runs if run.record.samples or run.record.results)
@@ -219,7 +219,7 @@ MOST_BYTES = 6_000_000
 
 
 def video(record: RunRecord) -> str | None:
-    """The run's animation as a data URI; None if there is none, or it is too large for a page."""
+    """The run's animation as a data URI; None without one, or if it is too large for a page."""
     path = record.folder / VIDEO_FILE
     try:
         if not path.is_file() or path.stat().st_size > MOST_BYTES:

@@ -58,7 +58,7 @@ def render_page(data: Mapping[str, Any], *, live: str | None = None) -> bytes:
 
 
 def is_page(beginning: bytes) -> bool:
-    """Whether a file that begins like this is a kedge report."""
+    """True if a file that starts like this is a kedge report."""
     return MARKER.encode() in beginning.split(b"\n")[:3]
 
 

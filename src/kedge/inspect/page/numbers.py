@@ -126,7 +126,7 @@ NUM_BINS = 24
 
 
 def distributions(named: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
-    """The share of each series in shared bins, with its median; None if there are no values.
+    """The share of each series in shared bins, with its median; None without values.
 
     Args:
         named: Values by the name of their series; series without values are left out.

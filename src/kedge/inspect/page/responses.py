@@ -160,7 +160,7 @@ def _orders(rows: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
 
 
 def _frontier(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Score, or win rate where the judge has none, over √KL; the opponent is at KL 0."""
+    """Score over √KL, or the win rate for a judge that only compares; the opponent is at KL 0."""
     others = [point for point in summary.get("frontier") or () if isinstance(point, Mapping)]
     known = [point for point in (summary, *others) if isinstance(point.get("kl"), Mapping)]
     if not others or not known:

@@ -36,7 +36,7 @@ class Ends:
 
     @property
     def is_change(self) -> bool:
-        """Whether the values differ by more than noise."""
+        """True if the values differ by more than noise."""
         least = NEGLIGIBLE * max(abs(self.first), abs(self.last))
         return abs(self.last - self.first) > max(least, CERTAIN * self.error)
 
@@ -73,7 +73,7 @@ def of_reward_model(record: RunRecord, progress: str) -> list[str]:
 
 
 def of_critic(record: RunRecord, progress: str) -> list[str]:
-    """How much of the returns it explains, in all and by third of the responses."""
+    """The share of the returns that it explains, in all and by third of the responses."""
     return list(filter(None, (_explained_sentence(record, progress), _thirds_sentence(record))))
 
 

@@ -27,7 +27,7 @@ def sweep_part(sweep: Sweep, records: Mapping[str, RunRecord], *, most_points: i
 
     Args:
         sweep: The sweep.
-        records: The runs that have begun, by name, in the order of the page.
+        records: The runs that have started, by name, in the order of the page.
         most_points: Largest number of points of a curve.
     """
     settings = sweep.settings
@@ -157,7 +157,7 @@ def _range(row: Row) -> str:
 
 
 def _doubt(compared: Sequence[Row]) -> str:
-    """Whether other settings may be as good as the best."""
+    """True if other settings may be as good as the best."""
     if any(row.interval is None or not row.interval.is_known for row in compared):
         return "With one seed, a difference may be noise."
     best, *others = [row.interval for row in compared if row.interval]

@@ -65,7 +65,7 @@ def _judged(row: Row, ends: Ends, length: int) -> str:
 
 
 def _progress(record: RunRecord) -> str:
-    """How far the run is: `PPO is at update 12 of 60`."""
+    """The run's progress: `PPO is at update 12 of 60`."""
     look = look_of(record.stage)
     stage = stages().get(record.stage)
     name, step = (stage.title, stage.unit) if stage else ("The run", "step")

@@ -17,7 +17,7 @@ __all__ = ["LOGGERS_FILE", "LoggedRun", "Logger", "LoggerState", "samples_name"]
 
 
 class Logger(Protocol):
-    """A destination of metrics and samples. It may raise whatever its package raises."""
+    """A destination of metrics and samples. It may raise any exception of its package."""
 
     @property
     def last_update(self) -> int | None:
@@ -65,7 +65,7 @@ class LoggedRun:
 
 
 def samples_name(samples: Sequence[Sample]) -> str:
-    """Name of the samples in a log; responses to fixed prompts have one of their own."""
+    """Name of the samples in a log; responses to fixed prompts have a separate one."""
     return "samples" if samples[0].fixed is None else "fixed_samples"
 
 

@@ -35,7 +35,7 @@ SETTINGS = {
     "max_new_tokens": "generate.max_new_tokens",
     "seed": "runtime.seed",
 }
-"""What can be changed during a chat, and its field of the configuration."""
+"""Settings that can be changed during a chat, and their fields in the configuration."""
 
 
 def chosen_form(
@@ -116,7 +116,7 @@ class Conversation:
 
 
 INCOMPLETE = "\ufffd"
-"""What a decoder writes for the first bytes of a character whose last bytes are in the next token."""
+"""The decoder's text for a character that is still incomplete: its last bytes are in the next token."""
 
 
 @dataclass
@@ -171,8 +171,8 @@ class Reply:
         num_tokens: Tokens sampled.
         ending: `stopped` at a stop token, `cut off` at max_new_tokens, or `interrupted`.
         num_dropped: Oldest messages that were left out because the context is full.
-        score: The reward's score; None without a reward, or if there is none.
-        score_error: Why there is no score, if the reward failed.
+        score: The reward's score; None without a reward or a score.
+        score_error: The error of a reward that failed.
     """
 
     text: str
@@ -228,7 +228,7 @@ class Chat:
         self._config = config
 
     def reset(self) -> None:
-        """Forget the conversation; the random numbers start over, too."""
+        """Forget the conversation; the random numbers start over as well."""
         self._turn = 0
         for conversation in self.conversations:
             conversation.messages = []
@@ -317,7 +317,7 @@ def load_chat(
         config: Device, precision, sampling settings and rewards.
         models: One or two folders or hub ids.
         form: What becomes of the user's text; None for the form of each model's training.
-        reward: Functions or models in place of `config.reward`.
+        reward: Functions or models instead of `config.reward`.
 
     Raises:
         KedgeError: A model or reward cannot be loaded or does not fit; one line.

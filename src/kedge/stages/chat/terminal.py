@@ -78,7 +78,7 @@ def figures(reply: Reply) -> str:
 
 
 def _respond(chat: Chat, text: str, console: Console) -> None:
-    """Run a command, or answer a text; an error is one line, and the chat goes on."""
+    """Run a command, or answer a text; an error prints one line, and the chat continues."""
     try:
         if text.startswith("/"):
             console.out(_command(chat, text))

@@ -21,12 +21,12 @@ from kedge.training.supervised.returns import ReturnsLoss, SampledReturns
 __all__ = ["CriticInputs", "as_first_update", "load_critic_inputs"]
 
 ALL_HELD_OUT = 10**9
-"""A bound on the held-out prompts that is none: `data.eval_fraction` decides."""
+"""A bound on the held-out prompts that is never reached: `data.eval_fraction` decides."""
 
 
 @dataclass(frozen=True)
 class CriticInputs:
-    """What the training of a critic starts from.
+    """The inputs of a critic's training.
 
     Attributes:
         config: The configuration of PPO's first update that the critic is for; see `as_first_update`.
@@ -71,7 +71,7 @@ class CriticInputs:
 
     @property
     def sampling_key(self) -> dict[str, str]:
-        """What decides the responses and their returns: hashes of the inputs, and the settings that they depend on."""
+        """Key of the responses and their returns: hashes of the inputs, and of the settings that they depend on."""
         settings = self.config.model_dump(mode="json", exclude={"out", "checkpoint", "push", "critic", "sft"})
         settings["num_prompts"] = self.num_prompts
         settings["runtime"] = {"seed": self.config.runtime.seed, "precision": self.trainer.run.precision}
@@ -97,7 +97,7 @@ class CriticInputs:
 def as_first_update(config: Config, *, holds_out: bool) -> Config:
     """The configuration of PPO's first update, where the KL is 0, with the critic that the stage trains.
 
-    Whatever shapes a return is PPO's own: the discount, the slot of the score, the scale of the rewards, the score of
+    All that shapes a return is as in PPO: the discount, the slot of the score, the scale of the rewards, the score of
     a response without a stop token.
 
     Args:

@@ -106,5 +106,5 @@ WITHOUT_KL_SETTINGS: Final[dict[str, Any]] = {
     "ppo.clip_range": 0.1,
     "ppo.value_warmup_updates": 0,
 }
-"""Changes for the second PPO run: no KL penalty, and steps large enough, from the first update on, to overoptimize in
-so few."""
+"""Changes for the second PPO run: no KL penalty, and steps large enough, from the first update on, to overoptimize
+within these updates."""

@@ -1,4 +1,4 @@
-"""The plan of a run that is about to start, in one line, and a reason to stop where it cannot fit."""
+"""Prints the plan of a run that is about to start, and stops a run that cannot fit."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def plan_before(config: Config, stage: str, *, anyway: bool = False, label: str 
         raise
     except KedgeError:  # the stage itself says what is wrong with a model or with data
         return None
-    except Exception as error:  # of a model's code, run without contents; a plan is no reason to stop
+    except Exception as error:  # of a model's code, run without contents; a failed plan must not stop the run
         say(f"{label}peak memory could not be planned: {type(error).__name__}: {error_text(error)}")
         return None
 
 
 def plan_chain_before(config: Config, stage: str = "rlhf", *, anyway: bool = False) -> dict[str, MachinePlan]:
-    """The same for each stage of `kedge rlhf`, before the first one begins; without those that have no plan."""
+    """Plan each stage of `kedge rlhf` before the first one starts; stages without a plan are left out."""
     try:
         stages = list(rlhf_stages(config))
     except KedgeError:  # the chain itself says what is wrong

@@ -50,7 +50,7 @@ class Phases:
         return {**held, **self._work}
 
     def start(self, phase: str, role: str, *, times: float = 1.0, kind: str = "activations") -> None:
-        """Begin a phase.
+        """Start a phase.
 
         Args:
             phase: Its name.
@@ -69,7 +69,7 @@ class Phases:
         self.start("load", "run")
 
     def keep(self, kind: str) -> None:
-        """Give what a phase has computed so far a kind of its own."""
+        """Record what a phase has computed so far under a separate kind."""
         role = self.counter.label[1]
         self.counter.rename(self.counter.label, (kind, role))
 
@@ -85,7 +85,7 @@ class Phases:
 
     @contextmanager
     def stepping(self, *models: LanguageModel | ScalarModel, times: float) -> Iterator[None]:
-        """A block in which an optimizer's steps are a phase of their own.
+        """Record an optimizer's steps within the block as a separate phase.
 
         Args:
             models: Those whose passes have parts.

@@ -1,4 +1,4 @@
-"""What a stage is planned for: this machine, or a device by name; its memory, and how fast it computes."""
+"""Devices to plan for: this machine, or one by name, with its memory and speed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Device:
-    """What a stage runs on.
+    """The device and processes that a stage runs on.
 
     Attributes:
         name: As in a report.
@@ -77,7 +77,7 @@ class Device:
         accelerator: Whether it is one: bf16 products, and attention in bf16.
         speed: None for this machine's, which is measured.
         is_this: Whether it is this machine, with its own limit.
-        shares_memory: Whether an accelerator's memory is the processor's, too, so that nothing is moved between them.
+        shares_memory: True if accelerator and processor share memory, so that nothing is moved between them.
         bound: What limits the memory.
     """
 
@@ -123,7 +123,7 @@ def find_device(name: str) -> Device:
     """The device with this name, or one of a memory: `cpu:24GiB` is this machine's processor, `gpu:80GiB` any GPU.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: It is not available.
     """
     if (found := DEVICES.get(name.lower())) is not None:
         return found
@@ -152,7 +152,7 @@ def this_machine(device_name: str = "auto") -> Device:
 
 
 def _room(limit: MemoryLimit) -> float:
-    """What the process can hold under a limit, other processes aside; `ulimit` counts what it merely has mapped."""
+    """The memory that a limit leaves to this process alone; `ulimit` also counts memory that is only mapped."""
     mapped = limit.used - held_memory() if limit.name.startswith("ulimit") else 0
     return float(limit.limit - mapped)
 

@@ -89,7 +89,7 @@ def read_blueprint(source: str | Path, *, trust_remote_code: bool = False) -> Bl
     """Read a model's config.json; of an adapter, that of its base.
 
     Raises:
-        ModelError: There is none, or transformers cannot use it.
+        ModelError: It is missing, or transformers cannot use it.
     """
     base = base_source(source)
     config = load_config(base, trust_remote_code=trust_remote_code)
@@ -104,7 +104,7 @@ def read_blueprint(source: str | Path, *, trust_remote_code: bool = False) -> Bl
 
 
 def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
-    """The models of a stage that have weights of their own, by role; the reference is as the policy.
+    """The models of a stage that have their own weights, by role; the reference is like the policy.
 
     Raises:
         ModelError: A model has no usable config.json.
@@ -142,7 +142,7 @@ class Models:
         layers: Blocks of each role.
         counter: Counts what they hold.
         sizes: `parameters` and `trained` bytes by role, filled in.
-        kept: All models, which a run holds to its end.
+        kept: All models; a run holds them until it finishes.
     """
 
     config: Config

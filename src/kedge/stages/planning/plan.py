@@ -236,7 +236,7 @@ def _speed(config: Config, device: Device, counted: Counted) -> Speed | None:
 
 
 def _heads(stage: str, device: Device, counted: Counted) -> list[str]:
-    """What is planned."""
+    """The subject of a plan."""
     subject = counted.subject
     sizes = counted.of_roles("parameters")
     trained = sum(counted.of_roles("trained").values()) / 4

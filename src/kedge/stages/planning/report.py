@@ -1,4 +1,4 @@
-"""What a stage holds on one machine and how long it takes: the plan, and its text."""
+"""The plan of a stage on one machine: memory, time, and its text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NEAR = 0.9
 """Share of the memory above which a plan says that it may not fit."""
 
 UNITS: Final[Mapping[str, str]] = MappingProxyType({"ppo": "update", "critic": "part"})
-"""What a plan's time is for, where it is not an optimizer step: a critic's part is what is sampled together."""
+"""The unit of a plan's time, where it is not an optimizer step: for a critic, the responses sampled together."""
 KINDS: Final = (
     "weights",
     "gradients",
@@ -42,7 +42,7 @@ KINDS: Final = (
     "key–value cache",
     "rollout buffers",
 )
-"""What memory is for, in the order of a report. Logits include the value heads and the losses."""
+"""Uses of memory, in the order of a report. Logits include the value heads and the losses."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def machine_report(
     *,
     price_per_hour: float | None = None,
 ) -> str:
-    """What a run holds by phase, whether that fits, how long it takes, what it costs, and what would change it."""
+    """A run's memory by phase, its fit, time and cost, and changes that would help."""
     lines = [*heads, "", peak_line(plan, device), "", *_table(plan)]
     if plan.seconds is not None:
         lines += ["", *_times(plan, price_per_hour)]
@@ -140,7 +140,7 @@ def machine_report(
 
 
 def peak_line(plan: MachinePlan, device: Device) -> str:
-    """The peak, its phase and whether it fits, in one line."""
+    """The peak, its phase and the verdict, on one line."""
     rest = "the process" if plan.process else "the allocator"
     process = f", {format_bytes(plan.needed)} with {rest}" if plan.process or plan.overhead else ""
     room = "" if device.memory is None else f" into {format_bytes(device.memory)} ({device.bound})"
@@ -149,7 +149,7 @@ def peak_line(plan: MachinePlan, device: Device) -> str:
 
 
 def verdict(plan: MachinePlan, device: Device) -> str:
-    """Whether the plan fits."""
+    """True if the plan fits."""
     if device.memory is None:
         return "the memory of this device is unknown"
     if plan.needed > device.memory:
@@ -170,7 +170,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def compared(plan: MachinePlan | None, device: torch.device) -> dict[str, Any]:
-    """What was planned and what the run held, bytes, for its summary; nothing without a plan."""
+    """The planned and the measured peak in bytes, for the run's summary; empty without a plan."""
     if plan is None:
         return {}
     if device.type == "cuda":

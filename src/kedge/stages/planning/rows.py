@@ -44,7 +44,7 @@ class Lengths:
 
 
 def lengths_of(config: Config, stage: str) -> Lengths:
-    """The lengths of a stage's data; the longest that the settings allow if there is none, or no tokenizer.
+    """The lengths of a stage's data; without data or a tokenizer, the longest that the settings allow.
 
     Of comparisons, each answer counts with its prompt.
     """
@@ -100,7 +100,7 @@ class Rows:
         return self.select([row for part in parts for row in part])
 
     def like(self, count: int, budget: int | None) -> Rows:
-        """So many rows like these."""
+        """The given number of rows, distributed like these."""
         return Rows(quantiles(self.prompts, count), (max(self.responses),) * count, budget)
 
     def select(self, rows: Sequence[int]) -> Rows:
@@ -133,7 +133,7 @@ class Rows:
 
 
 def quantiles(lengths: Sequence[int], count: int) -> tuple[int, ...]:
-    """So many lengths that are distributed like the given ones, longest last."""
+    """`count` lengths that are distributed like the given ones, longest last."""
     ordered = sorted(lengths)
     return tuple(
         ordered[min(len(ordered) - 1, (2 * place + 1) * len(ordered) // (2 * count))] for place in range(count)

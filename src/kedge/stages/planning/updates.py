@@ -68,7 +68,7 @@ class Subject:
     accelerator: bool
 
     def figures(self) -> Figures:
-        """What an update holds and computes at full depth, from shallow models if the layers are alike."""
+        """Memory and computation of an update at full depth, from shallow models if the layers are alike."""
         alike = all(each.alike for each in self.blueprints.values())
         layers = {role: each.layers for role, each in self.blueprints.items()}
         return extrapolated(self._measured, layers, SHALLOW if alike else None)
@@ -294,7 +294,7 @@ def _critic(subject: Subject, models: Models, phases: Phases) -> None:
 
 
 def _room(size: int) -> Tensor:
-    """So many bytes without contents."""
+    """`size` bytes without contents."""
     return Hollow(torch.empty(size, dtype=torch.uint8, device="meta")).clone()
 
 

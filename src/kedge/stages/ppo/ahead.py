@@ -7,9 +7,9 @@ With s = `rollout.max_staleness`, the responses of update u come from the weight
              training       │ 1        │ 2      │ …      from v0, then v1
 
 At the start of update u, when v(u − 1) is complete, the sampling of all updates up to u + s that are not under way is
-given to the background, in order; it begins when the ones before it are done. Nothing depends on which side is faster,
+given to the background, in order; it starts when the ones before it are done. Nothing depends on which side is faster,
 so two runs are equal, and a checkpoint needs only the batches under way. They are finished before it is written. On
-several ranks all do the same in the background, over a process group of its own.
+several ranks each of them samples in the background, over a separate process group.
 
 Source: one step off: Noukhovitch et al., "Asynchronous RLHF" (arXiv 2410.18252); AReaL (arXiv 2505.24298).
 """
@@ -49,7 +49,7 @@ TENSOR = "tensor"
 PROMPT = "prompt"
 KIND = "kind"
 SAME = "same"
-"""What a saved batch consists of."""
+"""Keys of a saved batch's tensors."""
 
 
 def check_ahead(config: Config, run: Run) -> None:
@@ -197,17 +197,17 @@ class SamplingAhead:
         return sampled.batch
 
     def metrics(self) -> dict[str, float]:
-        """What the sampling of the last batch took: seconds by phase, and how long the sampler had waited before."""
+        """Cost of sampling the last batch: seconds by phase, and seconds that the sampler waited before."""
         return dict(self._figures)
 
     def mark(self) -> tuple[_Job, ...]:
-        """What a checkpoint of now consists of; nothing is waited for."""
+        """The batches under way, for a checkpoint; does not wait for them."""
         return tuple(self._jobs)
 
     def saved(self, mark: tuple[_Job, ...]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The batches of a mark, as tensors and JSON types, once they are finished.
 
-        Where one fails, it and those after it are left out, and their prompts are drawn again by the resumed run.
+        If one fails, it and the later ones are left out, and the resumed run draws their prompts again.
         """
         done: list[tuple[_Job, _Sampled]] = []
         prompts: Mapping[str, int] | None = None

@@ -1,4 +1,4 @@
-"""Loads the policy and its critic, if any: a head on the policy, or a model of its own, new or already trained.
+"""Loads the policy and its critic, if any: a head on the policy, or a separate model, new or already trained.
 
 `kedge critic` writes both kinds: a sequence classifier with one label, and a policy with a value head beside it.
 """
@@ -49,7 +49,7 @@ def load_actor_critic(
     models: Sequence[ScoringModel],
     bases: Bases | None = None,
 ) -> tuple[ActorCritic, ValueHead | None]:
-    """Policy and critic, if any, and the critic's new head, which has a learning rate of its own."""
+    """Policy and critic, if any, and the critic's new head, which has its own learning rate."""
     source = str(config.model)
     value = config.ppo
     with torch.random.fork_rng(devices=[]):
@@ -243,7 +243,7 @@ def _kind(source: str) -> Literal["shared", "separate"]:
 
 @torch.no_grad()
 def _same_weights(config: Config, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the model beside the value head is the policy, weight for weight."""
+    """True if the model beside the value head is the policy, weight for weight."""
     source = config.ppo.critic_init
     trusted = config.runtime.trust_remote_code
     theirs = load_language_model(source, tokenizer=tokenizer, trust_remote_code=trusted).causal.state_dict()

@@ -85,7 +85,7 @@ def choose_engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: 
 
 
 def _adaptive(run: Run) -> AdaptiveTokens | None:
-    """What halves the responses sampled at once when memory runs out; with sharded weights nothing can be repeated."""
+    """The budget that halves the responses sampled at once when memory runs out; sharded weights rule out a retry."""
     budget = run.micro_batch_tokens
     return budget if isinstance(budget, AdaptiveTokens) and not run.ranks.is_sharded else None
 

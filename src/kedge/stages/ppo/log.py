@@ -133,7 +133,7 @@ class PpoLog:
         trainer = self.trainer
         experience = event.experience
         self.metrics.write(event.update, event.metrics)
-        if not trainer.run.ranks.is_first:  # nobody reads its logs
+        if not trainer.run.ranks.is_first:  # only the first rank writes logs
             return
         passes = event.result.passes
         samples = describe_samples(
@@ -274,7 +274,7 @@ class Costs:
         reference: The reference.
         rewards: The sum of the reward models.
         recomputes: Activations are recomputed in the backward pass.
-        judges: The sum of the reward models of weight 0; not part of the update's cost. None if there are none.
+        judges: The sum of the reward models of weight 0; not part of the update's cost. None without one.
     """
 
     policy: ForwardCost

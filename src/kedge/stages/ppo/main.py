@@ -54,10 +54,10 @@ def run_ppo(
 
     Args:
         config: The resolved configuration.
-        prompts: Texts or rows in place of `config.data.prompts`.
-        eval_prompts: Texts or rows in place of `config.data.eval_prompts`.
-        reward: Functions or models in place of `config.reward`.
-        resume: Resume the run in the output folder; start it if there is none.
+        prompts: Texts or rows instead of `config.data.prompts`.
+        eval_prompts: Texts or rows instead of `config.data.eval_prompts`.
+        reward: Functions or models instead of `config.reward`.
+        resume: Resume the run in the output folder; start a new one otherwise.
         callback: Called after each update.
         on_update: The same with the update's number, from 1, and all models of the run.
         planned: What it should hold, to be compared with what it held.

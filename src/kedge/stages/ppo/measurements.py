@@ -96,7 +96,7 @@ class Measurements:
                 self._checked(0)
 
     def after_update(self, event: Event) -> None:
-        """Add the measurements that are due to an update's metrics; they are also logged by themselves.
+        """Add the measurements that are due to an update's metrics; they are also logged separately.
 
         Raises:
             RewardError: A reward or the judge failed.
@@ -275,7 +275,7 @@ class PrefixSample:
         """The figures; see `prefix_test`.
 
         Raises:
-            UnscoredError: There is no prefix.
+            UnscoredError: All responses are too short to have a prefix.
         """
         if not self.num:
             raise UnscoredError("no response of two or more tokens has enough scored continuations")
@@ -307,7 +307,7 @@ def sample_prefixes(
     Args:
         trainer: Samples, scores and evaluates as in training.
         prompts: The prompts.
-        num_prefixes: Prefixes per prompt. Responses of one token have none.
+        num_prefixes: Prefixes per prompt; 0 for responses of one token.
         num_continuations: Continuations per prefix, and further responses per prompt.
         policy_version: Updates that the policy has completed.
         first_prompt: Number of the first prompt, for prompts that are sampled in several parts.

@@ -46,7 +46,7 @@ def observers_of(
     callback: Callback | None,
     on_update: Callable[[int, Roles], None],
 ) -> list[Observer]:
-    """The observers of a run, in the order in which they are called; options that are off have none.
+    """The observers of a run, in the order in which they are called; only options that are on add one.
 
     Publishing and measurements come first, because the row that the log writes has their metrics. The coefficients
     adapt before the fixed prompts are evaluated. The user's callbacks come last: they see a complete update, and may

@@ -83,7 +83,7 @@ def _save(
         "responses": _num_responses(config, len(metrics)),
         "reward": roles.reward.name,
     }
-    if scored := [row for row in metrics if "reward/score_mean" in row]:  # a dropped update has none
+    if scored := [row for row in metrics if "reward/score_mean" in row]:  # a dropped update lacks it
         first = scored[0]
         last = scored[-1]
         facts["mean score, first and last update"] = (
@@ -96,7 +96,7 @@ def _save(
 
 
 def _num_responses(config: Config, num_updates: int) -> object:
-    """The responses that were sampled in so many updates."""
+    """The number of responses sampled in the given updates."""
     least = num_updates * config.responses_per_update
     return f"at least {least}" if word(config.ppo.constant_groups) == "resample" else least
 

@@ -93,9 +93,9 @@ def load_roles(
     Args:
         config: The resolved configuration.
         run: The run.
-        prompts: Texts or rows in place of `config.data.prompts`.
-        eval_prompts: Texts or rows in place of `config.data.eval_prompts`.
-        reward: Functions or models in place of `config.reward`.
+        prompts: Texts or rows instead of `config.data.prompts`.
+        eval_prompts: Texts or rows instead of `config.data.eval_prompts`.
+        reward: Functions or models instead of `config.reward`.
 
     Raises:
         KedgeError: An input is unreadable, or incompatible with the others.
@@ -165,7 +165,7 @@ def _checked_judge(
 
 
 def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueHead | None) -> Optimizer:
-    """The optimizer of policy and critic, whose new head has a learning rate of its own."""
+    """The optimizer of policy and critic, with a separate learning rate for the critic's new head."""
     settings = config.optimization.of("ppo")
     layer = actor_critic.value_head
     return build_optimizer(
@@ -247,15 +247,15 @@ def load_run_prompts(
     prompts: Sequence[Any] | None,
     eval_prompts: Sequence[Any] | None,
 ) -> RunPrompts:
-    """Read the prompts; hold some of them out if the run evaluates and has no prompts of its own for that.
+    """Read the prompts; hold some of them out if the run evaluates without separate prompts.
 
     Args:
         config: Names the data and its limits.
         run: Its folder receives the unusable rows.
         tokenizer: The policy's tokenizer.
         room: Longest prompt that the context allows.
-        prompts: Texts or rows in place of `config.data.prompts`.
-        eval_prompts: Texts or rows in place of `config.data.eval_prompts`.
+        prompts: Texts or rows instead of `config.data.prompts`.
+        eval_prompts: Texts or rows instead of `config.data.eval_prompts`.
 
     Raises:
         DataError: The data cannot be read, or a single prompt cannot be split.

@@ -27,7 +27,7 @@ __all__ = ["Prompts", "SampledBatch", "Sampling", "next_round_size"]
 
 
 class Prompts(Protocol):
-    """Where prompts are drawn from, such as a `PromptStream`."""
+    """Source of prompts, such as a `PromptStream`."""
 
     def next(self, num_prompts: int) -> list[Prompt]:
         """The next prompts."""
@@ -133,7 +133,7 @@ class Sampling:
         return self.sampled(self._trainer, clock)
 
     def metrics(self) -> dict[str, float]:
-        """What sending the weights to the engine took; the clock of `batch` has the rest."""
+        """Cost of sending the weights to the engine; the clock of `batch` has the rest."""
         return dict(self._published)
 
     def sampled(self, trainer: Trainer, clock: Stopwatch) -> SampledBatch:

@@ -216,7 +216,7 @@ class PpoSettings:
     def learning_rates(self, update: int, *, warmup_updates: int = 0, train_policy: bool = True) -> dict[str, float]:
         """The learning rates of an update's steps, by argument of `set_learning_rate`.
 
-        The schedule covers the updates of the policy. The critic warms up at the peak rate, after a rise of its own.
+        The schedule covers the updates of the policy. The critic warms up at the peak rate, after a separate rise.
 
         Args:
             update: Its number, from 1.

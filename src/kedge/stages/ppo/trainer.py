@@ -99,7 +99,7 @@ class Trainer:
         return cast(int, self.roles.tokenizer.pad_token_id)
 
     def publish(self, version: int) -> dict[str, float]:
-        """Send the policy's weights to an engine that has a copy of its own, unless it has this version already.
+        """Send the policy's weights to an engine that has its own copy, unless it has this version already.
 
         Args:
             version: Updates that the policy has completed.
