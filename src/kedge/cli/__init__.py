@@ -21,7 +21,7 @@ from kedge.system.version import __version__
 __all__ = ["app", "main"]
 
 REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
-"""What a full or failing disk refuses, wherever that is."""
+"""Errors of a full or failing disk."""
 
 # Commands inherit the names of the help option.
 app = typer.Typer(
@@ -98,7 +98,7 @@ def _run() -> None:
 
 
 def _line_of(error: BaseException) -> str | None:
-    """An error of the machine, or of a library on a model's files, in one line; None for a bug and for an exit."""
+    """One-line message for an error of the machine or of a library on a model's files; None for a bug or an exit."""
     if is_panic(error):
         return f"a library failed, such as on the regular expressions of a tokenizer.json: {error_text(error)}"
     if is_out_of_memory(error):

@@ -48,7 +48,7 @@ class Group(TyperGroup):
         return _without_types(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the arguments begin with.
+        """The command that the arguments start with.
 
         Raises:
             ConfigError: It is the name of an algorithm.
@@ -78,7 +78,7 @@ def _check_given_once(option: Any, args: list[str]) -> None:
 
 
 def _hint(option: str, command: str) -> str | None:
-    """What to write in place of `--num_updates 3` or `--eps_clip 0.1`; None if the name is unknown here, too."""
+    """The correct spelling of `--num_updates 3` or `--eps_clip 0.1`; None if kedge has no such name."""
     name = option.lstrip("-").replace("-", "_")
     if command not in stages() or not name:
         return None

@@ -19,7 +19,7 @@ EXAMPLE = "kedge launch --nodes 2 --devices 8 -- ppo --model MODEL … --out run
 
 
 class Launch(Command):
-    """The words after -- are a command of its own."""
+    """The words after -- are a separate command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As in `Command`."""

@@ -29,7 +29,7 @@ def run_as_rank(command: Callable[[], None]) -> None:
     because another one is gone exits with 3, so that a launcher can tell a user error (2) from what a restart may mend.
 
     Args:
-        command: Raises user errors; exits by itself.
+        command: Raises user errors; may exit on its own.
     """
     status: object = 1
     try:

@@ -163,10 +163,10 @@ def _check_same_settings(folder: Path, config: Config, allowed: Collection[str])
     """Check that a run that has finished is asked for with its own settings; it may be asked to be shorter.
 
     Raises:
-        ConfigError: Other settings are given, under which there would be another result.
+        ConfigError: Settings are given that would change the result.
     """
     saved, now = (effective_settings(each) for each in (load_config(folder / CONFIG_FILE), config))
-    # What is given as text or as a Python object is not in the configuration.
+    # Inputs given as text or as a Python object are not in the configuration.
     lengths = [name for stage in stages().values() for name in (stage.length, *stage.bounds) if name]
     free = ("data", "reward", "rlhf.labeler", *lengths, *allowed)
     if changes := changed_settings(saved, now, allowed=free):

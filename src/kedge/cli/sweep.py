@@ -94,7 +94,7 @@ sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
         parameter("metric", Annotated[str | None, typer.Option(help="Metric to compare the runs by.")]),
         parameter(
             "goal",
-            Annotated[str | None, typer.Option(metavar="max|min", help="Whether a high or a low value is best.")],
+            Annotated[str | None, typer.Option(metavar="max|min", help="Look for the highest or the lowest value.")],
         ),
     ]
 )

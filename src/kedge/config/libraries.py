@@ -13,7 +13,7 @@ for library, title, names, here in read_table(Path(__file__).with_suffix(".tsv")
     LIBRARIES.setdefault(library, {}).setdefault(title, []).append((names, here))
 """By library and table: arguments as the library spells them, separated by spaces, and their counterpart as Markdown.
 
-A counterpart that starts with a field in backticks is the answer; "none" says that there is none. The table without a
+A counterpart that starts with a field in backticks is the answer; "none" means no counterpart. The table without a
 title lists arguments without a counterpart, by reason.
 """
 

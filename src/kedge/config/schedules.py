@@ -34,7 +34,7 @@ SCHEDULABLE = (
     "rollout.max_new_tokens",
     "rollout.temperature",
 )
-"""The fields that every update reads anew."""
+"""The fields that are read in every update, so that a schedule takes effect."""
 
 _WHOLE = ("ppo.num_epochs", "rollout.max_new_tokens")
 
@@ -49,7 +49,7 @@ def scheduled_values(config: Config, update: int) -> dict[str, float]:
 
 
 def config_at(config: Config, update: int) -> Config:
-    """The configuration of an update: the scheduled fields have their values of then."""
+    """The configuration of an update, with the scheduled fields at their values for that update."""
     return _with(config, scheduled_values(config, update)) if config.schedules else config
 
 

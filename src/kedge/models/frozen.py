@@ -87,7 +87,7 @@ def load_bitsandbytes(purpose: str, device: torch.device) -> Any:
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer that is not trained, in place of one.
+    """A linear layer that is not trained, instead of one.
 
     Args:
         layer: The layer; its bias is kept as it is.
@@ -158,7 +158,7 @@ class QuantizedLinear(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """A product whose backward pass makes the weights whole again, in place of keeping them so."""
+    """A product whose backward pass makes the weights whole again, instead of keeping them so."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, layer: QuantizedLinear) -> Tensor:
@@ -195,9 +195,9 @@ def quantize(body: nn.Module, dtype: QuantizedDtype, *, kept: Collection[nn.Para
 
 @torch.no_grad()
 def hold_bases(models: Iterable[nn.Module], dtype: BaseDtype, device: torch.device | None = None) -> None:
-    """Hold the matrices under adapters in a number format, in place; what models share, they share from then on, too.
+    """Hold the matrices under adapters in a number format, in place; weights that models share stay shared.
 
-    auto: bf16 for a matrix whose numbers bf16 can represent, as most published ones: products are the same, to the bit.
+    auto: bf16 for a matrix whose numbers bf16 can represent, as most published ones: products are bit-identical.
     bf16, int8, nf4: every one, as in `quantize`.
 
     Embeddings, output layers, and what an adapter holds whole stay as they are.
@@ -292,7 +292,7 @@ def factors_of(body: nn.Module, *, exactly: bool = True) -> set[nn.Parameter]:
 
 
 def _loses_nothing(table: nn.Embedding) -> bool:
-    """Whether bf16 can represent all numbers of an embedding, and its lookup is a plain one."""
+    """True if bf16 can represent all numbers of an embedding, and its lookup is a plain one."""
     rows = table.weight.split(4096)
     return type(table) is nn.Embedding and all(torch.equal(part, part.bfloat16().float()) for part in rows)
 
@@ -347,7 +347,7 @@ def _linear_layers(body: nn.Module, kept: Collection[nn.Parameter]) -> list[tupl
 
 
 def _fits(layer: nn.Linear | Conv1D, dtype: BaseDtype) -> bool:
-    """Whether a layer can be held so."""
+    """True if a layer can be held so."""
     if dtype == "auto":  # GPT-2's layers multiply in another order, with another rounding
         rows = layer.weight.split(4096)
         return isinstance(layer, nn.Linear) and all(torch.equal(part, part.bfloat16().float()) for part in rows)

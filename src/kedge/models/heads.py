@@ -55,7 +55,7 @@ class HistogramHead(nn.Module):
 
         logits_i = −(c_i − v)²/(2s²) + const = v·c_i/s² − c_i²/(2s²)
 
-    which is linear in h, too. So the first values are the scalar head's, except near the ends of the support.
+    which is linear in h as well. So the first values are the scalar head's, except near the ends of the support.
 
     Args:
         in_features: Width of the hidden states.

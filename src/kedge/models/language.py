@@ -389,7 +389,7 @@ class ActorCritic(nn.Module):
 
     @property
     def has_critic(self) -> bool:
-        """Whether the model has a value head or a separate critic."""
+        """True if the model has a value head or a separate critic."""
         return self.critic is not None or self.policy.value_head is not None
 
     def policy_parameters(self) -> Iterator[nn.Parameter]:

@@ -117,7 +117,7 @@ class Bases:
 
 
 def _is_language_model(config: PreTrainedConfig) -> bool:
-    """Whether a model was saved as a causal language model, so that it can serve a policy as well as a critic."""
+    """True if a model was saved as a causal language model, so that it can serve a policy as well as a critic."""
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return getattr(known, "__name__", None) in (config.architectures or ())
 

@@ -336,7 +336,7 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 def shares_base(
     adapter: AdapterFolder, tokenizer: PreTrainedTokenizerBase, *, is_trained: bool, trust_remote_code: bool
 ) -> bool:
-    """Whether an adapter's base can be one that other models share; not if tokens were added, so that it has to grow.
+    """True if an adapter's base can be one that other models share; not if tokens were added, so that it has to grow.
 
     Raises:
         ModelError: It cannot, but the adapter is to be trained.

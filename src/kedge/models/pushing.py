@@ -194,7 +194,7 @@ def _check_rights(repo: str, user: Mapping[str, Any]) -> None:
 
 
 def _may_write(repo: str, scopes: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a token with fine-grained rights may write to the repository or its owner."""
+    """True if a token with fine-grained rights may write to the repository or its owner."""
     names = {repo, repo.split("/")[0]}
     return any(
         (scope.get("entity") or {}).get("name") in names and WRITE in (scope.get("permissions") or [])

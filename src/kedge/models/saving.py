@@ -77,7 +77,7 @@ def save_policy(
         card: The model card.
         stop_tokens: The tokens that end a response. `generate` stops there, at EOS, and where it stopped before.
         temperature: The sampling temperature of the training; the default of `generate`.
-        weights: Weights to save in place of the model's, such as the whole ones of a sharded model; empty for a folder
+        weights: Weights to save instead of the model's, such as the whole ones of a sharded model; empty for a folder
             without weights.
         final: The model is a result: its weights are saved in the number format of the source, and forced to disk
             before they get their name. A checkpoint keeps float32, and forces its files to disk together.
@@ -185,7 +185,7 @@ def save_scalar_model(
         tokenizer: Its tokenizer.
         folder: Output folder; it appears only once complete.
         card: The model card.
-        weights: Weights to save in place of the model's; empty for a folder without weights.
+        weights: Weights to save instead of the model's; empty for a folder without weights.
         final: See `save_policy`.
 
     Raises:

@@ -20,7 +20,7 @@ __all__ = ["can_be_sharded", "layers_of", "shard_model"]
 
 
 def can_be_sharded(model: LanguageModel | ScalarModel) -> bool:
-    """Whether each pass calls the model's trunk exactly once, as passes in which all ranks take part must."""
+    """True if each pass calls the model's trunk exactly once, as passes in which all ranks take part must."""
     return model.trunk is not None and model.trunk.takes_one_pass
 
 
@@ -35,7 +35,7 @@ def shard_model(
     which is gathered once per pass, because ranks compute its logits in different numbers of chunks.
 
     With products in bf16, layers are gathered in bf16: autocast would round the same matrices in every pass. What is
-    read in fp32, such as normalization, then stays whole, too, as FSDP gathers a layer in one number format.
+    read in fp32, such as normalization, then stays whole as well, as FSDP gathers a layer in one number format.
 
     Args:
         model: The model.

@@ -145,7 +145,7 @@ def _find(source: str | Path) -> str:
 
 
 def _is_model(folder: Path) -> bool:
-    """Whether a folder has a model or an adapter."""
+    """True if a folder has a model or an adapter."""
     return any(os.path.isfile(folder / name) for name in CONFIGS)
 
 

@@ -52,7 +52,7 @@ CHAT_TEMPLATES = {
 def load_tokenizer(
     source: str | Path, *, trust_remote_code: bool = False, chat_template: str | None = None
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model folder or hub id, left-padding, with a pad token of its own.
+    """Load the tokenizer of a model folder or hub id, left-padding, with a separate pad token.
 
     If pad = EOS, the end of a response is masked as padding and the model never learns to stop. A pad token is never
     sampled, so no text may contain it either. A tokenizer whose pad token is missing, or is EOS, BOS, the unknown
@@ -259,7 +259,7 @@ def _declared(model: LanguageModel) -> list[object]:
 def _usable(tokenizer: PreTrainedTokenizerBase, model: LanguageModel, declared: Iterable[object]) -> list[int]:
     """The declared ids that are tokens.
 
-    Without a generation configuration of its own, a model has the one that transformers derives from config.json, where
+    A model without a generation configuration has the one that transformers derives from config.json, where
     the id may be the default of the architecture and, in another vocabulary, an ordinary word. So only special tokens
     count there.
     """

@@ -1,4 +1,4 @@
-"""Sampling in a thread of its own, by weights of an earlier update, while the policy is trained."""
+"""Sampling in a separate thread, by weights of an earlier update, while the policy is trained."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Turns:
 
 @dataclass(frozen=True)
 class BackgroundEngine:
-    """An engine for a thread of its own, and between two pieces of work for the trainer.
+    """An engine for a separate thread, and between two pieces of work for the trainer.
 
     Work is done in order, one piece at a time, so weights change only where nothing is sampled. Work samples with the
     weights of the time at which it was given, which are copied then. The trainer's own calls (evaluations, fixed
@@ -119,7 +119,7 @@ class BackgroundEngine:
         return self._publish(tensors, version) if is_first else {}
 
     def close(self) -> None:
-        """Wait for the work under way, drop what has not begun, and end the engine; see `Engine`."""
+        """Wait for the work under way, drop what has not started, and end the engine; see `Engine`."""
         self._turns.thread.shutdown(wait=True, cancel_futures=True)
         self.engine.close()
 

@@ -269,7 +269,7 @@ def shared_out(
     """Evaluate a rollout in batches of rows of similar length, shared by the ranks; the results are in its order.
 
     Args:
-        evaluate: Gives tables with a row per response, or None in place of one.
+        evaluate: Gives tables with a row per response, or None instead of one.
         rollout: The responses, which all ranks have.
         micro_batch_tokens: Tokens per batch; None for as few batches as possible.
         ranks: They share the batches; all of them get all results.

@@ -32,7 +32,7 @@ def sample_continuations(
     Args:
         engine: Samples from the policy.
         sources: The responses to cut, without tokens that the policy only read.
-        rows: For each result, the row of `sources` that it begins with.
+        rows: For each result, the row of `sources` that it starts with.
         cuts: For each result, how many of that row's tokens are kept, from 0 to one below its length.
         seeds: One per result.
         max_new_tokens: The longest response in tokens, the kept ones included.

@@ -17,7 +17,7 @@ class Engine(Protocol):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the engine's log probabilities and values equal the trainer's, up to float32 rounding.
+        """True if the engine's log probabilities and values equal the trainer's, up to float32 rounding.
 
         If so, they are not recomputed.
         """

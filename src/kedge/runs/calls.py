@@ -99,7 +99,7 @@ CARRIED = (
     "runtime.precision",
     "runtime.trust_remote_code",
 )
-"""Settings that belong to the data, the model and the machine, so that the next stage needs them, too."""
+"""Settings that belong to the data, the model and the machine, so that the next stage needs them as well."""
 
 _DATA = ("demonstrations", "comparisons", "prompts")
 
@@ -201,7 +201,7 @@ def resuming_call(
         stage: The stage.
         folder: The run's folder.
         by_command: Whether the `kedge` command resumes it.
-        changes: Settings that the resumed run is to have in place of its own; the command alone can change them.
+        changes: Settings that the resumed run is to have instead of its own; the command alone can change them.
     """
     if by_command:
         allowed = {"allow-changes": tuple(changes)} if changes else {}
@@ -257,7 +257,7 @@ def _changed(config: Config, *sections: str) -> dict[str, Any]:
 
 
 def _is_in_memory(value: object) -> bool:
-    """Whether a setting stands for data that was passed from Python."""
+    """True if a setting stands for data that was passed from Python."""
     return isinstance(value, list) and any(str(each).startswith("python:") for each in value)
 
 

@@ -1,4 +1,4 @@
-"""The end of a stage: writes the report, prints the doctor's findings, what was made, and how to go on."""
+"""The end of a stage: writes the report, prints the doctor's findings, what was made, and how to continue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _in_chain: ContextVar[bool] = ContextVar("in_chain", default=False)
-"""Whether the stage is part of a chain, which says itself how to go on."""
+"""True if the stage is part of a chain, which says itself how to continue."""
 
 
 def leave_stage_report(config: Config, folder: Path, *, interrupted: bool) -> None:
@@ -46,7 +46,7 @@ def leave_stage_report(config: Config, folder: Path, *, interrupted: bool) -> No
 
 @contextmanager
 def chained() -> Iterator[None]:
-    """Within this context a stage does not say how to go on: the chain around it does."""
+    """Within this context a stage does not say how to continue: the chain around it does."""
     token = _in_chain.set(True)
     try:
         yield
@@ -88,7 +88,7 @@ def resumable(config: Config, folder: Path, stage: str) -> Iterator[None]:
 
 
 def end_stage(config: Config, run: Run, results: Mapping[str, object]) -> None:
-    """End a stage that made a model: print the doctor's findings and how to go on, and push the model if configured.
+    """End a stage that made a model: print the doctor's findings and how to continue, and push the model if configured.
 
     Args:
         config: The run's configuration.
@@ -190,7 +190,7 @@ def _newest_checkpoint(folder: Path) -> Path | None:
 
 
 def _can_resume(folder: Path) -> bool:
-    """Whether a run has a checkpoint or sampled responses, or a chain a stage that has some or has finished."""
+    """True if a run has a checkpoint or sampled responses, or a chain a stage that has some or has finished."""
     places = (folder, *(path for path in folder.glob("*") if path.is_dir()))
     kept = (FINISHED_FILE, MODEL_FOLDER, SAMPLED_FOLDER)
     return any(kept_checkpoints(place) or any((place / name).exists() for name in kept) for place in places)

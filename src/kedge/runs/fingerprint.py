@@ -91,7 +91,7 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
 
     Args:
         config: The resolved configuration.
-        in_memory: Objects passed from Python in place of configured fields, by dotted name.
+        in_memory: Objects passed from Python instead of configured fields, by dotted name.
     """
     critic = config.ppo
     named: dict[str, list[str]] = {

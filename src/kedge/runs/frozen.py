@@ -39,7 +39,7 @@ def bases_of(config: Config) -> Bases | None:
 
 
 def rounds_bases(config: Config) -> bool:
-    """Whether the bases under a run's adapters are held in fewer bits, or with `auto` may be."""
+    """True if the bases under a run's adapters are held in fewer bits, or with `auto` may be."""
     kind = config.adapter.kind
     dtype = config.adapter.base_dtype
     return kind != "none" and dtype != "fp32" and not (kind == "dora" and dtype == "auto")

@@ -56,7 +56,7 @@ def load_prompts(
         run: Its folder receives the unusable rows.
         tokenizer: The policy's tokenizer; renders conversations and measures lengths.
         room: Longest prompt that the context allows, from `room_for_prompt`.
-        prompts: Texts or rows in place of the configured ones.
+        prompts: Texts or rows instead of the configured ones.
         role: The field of `data` that names the prompts.
 
     Raises:
@@ -98,7 +98,7 @@ def load_demonstrations(
         run: Its folder receives the unusable rows.
         tokenizer: Renders conversations and measures lengths.
         context_length: Context of the model, in tokens; None for no limit.
-        rows: Rows in place of the configured data.
+        rows: Rows instead of the configured data.
 
     Raises:
         DataError: The data cannot be read, or too many rows are unusable.

@@ -52,7 +52,7 @@ def stage_function(stage: str, finished: Callable[[Path], object] | None = None)
 
 @contextmanager
 def memory_in_one_line(config: Config, stage: str) -> Iterator[None]:
-    """If memory runs out in the block, raise one line in place of the exception, and free what the failure holds.
+    """If memory runs out in the block, raise one line instead of the exception, and free what the failure holds.
 
     Args:
         config: The stage's configuration.

@@ -187,7 +187,7 @@ class Run:
         return discard_run_folder(self.folder)
 
     def sync(self) -> None:
-        """If the folder was moved or deleted during the run, begin a new one, for the next checkpoint and the model.
+        """If the folder was moved or deleted during the run, start a new one, for the next checkpoint and the model.
 
         Called before whatever the run leaves is written.
 
@@ -225,7 +225,7 @@ def open_run(
     Args:
         config: The resolved configuration.
         stage: The stage; also the default name of the output folder.
-        in_memory: Python objects in place of configured fields, by dotted name; None entries are ignored.
+        in_memory: Python objects instead of configured fields, by dotted name; None entries are ignored.
         resume: Resume the run in the output folder; start it if there is none.
 
     Raises:
@@ -389,7 +389,7 @@ def _check_same_inputs(fingerprint: Mapping[str, str], ranks: Ranks) -> None:
 def _checkpoint_to_resume(
     config: Config, stage: str, folder: Path, fingerprint: Mapping[str, str], resume: Resume, ranks: Ranks
 ) -> Checkpoint | None:
-    """The newest valid checkpoint, after checking that the run may go on from it.
+    """The newest valid checkpoint, after checking that the run may continue from it.
 
     Raises:
         DataError: There are checkpoints, but none is whole, or it is that of another stage.

@@ -128,7 +128,7 @@ def _public(value: Any) -> Any:
 
 
 def _adds_special_tokens(tokenizer: PreTrainedTokenizerBase, rendered: bool) -> bool:
-    """Whether plain `tokenizer(prompt)` adds special tokens to give the ids of the training.
+    """True if plain `tokenizer(prompt)` adds special tokens to give the ids of the training.
 
     A rendered conversation has its special tokens already.
     """

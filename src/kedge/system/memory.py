@@ -89,7 +89,7 @@ class MemoryLimit:
     Attributes:
         name: What sets it: `ulimit -v`, `ulimit -d`, `the control group` or `the machine`.
         limit: Bytes.
-        used: Bytes that count toward it already; a control group and a machine have other processes, too.
+        used: Bytes that count toward it already; a control group and a machine have other processes as well.
     """
 
     name: str
@@ -172,7 +172,7 @@ def _own_limits() -> Iterator[MemoryLimit]:
 
 
 def _group_limits() -> Iterator[MemoryLimit]:
-    """The limits of the process's control group and of those around it, as far as they can be seen from here."""
+    """The limits of the process's control group and of those around it, where they can be seen from here."""
     for folder in _group_folders():
         for limit_file, use_file, freed_first in GROUP_FILES:
             limit = _number(folder / limit_file)
@@ -261,7 +261,7 @@ class Exhaustion:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an exception, or the one that it was raised from, says that memory ran out.
+    """True if an exception, or the one that it was raised from, says that memory ran out.
 
     An error of kedge's own has said already what is wrong, such as a file that is too large.
     """
@@ -311,7 +311,7 @@ def release(error: BaseException | None) -> None:
     """Free what a failed computation still holds: the local variables of the functions that the exception left.
 
     The exception keeps them alive by its traceback, and with them every activation. What is freed then goes back to the
-    system, so that other threads and libraries can have it, too.
+    system, so that other threads and libraries can have it as well.
     """
     while error is not None:
         if error.__traceback__ is not None:

@@ -148,7 +148,7 @@ class ValueWarmup:
 
     @property
     def ends_by_result(self) -> bool:
-        """Whether the length is not known from the start."""
+        """True if the length is not known from the start."""
         return self._until is not None
 
     def trains_policy(self, update: int) -> bool:

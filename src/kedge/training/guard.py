@@ -232,7 +232,7 @@ class Guard:
         self._compare(ratio, "in training and in sampling", row, token, k3=apart.k3)
 
     def allows(self, step: int, figures: Mapping[str, float], search: Callable[[], BadValue]) -> bool:
-        """Whether to take an optimizer step; see `StepCheck`. After a refusal the rest of the update is skipped.
+        """True to take the optimizer step; see `StepCheck`. After a refusal the rest of the update is skipped.
 
         Raises:
             NumericsError: The run must stop.

@@ -115,7 +115,7 @@ def _parts(parameters: list[nn.Parameter], at_a_time: int) -> Iterator[list[nn.P
 
 
 def _rests(key: str, value: Any) -> bool:
-    """Whether an entry of a state grows with its parameter."""
+    """True if an entry of a state grows with its parameter."""
     return isinstance(value, Tensor) and value.numel() > 1 and key not in CODES
 
 

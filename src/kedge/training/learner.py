@@ -71,7 +71,7 @@ class Batch(Protocol):
 
     @property
     def positive(self) -> Bool[Tensor, " batch"] | None:
-        """Whether a row is an example to imitate; None for no imitation."""
+        """True if a row is an example to imitate; None for no imitation."""
         ...
 
     def select(self, rows: Int[Tensor, " selected"] | slice) -> Self:
@@ -92,7 +92,7 @@ class Learner(Protocol[B]):
 
     @property
     def needs_values(self) -> bool:
-        """Whether there is a critic to train."""
+        """True if there is a critic to train."""
         ...
 
     @property
@@ -216,7 +216,7 @@ class LanguageLearner:
                 parameter.requires_grad_(True)
 
     def _has_first_pass(self, batch: Experience) -> bool:
-        """Whether the pending first pass is of exactly these rows."""
+        """True if the pending first pass is of exactly these rows."""
         if self._pending is None:
             return False
         names = ("prompt_ids", "response_ids", "action_mask")

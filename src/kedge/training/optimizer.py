@@ -304,7 +304,7 @@ def clip_by_owner(optimizer: Optimizer, max_norm: float | None, ranks: Ranks = A
     They are clipped apart: in a joint norm a large gradient of the critic would shrink the policy's step as well. A
     value head with a gradient that reaches the policy's trunk shares its norm. A model without gradients is left out.
 
-    Source: verl and OpenRLHF, where each model has an optimizer of its own.
+    Source: verl and OpenRLHF, where each model has a separate optimizer.
     """
     scale_output_gradients(optimizer)
     norms: dict[str, float] = {}

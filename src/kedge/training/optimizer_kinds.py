@@ -182,7 +182,7 @@ def state_shape(key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 def share_codes(optimizer: Optimizer) -> None:
     """Give a restored state of adamw8bit what is the same for all parameters; nothing for other kinds.
 
-    It has to be the same tensor, too: on a CPU bitsandbytes looks numbers up in a table that it makes per tensor.
+    It has to be the same tensor as well: on a CPU bitsandbytes looks numbers up in a table that it makes per tensor.
     """
     for parameter, state in optimizer.state.items():
         if "state1" in state and state["state1"].dtype == torch.uint8:

@@ -16,7 +16,7 @@ from kedge.training.optimizer_kinds import Optimizer
 __all__ = ["find_tokens"]
 
 MOST_ON_GPU = 65_536
-"""Tokens per pass at most on a GPU, which larger passes do not use better; on a CPU it is the number to begin with."""
+"""Tokens per pass at most on a GPU, which larger passes do not use better; on a CPU it is the number to start with."""
 
 SHARE = 0.8
 """Share of the free memory that a pass may take: allocators lose some to gaps, and rows differ."""

@@ -33,7 +33,7 @@ class Terminated(SystemExit):
 
 
 class Stopping:
-    """Whether a stop was requested, and by which signal; all ranks stop in the same place.
+    """True if a stop was requested, and by which signal; all ranks stop in the same place.
 
     Args:
         ranks: The ranks that stop together.
@@ -49,7 +49,7 @@ class Stopping:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal has arrived: finish the current step and save."""
+        """True if a signal has arrived: finish the current step and save."""
         return self._signal is not None
 
     def request(self, signum: int) -> None:

@@ -1,4 +1,4 @@
-"""What a shell offers for FIELD=VALUE."""
+"""Shell completions of FIELD=VALUE."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin

@@ -127,7 +127,7 @@ def field_advice(dotted: str, direction: str) -> str:
 
 
 def accepts(field: FieldInfo) -> str:
-    """What a field accepts: `a whole number ≥ 1, or null`."""
+    """The values that a field accepts, in words: `a whole number ≥ 1, or null`."""
     text = field_doc(field).text
     own = {_PLAIN[str]: text, **({} if text == "text" else {_SOURCES: text, _SCHEDULES: text})}
     kinds = [own.get(kind, kind) for kind in _kinds(field.annotation)]

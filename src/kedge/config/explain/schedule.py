@@ -57,7 +57,7 @@ def _critic_passes(config: Config) -> list[str]:
 
 
 def _left_out(config: Config) -> list[str]:
-    """What happens to prompts whose responses all score the same."""
+    """The treatment of prompts with equal scores for all responses."""
     groups = config.ppo.constant_groups
     if groups == "keep":
         return []
@@ -124,7 +124,7 @@ def _critic_steps(config: Config, num_updates: int) -> int:
 
 
 def _critic_cost(config: Config) -> str:
-    """What a separate critic adds to an update, and how to see whether it earns that.
+    """The cost of a separate critic per update, and how to check that it is worth it.
 
     A forward pass is a third of a step of supervised fine-tuning: sampling, the reference and the critic's values take
     one each. Every pass over the responses is a step for each model that it trains.

@@ -163,7 +163,7 @@ def _parse_override(override: str, stage: str | None) -> dict[str, Any]:
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Settings by dotted name; a dotted name overrides the value in its section.
 
-    A section without a value, with all its lines commented out, has none.
+    A section with all its lines commented out has no value and adds no settings.
     """
     flat: dict[str, Any] = {}
     for name, value in sorted(settings.items(), key=lambda item: "." in str(item[0])):
@@ -197,7 +197,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _holds_names(name: str) -> bool:
-    """Whether a name is a section, or at the top level a mapping of names such as `schedules`."""
+    """True if a name is a section, or at the top level a mapping of names such as `schedules`."""
     if section_type(name) is not None:
         return True
     field = None if "." in name else find_field(name)

@@ -1,4 +1,4 @@
-"""pydantic's errors as one line: where, which field, what is expected, what it is."""
+"""One-line messages for pydantic's errors: the place, the field, the expected value and the given one."""
 
 from collections.abc import Mapping
 from typing import Any, cast

@@ -14,7 +14,7 @@ __all__ = ["Document", "parse_value", "read_document"]
 
 MAX_BYTES = 2**20
 
-# What SafeLoader raises for `!!timestamp x`, `!!bool x`, `!!int ''` and numbers beyond a float's range.
+# SafeLoader raises these for `!!timestamp x`, `!!bool x`, `!!int ''` and numbers beyond a float's range.
 _BAD_TAGS = (AttributeError, LookupError, OverflowError, TypeError)
 
 

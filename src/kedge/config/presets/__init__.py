@@ -26,7 +26,7 @@ LANGUAGE_PRESETS = [preset.name for preset in (*RECIPES, *FAMILY)]
 OF_STAGES: dict[str, tuple[Preset, ...]] = {
     stage.name: imported(stage.presets) for stage in registered_stages() if stage.presets
 }
-"""The presets of the stages that have some of their own."""
+"""Presets that only one stage takes, by stage."""
 PRESETS = {preset.name: preset for group in ((*RECIPES, *FAMILY), *OF_STAGES.values()) for preset in group}
 
 

@@ -62,7 +62,7 @@ class AdapterConfig(Section):
 
     @model_validator(mode="after")
     def _check_kind(self) -> "AdapterConfig":
-        """What was set without saying which kind is a mistake; an adapter that was set to none is not."""
+        """Refuse adapter settings without a kind; with `kind=none` set explicitly they are allowed, and ignored."""
         fields = type(self).model_fields
         idle = sorted(name for name in self.model_fields_set if getattr(self, name) != fields[name].default)
         if idle and "kind" not in self.model_fields_set:

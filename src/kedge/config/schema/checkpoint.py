@@ -43,7 +43,7 @@ class CheckpointConfig(Section):
     )
     keep_last: bool = field(
         True,
-        meaning="Whether a finished run keeps the checkpoint of its last update, from which it can be extended.",
+        meaning="Keep the checkpoint of the last update when a run has finished, so that it can be extended.",
         source="kedge: a run of over ten minutes keeps checkpoints anyway, so this takes no further space there",
     )
     sharded_above: int | None = field(
@@ -70,11 +70,11 @@ class PushConfig(Section):
     )
     private: bool = field(
         False,
-        meaning="Whether a new repository is private; one that exists stays as it is.",
+        meaning="Make a new repository private; an existing one stays as it is.",
         source="Hugging Face hub",
     )
     existing: bool = field(
         False,
-        meaning="Whether a repository may get a commit although its content was not pushed by kedge.",
+        meaning="Push to a repository even if its content was not pushed by kedge.",
         source="kedge: somebody's files are not overwritten unasked",
     )

@@ -60,7 +60,7 @@ class EvaluateConfig(Section):
     )
     judge_mode: Literal["score", "pairwise"] = field(
         "score",
-        meaning="Whether the judge scores each response on its own, or picks the better of two shown in both orders.",
+        meaning="The judge scores each response on its own, or picks the better of two shown in both orders.",
         source="Stiennon's reward models score; pairwise judges favor a position, so both orders are shown",
     )
     frontier: StringList = field(

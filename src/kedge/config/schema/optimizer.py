@@ -52,7 +52,7 @@ class OptimizationConfig(Section):
     )
     adam_eps_mode: Literal["torch", "tf1"] = field(
         "torch",
-        meaning="Where adamw adds ε: after the bias correction (torch) or before it (tf1, as in OpenAI's code).",
+        meaning="adamw adds ε after the bias correction (torch) or before it (tf1, as in OpenAI's code).",
         source="PyTorch; the two differ by √(1 − β₂ᵗ), a factor of 31.6 at step 1",
     )
     stages: dict[str, dict[str, Any]] = field(

@@ -81,7 +81,7 @@ class PpoConfig(Section):
         gt=0,
         meaning="KL to the sampling policy, in nats per token; the policy's steps of an update end at 1.5 times this "
         "value, and in the rest of them only the parameters that are the critic's alone are trained. Null disables it.",
-        source="off in the papers on language models; 0.01 is common elsewhere. The critic goes on as in Spinning Up",
+        source="off in the papers on language models; 0.01 is common elsewhere. The critic continues as in Spinning Up",
         too_high="updates that go too far are not stopped",
         too_low="every update stops in its first epoch",
     )
@@ -182,7 +182,7 @@ class PpoConfig(Section):
         ge=0,
         meaning="Weight of the negative log likelihood of the update's own good responses, mean over their tokens.",
         source="off in PPO; VAPO uses 0.1, for correct responses",
-        too_high="the policy imitates whatever succeeded first, and entropy falls",
+        too_high="the policy imitates its first successes, and entropy falls",
         too_low="no effect; rare successes are used for the policy gradient only",
     )
     ptx_coef: float = field(
@@ -214,13 +214,13 @@ class PpoConfig(Section):
     )
     measure_kl: bool = field(
         False,
-        meaning="Whether to measure the KL to the reference even if it is not penalized (ppo.kl_coef=0).",
+        meaning="Measure the KL to the reference even if it is not penalized (ppo.kl_coef=0).",
         source="kedge: if off and ppo.kl_coef=0, no reference model is loaded",
     )
     kl_in: Literal["reward", "score", "loss"] = field(
         "reward",
-        meaning="Where the KL is charged: each token's in its own reward, a response's sum in its score, or each "
-        "token's in the loss. ppo.advantage=grpo needs loss: it would divide the KL, with the rest of the reward, by "
+        meaning="Place of the KL: each token's in its own reward, a response's sum in its score, or each token's "
+        "in the loss. ppo.advantage=grpo needs loss: it would divide the KL, with the rest of the reward, by "
         "the standard deviation in the group.",
         source="Ziegler, S4, InstructGPT, N+; S1 for score; S3 and GRPO put it in the loss",
     )
@@ -228,13 +228,13 @@ class PpoConfig(Section):
         "auto",
         meaning="Estimator of a token's KL: k1 is unbiased, k2 has low variance, k3 has both and is never negative; "
         "auto is k1 in the reward and k2 in the loss.",
-        source="Ziegler, N+: k1 in the reward. In the loss k2 has the right gradient, and k1 has none on average",
+        source="Ziegler, N+: k1 in the reward. In the loss k2 has the right gradient, and k1's is 0 on average",
     )
     kl_controller: (
         Literal["fixed", "ziegler", "schulman"] | Annotated[dict[Literal["ziegler"], Annotated[int, Gt(0)]], ONE]
     ) = field(
         "fixed",
-        meaning="How β changes: not at all, by Ziegler's proportional controller, or by the PPO paper's halving and "
+        meaning="β is fixed, or adapted by Ziegler's proportional controller or by the PPO paper's halving and "
         "doubling. Ziegler's has a horizon, the responses over which β may change by a factor of about 1.2: "
         "{ziegler: 10000}; ziegler alone is 1/30 of the policy's updates, at most 10,000 responses.",
         source="Stiennon, InstructGPT, N+; Ziegler's horizon is 10,000, for a run of two million responses",
@@ -264,7 +264,7 @@ class PpoConfig(Section):
         "ppo.advantage needs no values, else shared. One that ppo.advantage does not need is trained but not used.",
         source="shared: S0, S1, S4, Ziegler; it costs nothing, and explains nothing in short runs. S3, Stiennon and "
         "N+ use a separate one, which learns, at twice the memory and training time (docs/defaults.md). RLOO and GRPO "
-        "have none",
+        "have no critic",
     )
     critic_init: Literal["auto", "reward", "policy"] | str = field(
         "auto",
@@ -451,7 +451,7 @@ class PpoConfig(Section):
     )
     whiten_rewards: bool = field(
         False,
-        meaning="Whether the batch's token rewards are scaled to variance 1.",
+        meaning="Scale the batch's token rewards to variance 1.",
         source="N+: off; optional in S3",
     )
     score_at: Literal["last", "after_last"] = field(
@@ -465,12 +465,12 @@ class PpoConfig(Section):
         Literal["keep", "drop", "resample"] | Annotated[dict[Literal["resample"], Annotated[int, Ge(1)]], ONE]
     ) = field(
         "keep",
-        meaning="What happens to prompts whose responses all score the same (token scores are summed): keep, drop them "
+        meaning="For prompts with equal scores for all responses (token scores are summed): keep them, drop them "
         "before training, or drop and resample: sample other prompts until rollout.num_prompts groups have spread, in "
         "at most 9 additional rounds, or {resample: 4} of them; the update is smaller if they do not fill it. A round "
         "has as many prompts as should be enough by the share found so far, at most rollout.num_prompts. "
         "Updates that train the critic alone keep them. reward/score_mean is of all responses, trained on or not.",
-        source="kedge: keep, since a critic learns from them, too. DAPO resamples; verl's recipe for it generates at "
+        source="kedge: keep, since a critic also learns from them. DAPO resamples; verl's recipe for it generates at "
         "most 10 batches, and then stops with an error",
     )
 
@@ -532,7 +532,7 @@ class PpoConfig(Section):
         meaning="Evaluations without a new best value of the metric in checkpoint.keep_best after which the run ends; "
         "null: it does not end early.",
         source="kedge: off; 3 is common in supervised training",
-        too_high="the run goes on although it only over-optimizes the reward",
+        too_high="the run continues although it only over-optimizes the reward",
         too_low="noise ends the run before the policy has improved",
     )
     max_kl: float | None = field(
@@ -584,12 +584,12 @@ class PpoConfig(Section):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a reference model is needed: its KL is penalized or measured."""
+        """True if a reference model is needed: its KL is penalized or measured."""
         return self.kl_coef > 0 or self.measure_kl
 
     @property
     def names_critic(self) -> bool:
-        """Whether `critic_init` is the name of a trained critic."""
+        """True if `critic_init` is the name of a trained critic."""
         return self.critic_init not in ("auto", "reward", "policy")
 
     @property
@@ -599,12 +599,12 @@ class PpoConfig(Section):
 
     @property
     def needs_values(self) -> bool:
-        """Whether the estimator uses a critic."""
+        """True if the estimator uses a critic."""
         return self.advantage in NEED_VALUES
 
     @property
     def needs_groups(self) -> bool:
-        """Whether the estimator compares the responses to a prompt."""
+        """True if the estimator compares the responses to a prompt."""
         return self.advantage in NEED_GROUPS
 
     @property
@@ -616,7 +616,7 @@ class PpoConfig(Section):
 
     @property
     def holds_out(self) -> bool:
-        """Whether anything is measured on held-out prompts."""
+        """True if anything is measured on held-out prompts."""
         return self.eval_every is not None or self.critic_check is not None
 
     @property
@@ -669,7 +669,7 @@ class PpoConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_the_clip(cls, values: Any) -> Any:
-        """The default of `value_clip_range` is for errors; a cross-entropy has none."""
+        """Drop the default of `value_clip_range` for a cross-entropy loss; the default is for squared errors."""
         if not isinstance(values, Mapping):
             return values
         settings = cast("Mapping[str, Any]", values)
@@ -755,7 +755,7 @@ class PpoConfig(Section):
         if self.advantage == "grpo" and self.kl_in != "loss" and self.kl_coef > 0:
             raise ValueError(
                 "ppo.advantage=grpo divides by the standard deviation of a group's rewards, so where all scores are "
-                "equal, a KL in the reward weighs as much as the score elsewhere, whatever ppo.kl_coef is; use "
+                "equal, a KL in the reward weighs as much as the score elsewhere, at any ppo.kl_coef; use "
                 "ppo.kl_in=loss, as GRPO, or ppo.kl_coef=0"
             )
         return self

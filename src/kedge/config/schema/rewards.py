@@ -37,7 +37,7 @@ class RewardTermConfig(Section):
 
     @property
     def is_function(self) -> bool:
-        """Whether the source is a Python function rather than a reward model."""
+        """True if the source is a Python function rather than a reward model."""
         return names_function(self.source)
 
 

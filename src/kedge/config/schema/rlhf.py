@@ -47,12 +47,12 @@ class RlhfConfig(Section):
     )
     keep_comparisons: bool = field(
         True,
-        meaning="Whether a further round also trains on the comparisons of earlier rounds.",
+        meaning="Train each further round on the comparisons of earlier rounds as well.",
         source="InstructGPT trains on all of them",
     )
     restart_policy: bool = field(
         False,
-        meaning="Whether PPO starts each further round from the SFT policy instead of the newest policy.",
+        meaning="Start PPO in each further round from the SFT policy instead of the newest policy.",
         source="kedge: the round's comparisons are of the newest policy's responses",
     )
     train_critic: bool = field(

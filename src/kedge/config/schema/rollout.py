@@ -11,13 +11,13 @@ __all__ = ["RolloutConfig", "VllmConfig", "check_responses"]
 
 
 class VllmConfig(Section):
-    """A server that kedge starts in an environment of its own, or servers that are running."""
+    """A server that kedge starts in a separate environment, or servers that are running."""
 
     python: str | None = field(
         None,
         meaning="Python of an environment with vLLM, in which kedge starts a server and ends it with the run; null "
         "uses rollout.vllm.urls.",
-        source="kedge: an environment of its own, since vLLM pins its own torch and transformers",
+        source="kedge: a separate environment, since vLLM pins its own torch and transformers",
         text="a file",
     )
     urls: StringList = field(

@@ -83,8 +83,8 @@ class RuntimeConfig(Section):
     )
     deterministic: bool = field(
         False,
-        meaning="Whether to use only deterministic CUDA kernels. On a CPU results are deterministic anyway.",
-        source="kedge: off, a GPU repeats and resumes a run up to rounding; on, to the bit but slower",
+        meaning="Use only deterministic CUDA kernels. On a CPU results are deterministic anyway.",
+        source="kedge: off, a GPU repeats and resumes a run up to rounding; on, bit-identically but slower",
     )
     activation_checkpointing: bool = field(
         False,
@@ -94,7 +94,7 @@ class RuntimeConfig(Section):
     )
     trust_remote_code: bool = field(
         False,
-        meaning="Whether to run Python code that comes with a model.",
+        meaning="Run Python code that comes with a model.",
         source="kedge: running downloaded code must be opt-in",
     )
     strict: bool = field(
@@ -105,7 +105,7 @@ class RuntimeConfig(Section):
     )
     report: bool = field(
         True,
-        meaning="Whether to write report.html, a page that shows the whole run.",
+        meaning="Write report.html, a page that shows the whole run.",
         source="kedge: takes a second at the end of the run",
     )
     loggers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(as_list)] = field(

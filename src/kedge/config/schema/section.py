@@ -57,7 +57,7 @@ def _takes_bools(annotation: Any) -> bool:
 
 
 def _exceeds_a_word(value: Any) -> bool:
-    """Whether a value, or an entry of a list, is a whole number of more than 64 bits."""
+    """True if a value, or an entry of a list, is a whole number of more than 64 bits."""
     entries: list[object] = [*value] if isinstance(value, list) else [value]
     return any(isinstance(entry, int) and abs(entry) >= 2**63 for entry in entries)
 

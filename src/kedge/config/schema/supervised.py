@@ -102,6 +102,6 @@ class RewardModelConfig(Section):
     )
     normalize_scale: bool = field(
         False,
-        meaning="Whether the scores are also divided by their standard deviation on those texts.",
+        meaning="Also divide the scores by their standard deviation on those texts.",
         source="off in Stiennon and N+, on in Ziegler",
     )

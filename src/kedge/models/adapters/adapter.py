@@ -54,7 +54,7 @@ def mark_frozen(weight: Tensor) -> None:
 
 
 def is_frozen(weight: Tensor) -> bool:
-    """Whether a weight was marked; `requires_grad` alone can be off for a while."""
+    """True if a weight was marked; `requires_grad` alone can be off for a while."""
     return getattr(weight, "is_frozen", False)
 
 
@@ -334,7 +334,7 @@ def _whole_weights(
 
 
 def _own(model: nn.Module, name: str) -> None:
-    """Give a model a weight of its own in place of one that it shares with others."""
+    """Give a model a weight of its own instead of one that it shares with others."""
     weight = model.get_parameter(name)
     places = [each for each, other in model.named_parameters(remove_duplicate=False) if other is weight]
     if len(places) > 1:

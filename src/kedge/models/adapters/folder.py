@@ -135,7 +135,7 @@ class AdapterFolder:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is the adapter of a sequence classifier, such as a reward model."""
+        """True if it is the adapter of a sequence classifier, such as a reward model."""
         return self.settings.get("task_type") == "SEQ_CLS"
 
     @property

@@ -79,21 +79,21 @@ class Trunk:
 
     @cached_property
     def is_causal(self) -> bool:
-        """Whether the state of a token depends on no later token."""
+        """True if the state of a token depends on no later token."""
         return self._findings.error("causal", lambda: self._trial().error_of_prefix(self._hidden_sorted)) <= TOLERANCE
 
     @cached_property
     def pads(self) -> bool:
-        """Whether padding on the right changes nothing; if not, rows of equal length run together."""
+        """True if padding on the right changes nothing; if not, rows of equal length run together."""
         return self._error("padded", self._padded) <= TOLERANCE
 
     @property
     def takes_one_pass(self) -> bool:
-        """Whether rows of all lengths are read in one call of the model."""
+        """True if rows of all lengths are read in one call of the model."""
         return self._packs and self._reach is None and self._rope_switch is None
 
     def packs(self, longest: int) -> bool:
-        """Whether rows up to this length are packed."""
+        """True if rows up to this length are packed."""
         return self._packs and (self._reach is None or longest <= self._reach)
 
     def checkpoint_activations(self) -> None:
@@ -365,7 +365,7 @@ class GroupedDecoder:
 
 
 def _has_columns(cache: Any) -> bool:
-    """Whether a cache keeps something per token of a row; recurrent states do not, nor caches of a model's own kind."""
+    """True if a cache keeps something per token of a row; recurrent states do not, nor caches of a model's own kind."""
     return isinstance(cache, Cache) and any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
 
 

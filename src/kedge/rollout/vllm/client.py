@@ -63,7 +63,7 @@ class Client:
         return self._request("POST", path, json.dumps(body or {}), timeout)
 
     def is_healthy(self) -> bool:
-        """Whether the server is ready for requests."""
+        """True if the server is ready for requests."""
         try:
             self.get("health", timeout=HEALTH_TIMEOUT)
         except (ServerGone, ServerRefused):

@@ -122,7 +122,7 @@ class Fleet:
             for call in done:
                 call.result()
             return [call.result() for call in calls]
-        except BaseException:  # includes Ctrl-C: nobody waits for the answers any more
+        except BaseException:  # includes Ctrl-C: no one waits for the answers any more
             self._break_off()
             raise
         finally:

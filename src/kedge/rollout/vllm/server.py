@@ -118,7 +118,7 @@ class ServerOptions:
     def environment(self) -> dict[str, str]:
         """The trainer's environment, with the plugin's folder and the routes for weight updates."""
         added = {
-            "PYTHONPATH": str(PLUGIN),  # in place of kedge's own, whose packages are for another environment
+            "PYTHONPATH": str(PLUGIN),  # instead of kedge's own, whose packages are for another environment
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
@@ -246,7 +246,7 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the server's main process is running."""
+        """True if the server's main process is running."""
         return self._process.poll() is None
 
     def ending(self) -> str:

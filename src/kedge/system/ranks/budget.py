@@ -25,9 +25,9 @@ T = TypeVar("T")
 
 
 class AdaptiveTokens:
-    """Tokens per pass that are halved when memory runs out; the run goes on with the smaller number.
+    """Tokens per pass that are halved when memory runs out; the run continues with the smaller number.
 
-    It is part of a run's state, because the split changes the rounding: a resumed run begins with the last number.
+    It is part of a run's state, because the split changes the rounding: a resumed run starts with the last number.
 
     Args:
         tokens: At first.
@@ -54,7 +54,7 @@ class AdaptiveTokens:
             self._say(f"runtime.micro_batch_tokens=auto: {tokens:,} tokens per pass{why}")
 
     def halve(self, smaller: int, error: BaseException | None) -> None:
-        """Go on with smaller passes.
+        """Continue with smaller passes.
 
         Args:
             smaller: Tokens per pass.
@@ -67,7 +67,7 @@ class AdaptiveTokens:
         self.tokens = smaller
 
     def halve_rows(self, rows: int, error: BaseException) -> None:
-        """Go on with fewer responses sampled at once."""
+        """Continue with fewer responses sampled at once."""
         self.rows = rows
         self._say(
             f"out of memory{_asked(error)} in sampling; it is repeated, and the run goes on, with up to {rows:,} "
@@ -111,7 +111,7 @@ def within_memory(budget: PassTokens, lengths: Sequence[int], attempt: Callable[
     repeated, because each pass communicates; a number that was given is kept.
 
     Args:
-        budget: Tokens per pass, which the attempt reads anew each time.
+        budget: Tokens per pass, which the attempt reads again each time.
         lengths: Tokens of the rows in the batch. A pass holds at least one row, so that no number below the longest
             helps.
         attempt: Makes all passes of this rank, from the start and without communication. Its random numbers are the

@@ -145,12 +145,12 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes files and prints."""
+        """True if this process writes files and prints."""
         return self.number == 0
 
     @property
     def are_several(self) -> bool:
-        """Whether there is more than one process."""
+        """True if there is more than one process."""
         return self.count > 1
 
     def plan(self, lengths: Sequence[int], budget: int | None) -> list[Part]:

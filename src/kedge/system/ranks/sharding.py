@@ -9,8 +9,8 @@ A stored group of tensors is one file, or, of a run with sharded weights, a fold
     optimizer/shard-00001-of-00002.safetensors
 
 The header of a shard says where its rows start, as torch's distributed checkpoints in safetensors do: torch's
-`HuggingFaceStorageReader` reads such a folder, too. They are written here because its writer holds a second copy of all
-that it writes, gives no access to the bytes for hashing, and waits for other ranks so that signals are not handled.
+`HuggingFaceStorageReader` reads such a folder as well. kedge writes them itself because torch's writer holds a second
+copy of all that it writes, gives no access to the bytes for hashing, and handles no signals while it waits for ranks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 
 
 ROWS = "DCP_SHARDING_INFO"
-"""The key of a header's metadata under which torch's distributed checkpoints keep where each tensor's part begins."""
+"""The key of a header's metadata under which torch's distributed checkpoints keep where each tensor's part starts."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -105,7 +105,7 @@ def shard(
     for each in layers:
         policy = rounded if each in in_bf16 else MixedPrecisionPolicy()
         fully_shard(each, mesh=mesh, mp_policy=policy, offload_policy=place, ignored_params=whole_here)
-    # Freed after the pass, too: otherwise a pass without a backward pass would leave weights that no step changes.
+    # Freed after the pass as well: otherwise a pass without a backward pass would leave weights that no step changes.
     fully_shard(module, mesh=mesh, reshard_after_forward=True, offload_policy=place, ignored_params=whole_here)
     for each in _sharded([module]):
         # A sum, not a mean: losses are divided by the counts of the whole minibatch.
@@ -212,7 +212,7 @@ def gather(tensors: Iterable[Tensor], *, keep: bool) -> dict[Tensor, Tensor]:
 
 
 def whole_state_dict(module: nn.Module, gathered: Mapping[Tensor, Tensor]) -> dict[str, Tensor]:
-    """A module's state dict with the gathered weights in place of the parts; tied weights share their memory."""
+    """A module's state dict with the gathered weights instead of the parts; tied weights share their memory."""
     state = module.state_dict(keep_vars=True)
     return {name: gathered.get(tensor, tensor).detach() for name, tensor in state.items()}
 

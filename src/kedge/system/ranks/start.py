@@ -57,7 +57,7 @@ def join_ranks(parallel: Parallel = "replicate") -> Ranks:
 
 
 def is_first_to_fail(error: BaseException) -> bool:
-    """Whether this rank is the one to say why the run fails; always true for a single process.
+    """True if this rank is the one to say why the run fails; always true for a single process.
 
     The rank whose own error it is comes first; those that lost contact to it wait a moment, and then one of them says
     so.
@@ -89,7 +89,7 @@ def end_together(*, failed: bool) -> None:
 
 
 def is_lost_contact(error: BaseException) -> bool:
-    """Whether an error only says that another rank is gone."""
+    """True if an error only says that another rank is gone."""
     texts = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
     return isinstance(error, LostContactError) or (
         isinstance(error, RuntimeError)

@@ -83,7 +83,7 @@ class WorkerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is running."""
+        """True if the process is running."""
         return self._finalizer.alive and self._process.poll() is None
 
     def send(self, line: bytes) -> None:

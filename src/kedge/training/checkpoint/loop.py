@@ -213,7 +213,7 @@ class CheckpointedLoop:
 
     @property
     def can_save(self) -> bool:
-        """Whether the state can be saved after an exception.
+        """True if the state can be saved after an exception.
 
         Sharded weights can be gathered only if all ranks are here: after a stop that all agreed on.
         """
@@ -296,7 +296,7 @@ class SaveSchedule:
         self._saved_at = clock()
 
     def is_due(self, update: int) -> bool:
-        """Whether a checkpoint is due after this update, counted from 1."""
+        """True if a checkpoint is due after this update, counted from 1."""
         by_count = self._every is not None and update % self._every == 0
         minutes = (self._clock() - self._saved_at) / 60
         return by_count or (self._every_minutes is not None and minutes >= self._every_minutes)

@@ -166,7 +166,7 @@ def _same_bits(saved: Tensor, tensor: Tensor) -> bool:
 
 
 def _only_holds(folder: Path, names: set[str]) -> bool:
-    """Whether the model's weights are in one file with exactly these names."""
+    """True if the model's weights are in one file with exactly these names."""
     if not (folder / WEIGHTS_FILE).is_file():
         return False
     with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:

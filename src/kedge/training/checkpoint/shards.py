@@ -28,9 +28,9 @@ def save_shards(
     groups: Mapping[str, Mapping[str, Tensor]],
     finish: Callable[[Mapping[str, Mapping[str, FileRecord]]], object],
 ) -> None:
-    """Save a checkpoint together: the first rank begins it, each writes its shards, the first one completes it.
+    """Save a checkpoint together: the first rank starts it, each writes its shards, the first one completes it.
 
-    All ranks call this. Each hashes what it writes, so that nobody reads the files again. If one of them cannot write,
+    All ranks call this. Each hashes what it writes, so that no one reads the files again. If one of them cannot write,
     all raise the same error; if one is killed, the others lose contact. In both cases there is no new checkpoint.
 
     Args:

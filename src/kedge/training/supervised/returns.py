@@ -165,7 +165,7 @@ class ReturnsLoss:
 
 
 def with_explained(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a step with `explained_variance` in place of the sums behind it; the same for `eval/`."""
+    """The metrics of a step with `explained_variance` instead of the sums behind it; the same for `eval/`."""
     moments = {"error", "squared_error", "return", "squared_return"}
     found = {name: value for name, value in metrics.items() if name.removeprefix("eval/") not in moments}
     for prefix in ("", "eval/"):

@@ -1,4 +1,4 @@
-"""Trains a critic on returns: least squares for the head, then all weights of a critic that has a model of its own."""
+"""Trains a critic on returns: least squares for the head, then all weights of a critic that has a separate model."""
 
 from __future__ import annotations
 
