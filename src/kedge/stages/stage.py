@@ -37,7 +37,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import ConfigError
@@ -49,9 +49,6 @@ __all__ = ["Flag", "Stage", "find_stage", "imported", "registered_stages", "stag
 
 GROUP = "kedge.stages"
 """The entry points of other packages' stages."""
-
-SHIPPED = EntryPoint("control", "kedge_control.stage.description:CONTROL", GROUP)
-"""The stage of the other package in kedge's own wheel; it is read like any entry point, and needs no installation."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +201,7 @@ def registered_stages() -> tuple[Stage, ...]:
 
 
 def _loaded() -> Iterator[Stage]:
-    for entry in (SHIPPED, *entry_points(group=GROUP)):
+    for entry in entry_points(group=GROUP):
         try:
             stage = entry.load()
             if not isinstance(stage, Stage):
