@@ -38,6 +38,7 @@ class WalkConfig(Section):
 
     robot: str | None = field(None, meaning="The robot.", source="test")
     steps: int = field(3, meaning="Steps.", source="test")
+    plain: int = 1
 """
 
 PRESETS = """
@@ -94,6 +95,19 @@ def test_another_package_registers_a_stage(package):
         .stderr.strip()
         .endswith("kedge walk needs walk.robot: pass --robot, or set it in the configuration")
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("walk.plain", "  default   1"),
+        ("bins", "ppo.value_bins"),  # a search reads the meanings of all fields
+    ],
+)
+def test_a_plain_field_of_another_package_is_explained(package, name, line):
+    shown = python(package, "-m", "kedge", "config", "explain", name)
+    assert shown.returncode == 0, shown.stderr
+    assert line in shown.stdout
 
 
 def test_a_stage_that_cannot_be_loaded_costs_one_line(package):

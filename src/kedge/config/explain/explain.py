@@ -110,7 +110,8 @@ def _page(dotted: str, field: FieldInfo) -> Iterator[str]:
     yield f"  {doc.meaning}"
     yield f"  accepts   {accepts(field)}"
     yield f"  default   {written(field.default)}"
-    yield f"  source    {doc.source}"
+    if doc.source:
+        yield f"  source    {doc.source}"
     if doc.too_high:
         yield f"  too high  {doc.too_high}"
     if doc.too_low:

@@ -14,10 +14,10 @@ class FieldDoc:
     """A field's documentation; see `field` for the parts."""
 
     meaning: str
-    source: str
-    too_high: str | None
-    too_low: str | None
-    text: str
+    source: str = ""
+    too_high: str | None = None
+    too_low: str | None = None
+    text: str = "text"
 
 
 def field(
@@ -46,5 +46,5 @@ def field(
 
 
 def field_doc(info: FieldInfo) -> FieldDoc:
-    """The documentation of a field made by `field`."""
-    return FieldDoc(info.description or "", **cast("dict[str, Any]", info.json_schema_extra))
+    """The documentation of a field made by `field`; mostly empty for a plain pydantic field of another package."""
+    return FieldDoc(info.description or "", **cast("dict[str, Any]", info.json_schema_extra or {}))
