@@ -147,7 +147,7 @@ _DATA_FILE = re.compile(r"\S.*\.(jsonl|ndjson|json|parquet|csv|tsv)(\.(gz|bz2|xz
 def weighted_rewards(rewards: Sequence[str] | None) -> list[Any] | None:
     """The terms of `--reward`: `file.py:f=0.5` is the reward `file.py:f` with the weight 0.5.
 
-    A text that names an existing file or folder has no weight, even with a `=` in it.
+    A text that names an existing file or folder has no weight, even if it contains `=`.
 
     Raises:
         ConfigError: What follows the last `=` is not a number.

@@ -25,8 +25,8 @@ LOST_CONTACT = 3
 def run_as_rank(command: Callable[[], None]) -> None:
     """Join the other ranks and run the command; if it fails on one rank, it ends on all.
 
-    A user error is one line, printed by the rank whose error it is; a bug has a traceback. A rank that ends only
-    because another one is gone exits with 3, so that a launcher can tell a user error (2) from what a restart may mend.
+    The rank with a user error prints it in one line; a bug has a traceback. A rank that ends only because another
+    one is gone exits with 3, so that a launcher can tell a user error (2) from a failure that a restart may fix.
 
     Args:
         command: Raises user errors; may exit on its own.

@@ -1,4 +1,4 @@
-"""What a model's folder says about its origin: the model card, with the metadata that hubs read, and `kedge.json`."""
+"""Records of a model's origin in its folder: the model card, with the metadata that hubs read, and `kedge.json`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def read_origin(source: str | os.PathLike[str], *, hub: bool = True) -> Origin |
 
     Args:
         source: Its folder, run or hub id.
-        hub: Ask the hub if it is no folder.
+        hub: Ask the hub if there is no such folder.
     """
     try:
         name = find_model(os.fspath(source))
@@ -154,7 +154,7 @@ class ModelCard:
 
     @property
     def origin(self) -> Origin:
-        """What `kedge.json` says: the stage, the base and the start of the chain of stages."""
+        """The content of `kedge.json`: the stage, the base and the start of the chain of stages."""
         earlier = read_origin(self.base_model, hub=False)
         start = hub_id(self.base_model) or (earlier.hub_base if earlier else None)
         return Origin(self.stage, public_name(self.base_model), start, self.prompt_form)
@@ -216,7 +216,7 @@ def hub_id(source: str) -> str | None:
 
 
 def _title(origin: Origin) -> str:
-    """What the model is a version of: the model at the start of the chain, or else the folder it was trained from."""
+    """The name of the model at the start of the chain, or else of the folder that this one was trained from."""
     parts = [part for part in (origin.hub_base or origin.base_model).replace("\\", "/").split("/") if part]
     named = [part for part in parts if part not in ("model", ".", "..")]
     return named[-1] if named else "model"

@@ -6,8 +6,8 @@ nf4:  every 64 numbers have a scale, which has 8 bits itself; a number is one of
 
 A product reads the weights in the number format of its inputs: bf16 and int8 are exact in it, and int8 is scaled after
 the product; nf4 is made whole for one product at a time. Gradients reach the inputs; the weights are fixed. Where
-products run in bf16 anyway, a matrix that is held in bf16 gives the same results, to the bit, as one that is held in
-fp32 and rounded in every pass. Normalization, heads and all else that is computed in fp32 keep fp32 weights.
+products run in bf16 anyway, a matrix held in bf16 gives bit-identical results to one held in fp32 and rounded in
+every pass. Normalization, heads and all else that is computed in fp32 keep fp32 weights.
 
 Source: int8, rows as in Dettmers et al. 2022 (arXiv 2208.07339), of weights only; nf4, Dettmers et al. 2023 (arXiv
 2305.14314), by bitsandbytes.
@@ -114,7 +114,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "out_features in_features"]:
-        """The matrix that the products are of, in fp32."""
+        """The matrix that inputs are multiplied by, in fp32."""
         whole = self._whole(torch.float32)
         return whole * self.scales.float()[:, None] if self.dtype == "int8" else whole
 

@@ -83,7 +83,7 @@ class LanguageModel(nn.Module):
     host: Callable[[], AbstractContextManager[object]] = nullcontext
     """Makes a context for passes: `HostWeights.on_device` if the weights are in the host's memory between them."""
     adapter: Adapter | None = None
-    """What differs from a base whose weights other models share."""
+    """The weights that differ from a base shared with other models; None if there is no such base."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ def output_layer(causal: PreTrainedModel) -> nn.Linear:
 class PolicyWeights:
     """All weights of a policy by their names in a checkpoint, one whole tensor at a time; can be read again.
 
-    Tied weights are there under both names: a server may keep copies of its own, as vLLM does on a CPU. The value head
+    Tied weights appear under both names: a server may keep separate copies, as vLLM does on a CPU. The value head
     is not among them.
 
     Args:
@@ -279,7 +279,7 @@ class PolicyWeights:
             yield from self._adapter.merged() if self._merged else self._adapter.weights().items()
             return
         for name, tensor in self._causal.state_dict().items():
-            # Where it is sharded over ranks, all of them read the weights in the same order.
+            # If it is sharded over ranks, all of them read the weights in the same order.
             yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

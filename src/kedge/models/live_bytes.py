@@ -26,7 +26,7 @@ class Hollow(Tensor):
 
     Operations on it compute shapes alone, of its counterpart on the meta device, so they cost no memory and little
     time. To everything else it is a tensor on the CPU: autocast and attention choose the code that they run there.
-    Where the code asks for contents, every condition holds, every number is 1, and every place is selected.
+    If the code asks for contents, every condition is true, every number is 1, and every position is selected.
 
     Args:
         inner: A tensor on the meta device; views of a tensor share its storage.
@@ -211,7 +211,7 @@ class Work:
 
 
 Label = tuple[str, str]
-"""What a tensor is for, and the role that holds it."""
+"""The purpose of a tensor, and the role that holds it."""
 
 
 class LiveBytes(TorchDispatchMode):

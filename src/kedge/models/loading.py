@@ -45,7 +45,7 @@ __all__ = ["Bases", "load_language_model", "load_scalar_model"]
 class Bases:
     """The bases of a run's adapters, each in memory once.
 
-    Every role gets modules of its own, whose weights are the base's. In them it has its adapter; so roles need no
+    Every role gets separate modules with the base's weights, and its adapter in them. So roles need not take
     turns: one can sample while another is trained, and activations can be recomputed at any time.
 
     Args:
@@ -60,7 +60,7 @@ class Bases:
         self._loaded: dict[str, Loaded] = {}
 
     def place(self, device: str | torch.device) -> torch.device:
-        """Where a model for this device is loaded and checked."""
+        """The device on which a model for this device is loaded and checked."""
         return torch.device("cpu" if self._on_host else device)
 
     def load(

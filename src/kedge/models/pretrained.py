@@ -72,7 +72,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def loading_reason(error: BaseException) -> str:
-    """An error of transformers as one line."""
+    """The message of a transformers error, without line breaks."""
     message = " ".join(str(error).split())
     if "trust_remote_code" in message:
         return "it needs code from its folder; set runtime.trust_remote_code=true to run it"
@@ -124,7 +124,7 @@ def load_pretrained(
     disable_dropout(loaded.model)
     cast("dict[str, Any]", loaded.model.source_settings)["dtype"] = _saved_dtype(base)
     fuse_activations(loaded.model)
-    loaded.model.config.return_dict = True  # whatever config.json says: kedge reads outputs by name
+    loaded.model.config.return_dict = True  # overrides config.json: kedge reads outputs by name
     return loaded
 
 

@@ -33,7 +33,7 @@ CLIENT_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
     *cast("tuple[type[Exception], ...]", HfHubHTTPError.__bases__),
 )
-"""What the client raises: its own errors, and those of its HTTP library, which differs between versions."""
+"""Errors that the client raises: its own, and its HTTP library's, which differs between versions."""
 
 
 def check_push(repo: str, *, existing: bool = False) -> None:
@@ -96,7 +96,7 @@ def push_model(
         say: Prints a line to the user.
 
     Raises:
-        ModelError: There is no such folder, or it is no model.
+        ModelError: The folder does not exist, or has no model.
         ConfigError: See `check_push`; nothing is pushed.
         PushError: The hub refused, or the connection failed.
     """
@@ -218,6 +218,6 @@ def _content(name: str, path: Path, repo: str) -> str | bytes:
 
 
 def _reason(error: Exception) -> str:
-    """An error of the client as one line, with the hub's own words where it sent some."""
+    """The message of a client's error, without line breaks; includes the hub's message if it sent one."""
     said = cast("str | None", getattr(error, "server_message", None))
     return printable(" ".join((said or str(error)).split()))[:300] or type(error).__name__

@@ -70,14 +70,14 @@ class ScalarModel(nn.Module):
     shift: Tensor
     holds_bf16 = False  # see `hold_frozen`
     rounding_error: float | None = None
-    """How much its number format changes its scores, where that was measured."""
+    """Mean change of a score by the number format; None if it was not measured."""
     on_every_rank = False  # see `Loaded`
     host: Callable[[], AbstractContextManager[object]] = nullcontext
     """Makes a context for passes: `HostWeights.on_device` if the weights are in the host's memory between them."""
     source = ""  # the folder or hub id
     has_new_head = False
     adapter: Adapter | None = None
-    """What differs from a base whose weights other models share."""
+    """The weights that differ from a base shared with other models; None if there is no such base."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ def checked_number(config: PreTrainedConfig, name: str, default: float) -> float
     """A number in a configuration, which comes from a file.
 
     Raises:
-        ModelError: It is no finite number.
+        ModelError: It is not a finite number.
     """
     value: object = getattr(config, name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < sys.float_info.max:  # nor NaN

@@ -29,7 +29,7 @@ def shard_model(
 ) -> None:
     """Split the weights of a model's trunk over the ranks, in place; nothing for ranks that hold all weights.
 
-    Those of the first rank count.
+    The first rank's weights are used.
 
     A tied embedding and the heads stay whole: they are read outside the trunk's own passes. So is the output layer,
     which is gathered once per pass, because ranks compute its logits in different numbers of chunks.

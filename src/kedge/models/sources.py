@@ -78,7 +78,7 @@ def _check_labels(folder: str) -> None:
     """Refuse a number of labels for which transformers would fill the memory with their names."""
     try:
         count = json.loads(Path(folder, "config.json").read_bytes()).get("num_labels")
-    except (OSError, ValueError, AttributeError, RecursionError):  # reported by whoever loads it
+    except (OSError, ValueError, AttributeError, RecursionError):  # reported when it is loaded
         return
     if isinstance(count, (int, float)) and count > MAX_LABELS:
         raise ModelError(f"model {folder!r}: config.json has {count:,} labels; at most {MAX_LABELS:,} are supported")

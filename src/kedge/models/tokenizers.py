@@ -38,7 +38,7 @@ MOST_GROWTH = 1000.0
 doubles every character forty times ends the process, or seems to."""
 
 MAX_SHOWN = 8
-"""Tokens named in one line: a model's list is untrusted and may be long."""
+"""Tokens named in a message at most: a model's list is untrusted and may be long."""
 
 CHAT_TEMPLATES = {
     "chatml": "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}"
@@ -140,7 +140,7 @@ def growth_of_normalizer(source: str) -> float:
     try:
         content: Any = json.loads(Path(source, "tokenizer.json").read_bytes())
     except (OSError, ValueError):
-        return 1.0  # whatever is wrong with it, its loader says
+        return 1.0  # a damaged file is reported when the tokenizer is loaded
     return _growth(content.get("normalizer") if isinstance(content, dict) else None)
 
 
@@ -278,7 +278,7 @@ def _listed(tokenizer: PreTrainedTokenizerBase, entries: Sequence[object], separ
 
 
 def _shown(tokenizer: PreTrainedTokenizerBase, entry: object) -> str:
-    """A token's text, in quotes if it is blank or has line breaks; an entry that is no token as it is."""
+    """A token's text, in quotes if it is blank or has line breaks; an entry that is not a token as it is."""
     if type(entry) is not int or not 0 <= entry < len(tokenizer):
         return printable(str(entry))[:40]
     text = str(tokenizer.decode([entry]))

@@ -30,7 +30,7 @@ def frozen_copy(policy: LanguageModel) -> LanguageModel:
 
 @dataclass
 class _Turns:
-    """What a background engine and its variants share: the thread, its work, and which weights are where.
+    """State shared by a background engine and its variants: the thread, its work, and the versions of the weights.
 
     Attributes:
         thread: One thread, so work is done in the order in which it was given.

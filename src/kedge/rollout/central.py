@@ -1,4 +1,4 @@
-"""Sampling for all ranks by the first one, whose engine has processes of its own."""
+"""Sampling for all ranks by the first one, with an engine that runs in separate processes."""
 
 from __future__ import annotations
 

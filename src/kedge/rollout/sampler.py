@@ -40,7 +40,7 @@ class Sampler:
         temperature: τ > 0.
         precision: Number format of the matrix products.
         batch_size: Rows sampled at a time; None samples all at once.
-        adaptive: Has the rows sampled at a time where `batch_size` has none, and fewer of them once memory ran out.
+        adaptive: The rows sampled at a time if `batch_size` is None; it gets smaller when memory runs out.
         greedy: Take the most likely token at each step; the seeds have no effect.
         is_copy: The model is a copy of the policy, with the weights that were published last.
 

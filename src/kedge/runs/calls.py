@@ -181,7 +181,7 @@ def _has_scores(name: str) -> bool:
 
 
 def following_call(folder: Path) -> str:
-    """The Python call that usually follows a run, from its folder; empty if there is none, or no configuration."""
+    """The Python call that usually follows a run, from its folder; empty without such a call or a configuration."""
     try:
         stage = read_config(folder)[0].get("stage", "")
         config = load_config(folder / CONFIG_FILE)
@@ -200,7 +200,7 @@ def resuming_call(
         config: The run's configuration.
         stage: The stage.
         folder: The run's folder.
-        by_command: Whether the `kedge` command resumes it.
+        by_command: The `kedge` command resumes it; False for a call from Python.
         changes: Settings that the resumed run is to have instead of its own; the command alone can change them.
     """
     if by_command:
@@ -217,7 +217,7 @@ def resuming_call(
 
 
 def _rewards(config: Config) -> tuple[str, ...] | dict[str, float]:
-    """The rewards, by weight if some have one; those with settings or names of their own are left to the user."""
+    """The rewards, by weight if some have one; rewards with settings or names are left to the user to fill in."""
     sources = _given([term.source for term in config.reward])
     plain = all(not term.settings and term.name is None for term in config.reward)
     if sources == TO_FILL_IN or not plain or len(set(sources)) < len(sources):
@@ -231,9 +231,9 @@ OTHER_KIND = {"separate": "ppo.value_gradient", "shared": "ppo.critic_learning_r
 
 
 def _of_ppo(config: Config) -> dict[str, Any]:
-    """The settings of PPO and of its sampling: some shaped the returns that the critic was fitted to.
+    """The settings of PPO and of its sampling: the critic was fitted to returns that depend on some of them.
 
-    The kind of critic is the stage's, whatever the settings of PPO say.
+    The kind of critic is the stage's, even if `ppo.critic` is another.
     """
     kind = config.critic.kind
     kept = _changed(config, "ppo.", "rollout.", "reward_functions.", "schedules")
@@ -271,5 +271,5 @@ def _read_as(role: str, settings: dict[str, Any], before: str) -> dict[str, Any]
 
 
 def _given(sources: Sequence[str]) -> tuple[str, ...]:
-    """The sources, if they are names; data passed from Python has none."""
+    """The sources, if they are names; a placeholder for data passed from Python."""
     return tuple(sources) if sources and not any(name.startswith("python:") for name in sources) else TO_FILL_IN

@@ -1,10 +1,10 @@
 """Ensures that only one process at a time trains in a run's folder.
 
-Two would interleave their logs and delete each other's checkpoints. It happens when a scheduler starts a job again
-whose process still runs, or a sweep is continued whose runs outlived it.
+Two would interleave their logs and delete each other's checkpoints. It happens when a scheduler restarts a job
+while its process still runs, or a sweep is continued while runs of its first part still run.
 
-The lock is on the folder itself, so that it leaves no file, and ends with the process, however it ends. Windows and
-file systems without locks have none.
+The lock is on the folder itself, so that it leaves no file, and ends with the process, however it ends. Windows
+and some file systems have no such locks; there nothing is checked.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LONGEST_COMMAND = 200
 
 @contextmanager
 def claims() -> Iterator[None]:
-    """What is claimed in the block is claimed until the block ends. A stage runs in such a block."""
+    """Keep the claims made in the block until the block ends. A stage runs in such a block."""
     outer = _current.get()
     with ExitStack() as kept:
         token = _current.set(_Claims(kept, set() if outer is None else outer.chosen))
@@ -123,7 +123,7 @@ def _lock(folder: Path) -> int | None:
 
     try:
         place = os.open(folder, os.O_RDONLY)
-    except OSError:  # reported by whoever reads the folder
+    except OSError:  # reported when the folder is read
         return None
     try:
         fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +141,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _owner(inode: int) -> str:
-    """Which process of this machine has locked an inode, in words; empty where the system does not tell."""
+    """The process of this machine that has locked an inode, in words; empty if the system does not tell."""
     try:
         rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
         [number] = {row[4] for row in rows if row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode)}

@@ -1,4 +1,4 @@
-"""What a run uses of its data: collected while it is loaded; printed and written to `data.json` when the run starts."""
+"""The data that a run uses: collected while it is loaded; printed and written to `data.json` when the run starts."""
 
 from __future__ import annotations
 

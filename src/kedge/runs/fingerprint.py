@@ -48,7 +48,7 @@ def _imported_files(path: Path, roots: list[Path]) -> Iterator[Path]:
     """The files that a file imports from some folders, or from its own."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # reported by whoever imports it
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # reported when it is imported
         return
     for node in ast.walk(tree):
         names: list[list[str]] = []

@@ -32,7 +32,7 @@ def adapter_of(config: Config) -> AdapterSettings | None:
 
 
 def bases_of(config: Config) -> Bases | None:
-    """Where the models of a run share the weights of their bases; None if it trains all weights."""
+    """The bases that the models of a run share; None if it trains all weights."""
     if config.adapter.kind == "none":
         return None
     return Bases(trust_remote_code=config.runtime.trust_remote_code, on_host=rounds_bases(config))
@@ -96,7 +96,7 @@ def hold_bases_of(
 
 
 def _scores(rewards: WeightedReward, prompts: Sequence[Prompt]) -> dict[str, list[float]]:
-    """What the models among the rewards give to prompts without a response; nothing of one that cannot read them."""
+    """Scores of the reward models for prompts without a response; without a model that cannot read them."""
     columns = {name: [each.columns.get(name) for each in prompts] for name in prompts[0].columns}
     nothing: list[list[int]] = [[] for _ in prompts]
     texts = [each.text for each in prompts]
@@ -117,7 +117,7 @@ def freeze_models(
     Scoring models that cannot be sharded stay whole.
 
     Args:
-        models: They were checked, and nothing else shares their weights.
+        models: Checked models, with weights that nothing else shares.
         config: The resolved configuration.
         run: Source of precision, device and ranks.
         can_rest: `runtime.offload=frozen` applies: all their passes are those of the reference or of scoring.

@@ -60,7 +60,7 @@ class LoadedModel:
             with quiet_transformers():
                 self.model.save_pretrained(folder)
                 save_tokenizer(self.tokenizer, folder)
-        except Exception as error:  # whatever a model's own code raises
+        except Exception as error:  # a model's own code can raise anything
             raise ModelError(f"a {type(self.model).__name__} cannot be saved: {error}") from error
 
 

@@ -240,9 +240,9 @@ def finished_run(config: Config) -> Path | None:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with the model of a finished run, or with that of a stage of a chain; None if it is whole.
+    """The damage to the model of a finished run, or of a stage of a chain, in words; None if it is whole.
 
-    Of the weights every byte counts. Other files may have been edited; they must not be missing, empty, or no JSON.
+    Weights must match byte for byte. Other files may have been edited, but not be missing, empty, or invalid JSON.
     """
     for ending in (folder / FINISHED_FILE, *sorted(folder.glob(f"*/{FINISHED_FILE}"))):
         model = ending.parent / MODEL_FOLDER
@@ -257,7 +257,7 @@ def damage(folder: Path) -> str | None:
 
 
 def _problem(path: Path, recorded: FileRecord | None) -> str | None:
-    """What is wrong with a file of a model; None if it is whole, or was not there when the run finished."""
+    """The damage to a file of a model, in words; None if it is whole, or was not there when the run finished."""
     try:
         if path.suffix == ".safetensors":
             return None if recorded is None or record_file(path) == recorded else "damaged"

@@ -189,7 +189,7 @@ class Run:
     def sync(self) -> None:
         """If the folder was moved or deleted during the run, start a new one, for the next checkpoint and the model.
 
-        Called before whatever the run leaves is written.
+        Called before each file that outlives the run is written.
 
         Raises:
             OutputError: The folder cannot be created.
@@ -226,7 +226,7 @@ def open_run(
         config: The resolved configuration.
         stage: The stage; also the default name of the output folder.
         in_memory: Python objects instead of configured fields, by dotted name; None entries are ignored.
-        resume: Resume the run in the output folder; start it if there is none.
+        resume: Resume the run in the output folder, or start one if there is no run in it.
 
     Raises:
         ConfigError: A required field is missing, a logger is not installed, the device is not available, or the run to

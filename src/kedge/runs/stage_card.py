@@ -78,7 +78,7 @@ def _rewards(config: Config) -> list[str]:
 
 
 def _warnings(folder: Path) -> list[str]:
-    """What the doctor has found so far, apart from notes."""
+    """The doctor's findings so far, apart from notes."""
     try:
         found = diagnose_run(folder, advice=field_advice) if (folder / METRICS_FILE).is_file() else []
     except KedgeError:  # a damaged log must not cost the model

@@ -102,7 +102,7 @@ def watched(
         loop: Its loop.
         num_updates: Updates of the whole run.
         model: The trained model.
-        tokenizer: Its tokenizer; None if it has none.
+        tokenizer: Its tokenizer; None for a model without one.
     """
 
     def after_update(number: int, metrics: Mapping[str, float]) -> None:
@@ -223,7 +223,7 @@ def running(config: Config, run: Run, *, save: Callable[..., object] | None = No
             memory ran out, perhaps between two steps; None if the block does it.
 
     Yields:
-        What `finished.json` says of the run, for the block to fill.
+        The content of `finished.json`, for the block to fill.
 
     Raises:
         OutputError: The run's folder cannot be created.

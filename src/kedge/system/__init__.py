@@ -1,1 +1,1 @@
-"""What a run needs of the machine: files, processes, memory, several ranks."""
+"""Access to the machine: files, processes, memory, several ranks."""

@@ -1,7 +1,7 @@
-"""How much memory the process may use, and what happens when it runs out. Imports no torch.
+"""Memory limits of the process, and the handling of failed allocations. Imports no torch.
 
-Limits are `ulimit`, the control group and the machine, on Linux; elsewhere nothing is known. When memory runs out:
-which exceptions say so, how much was asked for, and giving back what the failure holds.
+Limits are `ulimit`, the control group and the machine, on Linux; elsewhere nothing is known. When memory runs out,
+it recognizes the exception, reads the size of the failed allocation, and frees the tensors that the failure holds.
 
 Source: setrlimit(2), proc(5); the kernel's cgroup-v2.rst and cgroup-v1/memory.rst.
 """
@@ -172,7 +172,7 @@ def _own_limits() -> Iterator[MemoryLimit]:
 
 
 def _group_limits() -> Iterator[MemoryLimit]:
-    """The limits of the process's control group and of those around it, where they can be seen from here."""
+    """The limits of the process's control group and its parents, if they are visible from here."""
     for folder in _group_folders():
         for limit_file, use_file, freed_first in GROUP_FILES:
             limit = _number(folder / limit_file)
@@ -212,7 +212,7 @@ def _number(path: Path) -> int | None:
 
 
 def _stat(folder: Path, name: str) -> int:
-    """A figure of a control group's `memory.stat`; 0 if there is none."""
+    """A figure of a control group's `memory.stat`; 0 if it is missing."""
     try:
         lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
@@ -227,10 +227,10 @@ def _machine() -> MemoryLimit:
 
 @dataclass(frozen=True)
 class Exhaustion:
-    """What was known when memory ran out.
+    """State of the memory when it ran out.
 
     Attributes:
-        phase: What was being done, as it stands in `out of memory during PHASE`.
+        phase: The work under way, worded for `out of memory during PHASE`.
         asked: Bytes whose allocation failed; None if the exception does not say.
         held: Bytes that the process held, on the device whose memory ran out.
         limit: The limit that was reached; None if it is not known.
@@ -303,7 +303,7 @@ def in_phase(name: str) -> Iterator[None]:
 def note_exhaustion(error: Exception, phase: str) -> None:
     """Note phase and figures in an exception, if it says that memory ran out; see `in_phase`."""
     if is_out_of_memory(error) and not isinstance(error, KedgeError):
-        with suppress(AttributeError):  # an exception without attributes of its own
+        with suppress(AttributeError):  # an exception that has no `__dict__`
             setattr(error, NOTE, Exhaustion.of(error, phase))
 
 
@@ -340,7 +340,7 @@ def _cuda() -> Any:
 
 
 def _gpu() -> tuple[int, MemoryLimit] | None:
-    """What the process holds of the current GPU, and the GPU's memory."""
+    """Bytes that the process holds on the current GPU, and the GPU's memory."""
     if (cuda := _cuda()) is None:
         return None
     free, total = cuda.mem_get_info()

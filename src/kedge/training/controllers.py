@@ -15,7 +15,7 @@ KLController = Literal["fixed", "ziegler", "schulman"]
 
 @dataclass(frozen=True)
 class Controllers:
-    """Which coefficients adapt, and their targets.
+    """The adaptive coefficients and their targets.
 
     Attributes:
         kl: The controller of β: `fixed`, Ziegler's, or Schulman's (the PPO paper's).

@@ -90,8 +90,8 @@ NORMAL = 1.4826
 """Ratio of standard deviation to median absolute deviation of a normal distribution."""
 
 SMALLEST_SPREAD = 0.01
-"""Lower bound of the spread, so that rounding errors are no spikes in a nearly constant history: 1 % of a norm, 0.01 of
-a loss."""
+"""Lower bound of the spread, so that rounding errors in a nearly constant history do not count as spikes: 1 % of a
+norm, 0.01 of a loss."""
 
 
 @dataclass(frozen=True)
@@ -442,7 +442,7 @@ class SpikeDetector:
         self._past: dict[str, deque[float]] = {name: deque(maxlen=history) for name in WATCHED}
 
     def find(self, figures: Mapping[str, float]) -> str | None:
-        """Describe the first metric of a step that is a spike; None if there is none."""
+        """Describe the first metric of a step that is a spike; None without a spike."""
         for name, scale in WATCHED.items():
             past = self._past[name]
             if name not in figures or len(past) < self._length:

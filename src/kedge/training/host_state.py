@@ -37,12 +37,12 @@ class HostState:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of the optimizer."""
+        """The optimizer's parameter groups."""
         return self.inner.param_groups
 
     @property
     def state(self) -> Mapping[Any, dict[str, Any]]:
-        """What is kept per parameter, in the host's memory apart from single numbers."""
+        """The state of each parameter, in the host's memory apart from single numbers."""
         return self.inner.state
 
     def step(self) -> None:

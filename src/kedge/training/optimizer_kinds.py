@@ -45,7 +45,7 @@ CODES = {"qmap1": "dynamic", "qmap2": "udynamic"}
 
 
 class Optimizer(Protocol):
-    """What training needs of an optimizer; torch's are such."""
+    """The part of torch's optimizer interface that training uses."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ class Optimizer(Protocol):
 
     @property
     def state(self) -> Mapping[Any, dict[str, Any]]:
-        """What is kept per parameter."""
+        """The state of each parameter."""
         ...
 
     @property
@@ -92,7 +92,7 @@ class OptimizersAsOne:
 
     @property
     def state(self) -> dict[Any, dict[str, Any]]:
-        """What is kept per parameter."""
+        """The state of each parameter."""
         return {parameter: state for part in self.parts for parameter, state in part.state.items()}
 
     def step(self) -> None:

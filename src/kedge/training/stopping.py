@@ -116,7 +116,7 @@ def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterat
         yield stop
     finally:
         _set_timer(0.0)
-        # A rank that fails is on its way out, and has a run to save; its launcher's signal would cut that short.
+        # A failing rank still has a run to save; its launcher's signal would cut that short.
         is_failing = ranks.are_several and sys.exc_info()[0] is not None
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_IGN if is_failing and signum == signal.SIGTERM else handler)

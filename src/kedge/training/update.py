@@ -217,7 +217,7 @@ def ppo_update(
         repeated: Makes the passes over a minibatch, again where memory runs out; see `LanguageLearner.repeated`.
 
     Raises:
-        ConfigError: Only the critic is to be trained, and there is none.
+        ConfigError: Only the critic is to be trained, and the learner has no critic.
         NumericsError: From `check_step`; by default if a loss or gradient is not finite. The step was not taken.
 
     Source: PPO algorithm 1; spec §6.31–33.

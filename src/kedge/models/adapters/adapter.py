@@ -44,11 +44,11 @@ OUTPUT_LAYERS = ("lm_head", "embed_out")
 """Names in `modules_to_save` of what a classifier on the same base does not have: it has a head in its place."""
 
 NAME = "default"
-"""The adapter's name in the model. Every model has one adapter: others on the same base have layers of their own."""
+"""The adapter's name in the model. A model has one adapter; other roles on the same base have separate layers."""
 
 
 def mark_frozen(weight: Tensor) -> None:
-    """Say that a weight never changes, so that checkpoints leave it out, and copies share it."""
+    """Mark a weight that never changes, so that checkpoints leave it out, and copies share it."""
     weight.requires_grad_(False)
     weight.is_frozen = True  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -59,7 +59,7 @@ def is_frozen(weight: Tensor) -> bool:
 
 
 def shared_copy(module: M, *, only_frozen: bool = False) -> M:
-    """A module with parts of its own whose weights and buffers are those of another: nothing in memory is copied.
+    """A separate module that shares the weights and buffers of another: no tensor is copied.
 
     Args:
         module: The other.
@@ -91,7 +91,7 @@ class AdapterSettings:
 class Adapter:
     """An adapter in the layers of a model, and modules that it holds whole; all other weights are frozen.
 
-    Roles on one base are models of their own with the same weights (`Bases`). So nothing is switched between them: a
+    Roles on one base are separate models with the same weights (`Bases`). So nothing is switched between them: a
     backward pass that recomputes its activations cannot meet another role's adapter.
 
     Args:
@@ -287,7 +287,7 @@ def _left_out(model: PreTrainedModel, heads: Sequence[str]) -> list[str] | None:
 
 
 def _description(settings: AdapterSettings | None, start: AdapterFolder | None) -> str:
-    """Where an adapter comes from, for messages."""
+    """The origin of an adapter, for messages."""
     return (
         f"adapter.target_modules={settings.target_modules}" if settings and not start else str(start and start.folder)
     )
@@ -334,7 +334,7 @@ def _whole_weights(
 
 
 def _own(model: nn.Module, name: str) -> None:
-    """Give a model a weight of its own instead of one that it shares with others."""
+    """Replace a weight that a model shares with others by a copy."""
     weight = model.get_parameter(name)
     places = [each for each, other in model.named_parameters(remove_duplicate=False) if other is weight]
     if len(places) > 1:

@@ -1,11 +1,11 @@
-"""Adapters in PEFT's format: a folder with a few weights of its own, on top of a base model that it names.
+"""Adapters in PEFT's format: a folder with a few weights, to be added to a base model that it names.
 
     adapter/
         adapter_config.json           kind, rank, targets, and the base: a folder or hub id
         adapter_model.safetensors     the adapter's weights, and whole modules such as the head of a reward model
         score_shift.json              of a reward model or critic that kedge trained: what is subtracted from its scores
 
-Where a model is named, such a folder stands for its base with the adapter.
+Settings that name a model accept such a folder: it means the base with the adapter.
 
 Source: Hu et al. 2021, "LoRA" (arXiv 2106.09685); https://huggingface.co/docs/peft.
 """
@@ -130,7 +130,7 @@ class AdapterFolder:
             return None
         try:
             return GenerationConfig.from_pretrained(str(self.folder))
-        except Exception as error:  # untrusted files: transformers raises whatever its parts do
+        except Exception as error:  # untrusted files: transformers passes on any error of its parts
             raise ModelError(f"{self.folder}: generation_config.json cannot be used: {reason_of(error)}") from error
 
     @property
@@ -140,7 +140,7 @@ class AdapterFolder:
 
     @property
     def score_shift(self) -> object:
-        """What is subtracted from its scores, unchecked; None if kedge did not train it, or it has no scores.
+        """The shift that is subtracted from its scores, unchecked; None if kedge did not train it, or it has no scores.
 
         Raises:
             ModelError: The file is damaged.
@@ -283,7 +283,7 @@ def under_present_names(model: Any, weights: dict[str, Tensor]) -> dict[str, Ten
 
 
 def reason_of(error: Exception) -> str:
-    """An error of PEFT as one line."""
+    """The message of a PEFT error, without line breaks."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 

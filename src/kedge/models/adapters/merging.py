@@ -52,7 +52,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
             warnings.simplefilter("ignore")  # about missing weights, which are refused below
             adapted = peft.PeftModel.from_pretrained(model, str(adapter.folder), config=_config(adapter))
         known = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    except Exception as error:  # untrusted files: PEFT raises whatever its parts do
+    except Exception as error:  # untrusted files: PEFT passes on any error of its parts
         raise ModelError(f"{adapter.folder}: {reason_of(error)}; does it belong to {adapter.base!r}?") from error
     held = {PREFIX + name for name in under_present_names(adapted, adapter.weights())}
     in_place = {

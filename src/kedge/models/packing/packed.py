@@ -464,7 +464,7 @@ def cache_name_of(model: PreTrainedModel) -> str:
     """The name of a trunk's argument, and of its output, for the cache.
 
     Raises:
-        ModelError: It has none.
+        ModelError: The trunk takes no cache.
     """
     inputs = inspect.signature(model.forward).parameters
     name = next((name for name in CACHE_NAMES if name in inputs), None)

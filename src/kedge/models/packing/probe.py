@@ -33,7 +33,7 @@ LONGEST = 16
 
 
 class Findings:
-    """Measured errors of the ways to run a model; kept per architecture and configuration, whatever the weights.
+    """Measured errors of the ways to run a model; kept per architecture and configuration, for any weights.
 
     Policy, reference and critic usually share a configuration, so each check runs once.
 
@@ -52,7 +52,7 @@ class Findings:
         self._hollow = any(isinstance(weight, Hollow) for weight in model.parameters())
         key = (type(model), self._device, json.dumps(settings, sort_keys=True, default=str))
         self._measured = self._known.setdefault(key, {})
-        # What all ranks know about this model, so that they ask the first one for the same things.
+        # Findings known to all ranks, so that they ask the first one for the same things.
         self._told: dict[str, float] = {}
         self._ranks = ranks
 

@@ -71,7 +71,7 @@ class Client:
         return True
 
     def abort(self) -> None:
-        """Break off all requests in flight, which then raise `ServerGone`."""
+        """Abort all requests in flight, which then raise `ServerGone`."""
         with self._lock:
             for connection in self._open:
                 with suppress(OSError, AttributeError):
@@ -112,7 +112,7 @@ def _reason(error: Exception) -> str:
 
 
 def _message(content: bytes) -> str:
-    """What an error's body says, in one line."""
+    """The message in an error's body, without line breaks."""
     text = content.decode("utf-8", "replace")
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         text = str(json.loads(text)["error"]["message"])

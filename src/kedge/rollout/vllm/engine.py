@@ -28,7 +28,7 @@ SEED_MASK = 2**32 - 1
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """What all requests of a rollout share.
+    """Settings shared by all requests of a rollout.
 
     Attributes:
         max_new_tokens: The longest response, in tokens.
@@ -165,7 +165,7 @@ class VllmEngine:
     """Samples on vLLM servers; see `Engine`.
 
     A row's tokens depend on its prompt, its seed and the weights, as with the built-in engine, but are other tokens:
-    vLLM draws differently. Its log probabilities are those of its own kernels, so the trainer computes them again.
+    vLLM draws differently. Its log probabilities come from other kernels, so the trainer computes them again.
 
     Attributes:
         fleet: The servers.

@@ -182,7 +182,7 @@ class GivenServer:
     Attributes:
         url: Its address.
         patience: Seconds that it may take to answer.
-        sleep: Waits for so many seconds, or less if the event is set; whether it was set.
+        sleep: Waits for this many seconds, or less if the event is set; returns True if it was set.
     """
 
     url: str
@@ -250,7 +250,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     def ending(self) -> str:
-        """How the server ended, in one line: its exit status, and the error in its output."""
+        """The server's exit status and the error in its output, without line breaks."""
         status = self._process.poll()
         how = f"exited with status {status}" if status is None or status < 128 else f"was killed by {_name(status)}"
         with self._log.open("rb") as output:

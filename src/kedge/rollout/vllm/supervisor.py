@@ -1,4 +1,4 @@
-"""Runs a server as a child and ends all of its processes when the trainer ends, in whatever way that happens.
+"""Runs a server as a child and ends all of its processes when the trainer ends for any reason.
 
     python supervisor.py FOLDER COMMAND…
 

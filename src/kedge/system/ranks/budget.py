@@ -95,7 +95,7 @@ def tokens_of(budget: PassTokens) -> int | None:
 
 
 def adaptive_part(budget: PassTokens) -> dict[str, AdaptiveTokens]:
-    """What a run saves of it, by name: nothing of a number that is kept."""
+    """The part of a run's state for a budget that can change, by name; empty for a fixed one."""
     return {"micro_batch_tokens": budget} if isinstance(budget, AdaptiveTokens) else {}
 
 
@@ -108,7 +108,7 @@ def within_memory(budget: PassTokens, lengths: Sequence[int], attempt: Callable[
     """Evaluate a batch in passes; while memory runs out, do it again in smaller ones.
 
     The number of tokens is the same on every rank: all repeat what failed on one. With sharded weights nothing can be
-    repeated, because each pass communicates; a number that was given is kept.
+    repeated, because each pass communicates; a given number is kept.
 
     Args:
         budget: Tokens per pass, which the attempt reads again each time.

@@ -40,9 +40,9 @@ class Part:
     """The rows of one pass through a model.
 
     Attributes:
-        rows: Their numbers.
-        counts: Whether the results are used. A rank without rows of its own evaluates the shortest row for nothing, so
-            that all ranks take part in the same communication, and have gradients of the same parameters.
+        rows: Their indices in the batch.
+        counts: The results are used. A rank without rows evaluates the shortest row and drops the result, so that
+            all ranks take part in the same communication, and have gradients of the same parameters.
     """
 
     rows: list[int]
@@ -105,7 +105,7 @@ def plan_parts(
         same_number: Every rank takes as many passes as the one with the most, because each pass communicates.
 
     Returns:
-        At least one part, unless there are no rows.
+        At least one part, except for an empty batch.
     """
     if count == 1:
         return [Part(batch) for batch in budget_batches(lengths, budget)]
@@ -258,7 +258,7 @@ class Ranks:
     def apart(self) -> Callable[[], AbstractContextManager[None]]:
         """A context for another thread, in which operations do not mix with those of this one; all ranks ask for it.
 
-        On every rank that thread calls the same methods in the same order, whatever this one does meanwhile.
+        On every rank that thread calls the same methods in the same order, independently of this one.
         """
         if not self.are_several:
             return nullcontext

@@ -164,7 +164,7 @@ def whole_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
     for each in sharded:
         each.set_reshard_after_forward(False, recurse=False)
         each.unshard()
-    # What is still in parts is not FSDP's.
+    # Tensors that are still sharded are not FSDP's.
     others = [
         (part, name, weight)
         for module in modules
@@ -291,7 +291,7 @@ def _sharded(modules: Iterable[nn.Module]) -> list[FSDPModule]:
 
 
 def shard_name(group: str, number: int, count: int) -> str:
-    """The file of one rank, from 0, of so many, relative to the checkpoint."""
+    """The file of rank `number`, from 0, of `count`, relative to the checkpoint."""
     return f"{group}/shard-{number + 1:05d}-of-{count:05d}.safetensors"
 
 
@@ -306,7 +306,7 @@ class _Piece:
 
 
 class StoredTensors(Mapping[str, Tensor]):
-    """Tensors in files, by name; on the CPU, in memory of their own, so that the files may be deleted afterwards.
+    """Tensors in files, by name; read as copies on the CPU, so that the files may be deleted afterwards.
 
     Args:
         files: Files, and for each the names to read as, and in the file; None for all names, unchanged.

@@ -115,7 +115,7 @@ class WorkerProcess:
         return bytes(line)
 
     def close(self) -> None:
-        """Give the process a second to exit by itself, then `kill` it."""
+        """Give the process a second to exit, then `kill` it."""
         self._finalizer()
 
     def kill(self) -> None:

@@ -25,7 +25,7 @@ from kedge.system.workers.codec import decode, encode
 __all__ = ["GRACE", "serve"]
 
 GRACE = 1.0
-"""Seconds for a worker to exit by itself after the connection has closed."""
+"""Seconds that a worker gets to exit after the connection has closed."""
 
 
 def serve(

@@ -40,7 +40,7 @@ __all__ = [
 PIECE_BYTES = 4 * 2**20
 SMALL_BYTES = 2**17
 PIECES_IN_FLIGHT = 32
-"""How far hashing may lag behind writing. Pieces copied from a GPU stay in memory until then: 256 MiB at most."""
+"""Lag of hashing behind writing, at most. Pieces copied from a GPU stay in memory until then: 256 MiB at most."""
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -108,7 +108,7 @@ class CheckpointedLoop:
         Args:
             name: Its name in a checkpoint.
             part: The part.
-            optional: A checkpoint may lack it, because a run with other settings has none.
+            optional: A checkpoint may lack it, because runs with other settings do not have it.
         """
         (self._added if optional else self._parts)[name] = part
 

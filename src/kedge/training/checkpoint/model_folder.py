@@ -26,12 +26,12 @@ WEIGHTS_FILE = "model.safetensors"
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What a checkpoint's model consists of.
+    """The parts of a checkpoint's model.
 
     Attributes:
         held: By group of tensors and tensor: the name in the model's files under which they hold the same bits.
         files: Records of the files written so far, by path relative to the model's folder.
-        weights: The content of `WEIGHTS_FILE`, if it is yet to be written; otherwise empty.
+        weights: The content of `WEIGHTS_FILE`, if it is not written yet; otherwise empty.
     """
 
     held: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class CheckpointModel:
     """The model that every checkpoint of a run contains.
 
     Some architectures are converted when they are saved, so the first save compares the files with the weights. If they
-    are the same to the bit, in one file, later saves leave the weights to the checkpoint, which hashes as it writes.
+    are bit-identical, in one file, later saves leave the weights to the checkpoint, which hashes as it writes.
 
     Args:
         module: The trained transformers model.
@@ -147,7 +147,7 @@ class CheckpointModel:
 
 
 def _equal(folder: Path, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Those of the names whose weights the files hold to the bit."""
+    """The names of weights that are bit-identical in the files, with their names there."""
     equal: dict[str, str] = {}
     for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:

@@ -31,7 +31,7 @@ def save_shards(
     """Save a checkpoint together: the first rank starts it, each writes its shards, the first one completes it.
 
     All ranks call this. Each hashes what it writes, so that no one reads the files again. If one of them cannot write,
-    all raise the same error; if one is killed, the others lose contact. In both cases there is no new checkpoint.
+    all raise the same error; if one is killed, the others lose contact. In both cases no checkpoint is added.
 
     Args:
         folder: The run's checkpoint folder, which all ranks see.

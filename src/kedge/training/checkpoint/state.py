@@ -1,4 +1,4 @@
-"""What a run's checkpoints contain: saving the state of a run, restoring it, and marking the best checkpoint."""
+"""The state in a run's checkpoints: saves it, restores it, and marks the best checkpoint."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class TrainingState:
         optimizer: The optimizer of all their parameters.
         parts: Everything else, by name: data streams, coefficients, the guard's history.
         ahead: Work for later steps that is under way; None for none.
-        added: Further parts, which a checkpoint may lack: a run with other settings has none.
+        added: Further parts, which a checkpoint may lack: runs with other settings do not have them.
     """
 
     modules: Mapping[str, nn.Module]
@@ -155,7 +155,7 @@ class BestUpdate:
 
 @dataclass(frozen=True)
 class _Boundary:
-    """What changes before the weights do, as it was between two steps."""
+    """State that changes before the weights do, as it was between two steps."""
 
     progress: dict[str, Any]
     streams: dict[str, Tensor]
@@ -265,7 +265,7 @@ class RunState:
         self._boundary = _Boundary(progress, *random_state(), mark)
 
     def save(self, update: int) -> bool:
-        """Save the state that was last remembered, after this update; False if there is none, or it is saved already.
+        """Save the state that was last remembered, after this update; False if there is no such state, or it is saved.
 
         Raises:
             OutputError: The checkpoint cannot be written.
@@ -405,12 +405,12 @@ def optimizer_state(
     """An optimizer's state: tensors by `PARAMETER.KEY`, and the entries of its parameter groups that steps change.
 
     Parameters are numbered across groups, as in torch's state dict. A parameter without a step has no state. Counts
-    that are no tensors become one. What is sharded over ranks is gathered, in the memory of the host: all of them call
+    that are plain numbers become tensors. Sharded tensors are gathered in the memory of the host: all ranks call
     this.
 
     Args:
         optimizer: The optimizer.
-        gathered: False to leave what is sharded as it is.
+        gathered: False to leave sharded tensors as they are.
         keep: False for a rank that only helps others to gather: it returns no tensors.
     """
     tensors: dict[str, Tensor] = {}

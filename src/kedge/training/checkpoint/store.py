@@ -6,7 +6,7 @@
         state.json                                     numbers, strings, lists
         manifest.json                                  metadata, and the size and hash of every file
 
-Of a large run with sharded weights, a group is a folder with a file per rank, and the model has no weights of its own:
+In a large run with sharded weights, a group is a folder with a file per rank, and model/ has no weights:
 
     actor_critic/shard-00001-of-00002.safetensors, …
 

@@ -262,12 +262,12 @@ class Head:
 
 @dataclass(frozen=True)
 class Explained:
-    """How much of the returns a critic explains.
+    """Explained variance of a critic on returns.
 
     Attributes:
         whole: The explained variance over all slots, with an interval over prompts.
-        thirds: The same over the first, middle and last third of each response; its own variance is the measure. None
-            where no response has a slot there.
+        thirds: The same over the first, middle and last third of each response; relative to the variance there. None if
+            no response has a slot there.
     """
 
     whole: Interval

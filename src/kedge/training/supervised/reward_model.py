@@ -69,7 +69,7 @@ def train_reward_model(
         training: Learning rate, batch size and so on: the arguments of `train_supervised`.
 
     Raises:
-        ConfigError: `normalize` is "demonstrations", and there are none.
+        ConfigError: `normalize` is "demonstrations", but none are given.
         DataError: A text is longer than the model's context.
     """
     train, evaluation = (
