@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pydantic.fields import FieldInfo
 
 from kedge.config import Config
-from kedge.config.explain.citations import SOURCES, cited_works
 from kedge.config.explain.describe import accepts, all_fields, section_type, written
+from kedge.config.explain.explain import SOURCES, cited_works
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.rewards import RewardTermConfig
 from kedge.stages.stage import stages as all_stages

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from kedge.config import Config, describe_presets, explain, load_config, schedule_in_words
-from kedge.config.explain.citations import SOURCES, cited_works
 from kedge.config.explain.describe import accepts, all_fields, section_type
+from kedge.config.explain.explain import SOURCES, cited_works
 from kedge.config.libraries import foreign_answer, foreign_names
 from kedge.config.presets import PRESETS
 from kedge.config.schema.field import field_doc

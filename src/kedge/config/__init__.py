@@ -1,9 +1,8 @@
 """The typed configuration: fields, defaults with their sources, presets, loading and validation."""
 
 from kedge.config.best_metric import BestMetric, best_metric, metric_in_chain
-from kedge.config.explain.completions import completions
 from kedge.config.explain.describe import field_advice
-from kedge.config.explain.explain import describe_presets, explain
+from kedge.config.explain.explain import completions, describe_presets, explain
 from kedge.config.explain.schedule import schedule_in_words
 from kedge.config.libraries import foreign_answer
 from kedge.config.loading.changes import changed_settings, changed_values, effective_settings

@@ -1,11 +1,12 @@
-"""The output of `kedge config explain`: the documentation of a field, or the fields of a section."""
+"""Answers to a user and a shell that ask about fields: `kedge config explain`, citations and completions."""
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from kedge.config.explain.citations import cited_works
 from kedge.config.explain.describe import (
     FORMER,
     accepts,
@@ -18,13 +19,16 @@ from kedge.config.explain.describe import (
     written,
 )
 from kedge.config.libraries import foreign_answer
+from kedge.config.loading.names import full_name
 from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
+from kedge.config.table import read_table
 from kedge.errors import ConfigError
+from kedge.stages.stage import find_stage
 
-__all__ = ["describe_presets", "explain"]
+__all__ = ["SOURCES", "cited_works", "completions", "describe_presets", "explain"]
 
 
 def explain(name: str = "") -> str:
@@ -121,3 +125,74 @@ def _page(dotted: str, field: FieldInfo) -> Iterator[str]:
     text = " ".join([doc.meaning, doc.source, *(cited.source for cited in recipes.values())])
     for name, work in cited_works(text).items():
         yield f"  work      {name}: {work}"
+
+
+SOURCES: dict[str, str] = {row[0]: row[1] for row in read_table(Path(__file__).with_name("works.tsv"))}
+
+
+def cited_works(text: str) -> dict[str, str]:
+    """The works whose short names appear in a text, in the order of `SOURCES`."""
+    return {
+        name: work
+        for name, work in SOURCES.items()
+        if re.search(rf"(?<![\w.-]){'(?<!Dr. )' if name == 'GRPO' else ''}{re.escape(name)}(?![\w-]|\+)", text)
+    }
+
+
+def completions(incomplete: str, stage: str | None = None) -> list[tuple[str, str]]:
+    """Candidates for an override that starts with a text, each with a description.
+
+    Args:
+        incomplete: `num_up`, `ppo.`, `ppo.policy_loss=`.
+        stage: The stage whose fields have bare names; None completes dotted names only.
+    """
+    name, sign, value = incomplete.partition("=")
+    if sign:
+        return [(f"{name}={choice}", "") for choice in _choices(name, stage) if choice.startswith(value)]
+    named: dict[str, str] = {}
+    if name or stage is None:  # all dotted names are too many to choose from
+        named = {dotted: field_doc(field).meaning for dotted, field in all_fields() if dotted.startswith(name)}
+    if "." not in name and stage is not None:
+        named |= {bare: meaning for bare, meaning in _bare(stage) if bare.startswith(name)}
+    # Two candidates for a single match: a shell would put a space behind the only one.
+    ends = ("=",) if len(named) != 1 else ("=", f"={written(_default(next(iter(named)), stage))}")
+    return [(f"{field}{end}", meaning) for field, meaning in named.items() for end in ends]
+
+
+def _bare(stage: str) -> Iterator[tuple[str, str]]:
+    """The names that the stage accepts without a section, each with its meaning."""
+    for group in find_stage(stage).sections:
+        for dotted, field in all_fields():
+            section, _, bare = dotted.partition(".")
+            if section in group and _resolved(bare, stage) == dotted:
+                yield bare, field_doc(field).meaning
+
+
+def _resolved(name: str, stage: str | None) -> str | None:
+    try:
+        return full_name(name, stage)
+    except ConfigError:
+        return None
+
+
+def _default(name: str, stage: str | None) -> Any:
+    field = find_field(_resolved(name, stage) or name)
+    return None if field is None else field.default
+
+
+def _choices(name: str, stage: str | None) -> list[str]:
+    field = find_field(_resolved(name, stage) or name)
+    return [] if field is None else list(dict.fromkeys(_texts(field.annotation)))
+
+
+def _texts(annotation: Any) -> Iterator[str]:
+    """The texts that a type allows: the choices of a Literal, true and false, null."""
+    if get_origin(annotation) is Literal:
+        yield from (str(choice) for choice in get_args(annotation))
+    elif annotation is bool:
+        yield from ("true", "false")
+    elif annotation is type(None):
+        yield "null"
+    else:
+        for part in get_args(annotation):
+            yield from _texts(part)
