@@ -7,7 +7,7 @@ import yaml
 
 from kedge.config import Config, changed_settings, effective_settings, load_config, resolved_yaml
 from kedge.config.explain.describe import find_field, section_type
-from kedge.config.loading.changes import FREE
+from kedge.config.loading.load import FREE
 
 
 def settings(*overrides: str) -> dict:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kedge.config import explain, load_config
-from kedge.config.loading.settings import config_from_settings
+from kedge.config.loading.load import config_from_settings
 from kedge.errors import ConfigError
 
 NAMED = {"prompt": "dialogue", "comparisons.prompt": "question"}

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from kedge.config import load_config, resolved_yaml, with_values
-from kedge.config.loading.changes import changed_settings, changed_values, effective_settings
+from kedge.config.loading.load import changed_settings, changed_values, effective_settings
 from kedge.errors import ConfigError
 
 

@@ -5,10 +5,17 @@ from kedge.config.explain.describe import field_advice
 from kedge.config.explain.explain import completions, describe_presets, explain
 from kedge.config.explain.schedule import schedule_in_words
 from kedge.config.libraries import foreign_answer
-from kedge.config.loading.changes import changed_settings, changed_values, effective_settings
-from kedge.config.loading.load import load_config, preset_conflicts, resolved_yaml, with_values
+from kedge.config.loading.load import (
+    changed_settings,
+    changed_values,
+    config_from_settings,
+    effective_settings,
+    load_config,
+    preset_conflicts,
+    resolved_yaml,
+    with_values,
+)
 from kedge.config.loading.names import full_name, initial_critic
-from kedge.config.loading.settings import config_from_settings
 from kedge.config.loading.yaml_text import parse_value
 from kedge.config.presets import LANGUAGE_PRESETS, PRESETS, Preset, presets_of, stage_of
 from kedge.config.schedules import config_at, scheduled_values

@@ -1,24 +1,39 @@
-"""Resolves presets, files, overrides and flags to one configuration, and writes it as YAML."""
+"""Resolves presets, files, overrides and Python settings to one configuration, and compares two of them."""
 
 import importlib.metadata
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_origin
 
 import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from kedge.config.explain.describe import find_field, section_type, written
+from kedge.config.explain.describe import accepts, all_fields, find_field, section_type, unknown, written
 from kedge.config.loading.names import full_name
-from kedge.config.loading.validation_errors import validated
 from kedge.config.loading.yaml_text import Document, parse_value, read_document
 from kedge.config.presets import PRESETS, find_preset
+from kedge.config.schedules import check_schedules
+from kedge.config.schema.rewards import RewardTermConfig
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 from kedge.stages.stage import find_stage
 from kedge.system.version import __version__
 
-__all__ = ["flat_settings", "load_config", "preset_conflicts", "resolve", "resolved_yaml", "with_values"]
+__all__ = [
+    "changed_settings",
+    "changed_values",
+    "config_from_settings",
+    "effective_settings",
+    "flat_settings",
+    "load_config",
+    "preset_conflicts",
+    "resolve",
+    "resolved_yaml",
+    "validated",
+    "with_values",
+]
 
 
 def load_config(
@@ -206,3 +221,184 @@ def _holds_names(name: str) -> bool:
 
 def _merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for layer in layers for name, value in layer.items()}
+
+
+def config_from_settings(stage: str, *layers: Mapping[str, Any]) -> Config:
+    """Resolve the configuration of a stage from keyword settings.
+
+    Args:
+        stage: sft, reward, critic, ppo, rlhf, generate or evaluate.
+        layers: Settings, later ones over earlier ones: dotted names, sections as dicts, top-level fields (`preset`
+            included), and bare names of fields, if only one of the sections that the stage reads has a field of that
+            name.
+
+    Raises:
+        ConfigError: A name is unknown or ambiguous.
+    """
+    find_stage(stage)
+    return resolve(
+        [{full_name(name, stage, value=value): value for name, value in settings.items()} for settings in layers]
+    )
+
+
+MAX_NAMES = 10
+
+
+def validated(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
+    """Validate nested values.
+
+    Args:
+        values: Top-level fields and section dicts.
+        places: The place of each dotted name, for the message (`run.yaml:12`).
+
+    Raises:
+        ConfigError: One line with the first mistake, and the names of the other fields with one.
+    """
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error.errors(include_url=False), places)) from None
+    check_schedules(config)
+    return config
+
+
+def _one_line(errors: list[ErrorDetails], places: Mapping[str, str]) -> str:
+    first = errors[0]
+    name = _dotted(first)
+    others = list(dict.fromkeys(written(_dotted(error)) for error in errors))[1:]
+    unnamed = f" and {len(others) - MAX_NAMES} more" if len(others) > MAX_NAMES else ""
+    more = f" (also wrong: {', '.join(others[:MAX_NAMES])}{unnamed})" if others else ""
+    combination = first["type"] == "value_error" and find_field(name) is None
+    place = f"{places[name]}: " if name in places and not combination else ""
+    return f"{place}{_message(first, name)}{more}"
+
+
+def _dotted(error: ErrorDetails) -> str:
+    """The field's dotted name: pydantic's location without list index and union branch."""
+    parts = [str(part) for part in error["loc"]]
+    depth = 1
+    while depth < len(parts) and section_type(".".join(parts[:depth])):
+        depth += 1
+    if error["type"] == "extra_forbidden" and depth == 1 and isinstance(error["input"], dict):
+        inside = cast("dict[object, object]", error["input"])
+        return ".".join([*parts, *(str(field) for field in list(inside)[:1])])  # a better hint at what was meant
+    return ".".join(parts[:depth])
+
+
+def _message(error: ErrorDetails, name: str) -> str:
+    if error["type"] == "value_error":
+        reason = str(error.get("ctx", {}).get("error"))
+        return f"{name}={written(error['input'])}: {reason}" if find_field(name) else reason
+    if name == "reward":
+        return _reward_message(error)
+    if name.startswith("reward."):
+        trained = f"reward_model.{name.partition('.')[2]}"
+        meant = f"; did you mean {trained}?" if find_field(trained) else ""
+        return (
+            f"{written(name)} is not a field: reward is a source, or sources with their weights, such as "
+            f"reward='{{rewards.py:brief: 0.5}}'{meant}"
+        )
+    if find_field(name) is None and section_type(name) is None:
+        sections = [] if "." in name else [part for part in Config.model_fields if section_type(part)]
+        known = [*dict(all_fields()), *sections]
+        return unknown(name, known)
+    field = find_field(name)
+    expected = accepts(field) if field else "a section of fields"
+    return f"{name} must be {expected}; it is {written(error['input'])}"
+
+
+def _reward_message(error: ErrorDetails) -> str:
+    part = str(error["loc"][-1])
+    field = RewardTermConfig.model_fields.get(part)
+    if field and error["type"] != "missing":
+        return f"reward: the {part} must be {accepts(field)}; it is {written(error['input'])}"
+    return (
+        "reward must be a source, a list of sources, a mapping source: weight, or a list of {source, weight}; "
+        f"it has {written(error['input'])}"
+    )
+
+
+FREE = (
+    "out",
+    "preset",
+    "runtime.report",
+    "runtime.loggers",
+    "runtime.project",
+    "runtime.num_samples",
+    "runtime.strict",
+    "rollout.vllm",
+    "runtime.parallel",
+    "checkpoint",
+    "push",
+)
+"""Settings that cannot change a result: folder, preset name, logs, warnings, checkpoints, where servers run.
+
+`runtime.num_threads`, `runtime.device` and the micro-batch sizes are not in the list: they change the order of sums,
+and with it the last bits of a result.
+"""
+
+
+def changed_settings(
+    saved: Mapping[str, Any], current: Mapping[str, Any], *, allowed: Collection[str] = ()
+) -> list[str]:
+    """The differences, one line per setting: `ppo.clip_range: 0.2 in the run, 0.1 now`.
+
+    Args:
+        saved: The run's settings, as nested mappings; not necessarily configuration fields, e.g. the parts of a
+            checkpoint's fingerprint.
+        current: The settings to resume with.
+        allowed: Dotted names of settings or whole sections that may differ.
+    """
+    before, now = _flat(saved), _flat(current)
+    names = [name for name in {**before, **now} if not any(_is_part(name, free) for free in (*FREE, *allowed))]
+    return [
+        f"{name}: {_shown(before, name)} in the run, {_shown(now, name)} now"
+        for name in names
+        if name not in before or name not in now or before[name] != now[name]
+    ]
+
+
+def effective_settings(config: Config) -> dict[str, Any]:
+    """All settings as nested JSON types, with `auto` replaced by what it stands for where that depends on other fields.
+
+    A run of a version that had no `auto` there is resumed under its default.
+    """
+    settings = config.model_dump(mode="json")
+    settings["ppo"] |= {
+        "critic": config.ppo.resolved_critic,
+        "whiten_advantages": config.ppo.whitens_advantages,
+    }
+    exact = config.rollout.engine == "builtin" and not config.rollout.max_staleness
+    if exact and settings["ppo"]["importance_cap"] == "auto":
+        settings["ppo"]["importance_cap"] = None
+    return settings
+
+
+def changed_values(config: Config) -> dict[str, Any]:
+    """The values that differ from the defaults and from the presets, by dotted name, as JSON types."""
+    base, own = (flat_settings(each.model_dump(mode="json")) for each in (resolve([{"preset": config.preset}]), config))
+    return {name: value for name, value in own.items() if (name == "preset" and value) or value != base.get(name)}
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Values by dotted name; an empty mapping or list counts as a value."""
+    if isinstance(value, Mapping) and value:
+        settings = cast("Mapping[str, Any]", value)
+        inner = {f"{name}.{key}" if name else key: entry for key, entry in settings.items()}
+    elif isinstance(value, list) and value:
+        inner = {f"{name}[{index}]": entry for index, entry in enumerate(cast("list[Any]", value))}
+    else:
+        return {name: value}
+    return {dotted: leaf for key, entry in inner.items() for dotted, leaf in _flat(entry, key).items()}
+
+
+def _is_part(name: str, whole: str) -> bool:
+    return name == whole or name.startswith((f"{whole}.", f"{whole}["))
+
+
+def _shown(settings: Mapping[str, Any], name: str) -> str:
+    if name not in settings:
+        return "not set"
+    value = settings[name]
+    # All digits, so that two different numbers never look the same.
+    return repr(value) if isinstance(value, float) else written(value)
