@@ -8,6 +8,7 @@ torchrun, or another launcher, sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR an
 from __future__ import annotations
 
 import atexit
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from kedge.errors import ConfigError, LostContactError
@@ -105,6 +106,8 @@ def _connect() -> None:
         _check_device(torch.cuda.device_count())
     try:
         store, number, count = next(rendezvous("env://"))
+        # torchrun keeps its store when it starts all ranks again, with the addresses of those that are gone.
+        store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         if torch.cuda.is_available():
             torch.cuda.set_device(local_rank() or 0)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
