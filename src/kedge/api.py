@@ -131,7 +131,7 @@ def sft(
         settings: Fields of the configuration.
 
     Raises:
-        KedgeError: An invalid input; one line.
+        KedgeError: An invalid input.
     """
     return _run("sft", locals())
 
@@ -159,7 +159,7 @@ def reward(
         settings: Fields of the configuration.
 
     Raises:
-        KedgeError: An invalid input; one line.
+        KedgeError: An invalid input.
     """
     return _run("reward", locals())
 
@@ -191,7 +191,7 @@ def critic(
         settings: Fields of the configuration, such as `num_responses`.
 
     Raises:
-        KedgeError: An invalid input; one line.
+        KedgeError: An invalid input.
     """
     return _run("critic", locals())
 
@@ -214,7 +214,7 @@ def ppo(
 
     Args:
         model: Folder or hub id of the policy to start from.
-        prompts: Texts, or rows with `prompt`, whose other columns are passed to reward functions.
+        prompts: Texts, or rows with `prompt`; their other columns are passed to reward functions.
         reward: Reward model or function; a list of them, or a mapping to weights.
         policy: Another name of `model`.
         critic: A trained critic to start from, such as a run of `kedge.critic`; or its kind, as `ppo.critic`.
@@ -225,7 +225,7 @@ def ppo(
         settings: Fields of the configuration.
 
     Raises:
-        KedgeError: An invalid input; one line.
+        KedgeError: An invalid input.
     """
     return _run("ppo", locals())
 
@@ -259,7 +259,7 @@ def rlhf(
         settings: Fields of the configuration, such as `num_rounds`.
 
     Raises:
-        KedgeError: An invalid input; one line.
+        KedgeError: An invalid input.
     """
     return _run("rlhf", locals())
 
@@ -278,7 +278,7 @@ def generate(
         settings: Fields of the configuration, such as `temperature`.
 
     Raises:
-        KedgeError: An invalid input; one line.
+        KedgeError: An invalid input.
     """
     return _run("generate", locals())
 
@@ -305,7 +305,7 @@ def evaluate(
         settings: Fields of the configuration, such as `judge_mode`.
 
     Raises:
-        KedgeError: An invalid input; one line.
+        KedgeError: An invalid input.
     """
     return _run("evaluate", locals())
 
@@ -331,7 +331,7 @@ def check_critic(
         settings: Fields of the configuration, such as `evaluate.num_prompts`.
 
     Raises:
-        KedgeError: An invalid input; one line.
+        KedgeError: An invalid input.
     """
     return _run("evaluate", locals())
 
@@ -344,7 +344,7 @@ def dry_run(stage: str, **arguments: Any) -> DryRun:
         arguments: Those of the stage's function.
 
     Raises:
-        KedgeError: As when the stage itself starts; one line.
+        KedgeError: As when the stage itself starts.
     """
     described = find_stage(stage)
     if not described.plan:
@@ -429,7 +429,7 @@ def _resolved(stage: Stage, given: Mapping[str, Any]) -> tuple[Config, dict[str,
 
 
 def _read(field: str, value: Any, name: str) -> tuple[Mapping[str, Any], Any]:
-    """The settings that an argument stands for, and the Python object that has no name.
+    """The settings that an argument sets, and its Python object if it has no name.
 
     Raises:
         ConfigError: It is neither.
@@ -518,13 +518,13 @@ def preview_data(
     Args:
         source: A file, folder or hub id, or rows.
         stage: sft, reward, ppo, generate or evaluate; guessed from the columns if None.
-        model: Folder or hub id whose tokenizer reads the rows; None counts characters.
+        model: Folder or hub id of a model; its tokenizer reads the rows. None counts characters.
         num_examples: Rows to show.
         num_rows: Rows to read; None for all.
         settings: Fields of `data`, such as `columns={"prompt": "dialogue"}`.
 
     Raises:
-        KedgeError: The source cannot be read, or a named column is missing; one line.
+        KedgeError: The source cannot be read, or a named column is missing.
     """
     named = {} if model is None else {"model": os.fspath(model)}
     config = config_from_settings("sft", settings, named)
@@ -621,7 +621,7 @@ def sweep(
         settings: Fields of the configuration that all runs share.
 
     Raises:
-        KedgeError: An invalid input; one line.
+        KedgeError: An invalid input.
     """
     swept = [each.name for each in stages().values() if each.is_swept]
     if stage not in swept:

@@ -98,7 +98,7 @@ class ModelError(KedgeError, ValueError):
 
 
 class NumericsError(KedgeError, ArithmeticError):
-    """A non-finite loss or gradient; the weights are those of the last finite step."""
+    """A non-finite loss or gradient; the weights are from the last finite step."""
 
 
 class OutOfMemoryError(KedgeError, MemoryError):

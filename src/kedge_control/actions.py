@@ -95,8 +95,8 @@ class ActionHead:
 
     Args:
         spaces: Of the environment.
-        bounds: How numbers are kept within the environment's bounds: clipped, which the policy does not know of (its
-            log probabilities are of the unclipped action); squashed by a tanh and scaled; or not at all.
+        bounds: Method that keeps numbers within the environment's bounds: clipped after the policy (its log
+            probabilities are of the unclipped action); squashed by a tanh and scaled; or not at all.
 
     Raises:
         ConfigError: Squashing needs numbers with finite bounds.

@@ -44,7 +44,7 @@ The figures are the metrics of the objective in its order, then the gradient nor
 """
 
 State: TypeAlias = "tuple[list[Tensor], list[Tensor], list[Tensor]]"
-"""Weights, first and second moments in the order of the optimizer; they are those of the model and of the optimizer."""
+"""Weights, first and second moments in the order of the optimizer, shared with the model and the optimizer."""
 
 
 def _compiled(step: Step) -> Step:

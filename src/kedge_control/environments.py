@@ -64,7 +64,7 @@ class Record:
 
 
 class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment that may only give what its space says, which numpy would make fit."""
+    """An environment that is checked against its space: numpy would silently convert a misfit."""
 
     def __init__(self, environment: gymnasium.Env[Any, Any], spaces: Spaces) -> None:
         super().__init__(environment)
@@ -133,7 +133,7 @@ class Environments:
         seed: Of the run; with the environment's number and the episode's it makes the episode's seed.
 
     Attributes:
-        observations: What the policy acts on next: [N, d] float32, or images [N, …] uint8. Overwritten by `step`.
+        observations: The policy's next inputs: [N, d] float32, or images [N, …] uint8. Overwritten by `step`.
         starts: True where that observation is an episode's first [N].
         lost: The environments that `load_state_dict` could not restore: they start a new episode.
 
@@ -165,7 +165,7 @@ class Environments:
         Args:
             actions: A row for each environment, as `ActionHead.executed` makes them.
             step: Where to write in the record.
-            record: What happened.
+            record: The recorded step.
         """
         rewards, terminated, truncated, infos = self._call("step", self._batched(actions))
         record.rewards[step], record.terminated[step], record.truncated[step] = rewards, terminated, truncated
@@ -201,7 +201,7 @@ class Environments:
         return last[0]
 
     def _start_where(self, mask: Array) -> None:
-        """Start an episode in these environments; in all of those that reset themselves."""
+        """Start an episode in these environments; in all of them if they reset themselves."""
         if self._mode == AutoresetMode.DISABLED:
             for number in np.flatnonzero(mask).tolist():
                 self._episodes[number] += 1
@@ -239,7 +239,7 @@ class Environments:
         return hashlib.sha256(self.observations[number].tobytes()).hexdigest()
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Restore a `state_dict`; episodes that cannot be restored are `lost`, and one line says so."""
+        """Restore a `state_dict`; episodes that cannot be restored are `lost`, with a message."""
         if self._mode == AutoresetMode.DISABLED:
             self._restore(state["environments"])
         else:
@@ -331,7 +331,7 @@ class Environments:
         self._vector.closed = True
 
     def close(self) -> None:
-        """Free what the environments hold. After an interrupted call, answers are missing that it would wait for."""
+        """Free the environments' resources. After an interrupted call it would wait for missing answers."""
         if self._waits:
             self._abandon()
         close_quietly(self._vector, self.name)
@@ -356,7 +356,7 @@ def place_of(error: BaseException) -> str:
 
 
 def _episode_seed(seed: int, environment: int, episode: int) -> int:
-    """The seed of an episode: below 2³¹, as emulators take it, and independent of those of all others."""
+    """The seed of an episode: below 2³¹, as emulators take it, and independent of all other episodes' seeds."""
     return int(np.random.SeedSequence([seed, environment, episode]).generate_state(1)[0]) & 0x7FFF_FFFF
 
 

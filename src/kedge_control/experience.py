@@ -44,7 +44,7 @@ class ControlExperience:
         returns: The critic's targets.
         ref_logprobs: Always None: control has no reference policy.
         importance_weights: None: the sampler's probabilities are the trainer's.
-        positive: None: nothing is imitated.
+        positive: Always None: nothing is imitated.
         memory: At the start of each row; None without a memory.
     """
 
@@ -104,7 +104,7 @@ class _Pieces:
 
     @classmethod
     def of(cls, steps: Steps, longest: int | None = None) -> _Pieces:
-        """The pieces of a rollout, of at most `longest` steps. Steps in which no action was taken are in none."""
+        """The pieces of a rollout, of at most `longest` steps. Steps without an action are left out."""
         ended = (steps.terminated | steps.truncated).numpy().T
         envs, times = np.nonzero(steps.valid.numpy().T)
         begins = np.ones(len(times), np.bool_)

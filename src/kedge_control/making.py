@@ -37,7 +37,7 @@ EnvironmentSource: TypeAlias = "str | Callable[..., Any]"
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """How an environment is made.
+    """Recipe for making an environment.
 
     Attributes:
         source: A registered id, `module:Id`, `path/to/file.py:function`, or a function.
@@ -71,7 +71,7 @@ def make_environments(
     """Make N environments of one kind, each in the first state of an episode.
 
     Args:
-        source: What to make.
+        source: The environment to make.
         num_envs: N. A function that makes a vector environment is given it if it has such a parameter.
         seed: Of the run: every episode starts from its own seed, derived from this one, the environment's number
             and the episode's.
@@ -117,7 +117,7 @@ def _in_worker(spec: EnvironmentSpec, spaces: Spaces, parent: int) -> gymnasium.
     """An environment in a separate process, which ends with the trainer.
 
     Ctrl-C is the trainer's to handle: it still needs the workers. A trainer that is killed cannot end them, and one
-    that hangs in a step, or waits at a pipe of which a sibling holds the other end, would never notice.
+    that hangs in a step, or waits at a pipe with its other end in a sibling, would never notice.
     """
     if os.getpid() != parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -229,7 +229,7 @@ def _watch_mujoco(name: str) -> None:
         raise ConfigError(f"environment {name!r} needs MuJoCo: {install_line('control')}") from error
 
     def warn(text: str) -> None:
-        # Gymnasium's own models use what MuJoCo 4 calls deprecated; the user can do nothing about it.
+        # Gymnasium's own models use features that MuJoCo 4 deprecates; the user cannot change that.
         if "deprecated" not in text:
             warnings.warn(f"MuJoCo: {text}", RuntimeWarning, stacklevel=2)
 

@@ -233,7 +233,7 @@ def _lstm_state(memory: Float[Tensor, "rows 2 units"]) -> tuple[Tensor, Tensor]:
 
 
 def blank_where(starts: Array, memory: Float[Tensor, "envs 2 units"]) -> Float[Tensor, "envs 2 units"]:
-    """The memory, blank in environments of which the next observation is an episode's first (a mask [envs])."""
+    """The memory, cleared where the next observation is an episode's first (a mask [envs])."""
     if not memory.shape[-1] or not starts.any():
         return memory
     return memory.masked_fill(torch.from_numpy(starts).to(memory.device)[:, None, None], 0.0)
@@ -315,7 +315,7 @@ def acting_function(policy: ControlActorCritic, num_envs: int) -> Acting:
 
 
 def _plain_layers(policy: ControlActorCritic) -> Iterator[nn.Linear]:
-    """The dense layers of a policy that has nothing else."""
+    """The dense layers of a policy without other layers."""
     if policy.has_custom_network or policy.spaces.is_image:
         return
     for layer in policy.policy_trunk.children():

@@ -32,7 +32,7 @@ def record_episode(
     """Play an episode and save an animated WebP of it, drawn off-screen; return its return and steps so far.
 
     Args:
-        spec: How to make the environment.
+        spec: The recipe of the environment.
         policy: It acts deterministically.
         path: The file; None saves none.
         seed: Of the episode.

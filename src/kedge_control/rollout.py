@@ -23,7 +23,7 @@ __all__ = ["Memory", "collect_steps", "play_episodes"]
 class Memory:
     """The LSTM's state in each environment, from one rollout to the next; empty for a policy without a memory.
 
-    It is blank at the start of every episode. In the update, sequences start with what was remembered in the rollout.
+    It is blank at the start of every episode. In the update, sequences start with the memory of the rollout.
 
     Args:
         policy: The policy.
@@ -58,7 +58,7 @@ def collect_steps(
 
     Args:
         environments: They continue from where they are.
-        policy: Its weights do not change meanwhile.
+        policy: Its weights do not change during the rollout.
         normalization: Frozen statistics.
         num_steps: T, of each environment.
         generator: Of the noise, on the CPU.
@@ -66,7 +66,7 @@ def collect_steps(
 
     Raises:
         NumericsError: A reward or an observation is NaN or infinite.
-        EnvError: No step was one in which an action was taken.
+        EnvError: No step had an action.
     """
     spaces = environments.spaces
     num_envs = environments.num_envs

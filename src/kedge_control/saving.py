@@ -83,7 +83,7 @@ class ControlPolicy:
         self.begin_episode()
 
     def begin_episode(self) -> None:
-        """Forget what a policy with a memory remembers of the former episode."""
+        """Clear the memory of a policy at the end of an episode."""
         self._memory = self.policy.blank_memory(1)
 
     @torch.inference_mode()

@@ -20,7 +20,7 @@ class MemoryRecord:
 
     Attributes:
         before: Before each step.
-        final: After each step in which an episode was cut off, in the order of `Steps.final_steps`.
+        final: After each step that cut off an episode, in the order of `Steps.final_steps`.
         last: At the end.
     """
 
@@ -39,7 +39,7 @@ class Steps:
         rewards: As the environments gave them, float64.
         terminated: The episode ended in this step, by the task's own rules.
         truncated: The episode was cut off in this step, and would have continued.
-        valid: The action was taken; False for a step in which the environment only started a new episode.
+        valid: True if the action was taken; False for a step that only started a new episode.
         starts: True where an environment's first observation here is an episode's first.
         final_observations: The last observation of each episode that was cut off [cuts, …].
         final_steps: Step and environment of each of these.
@@ -61,7 +61,7 @@ class Steps:
 
     @property
     def num_transitions(self) -> int:
-        """Steps in which an action was taken."""
+        """Steps with an action."""
         return int(self.valid.sum())
 
 
@@ -82,7 +82,7 @@ class Episodes:
 
     Args:
         num_envs: Environments.
-        window: The latest episodes of which the mean is reported.
+        window: Number of latest episodes in the reported mean.
     """
 
     def __init__(self, num_envs: int, window: int = 100) -> None:
@@ -116,7 +116,7 @@ class Episodes:
         self._lengths[mask] = 0
 
     def metrics(self, finished: Collection[Episode]) -> dict[str, float]:
-        """Of the latest episodes, and of those that finished in this update; without episodes only their number."""
+        """Metrics of the latest episodes, and of those finished in this update; without any only their number."""
         recent = _means("episode/", self.latest)
         update = _means("episode/update_", finished)
         return {**recent, **update, "episode/count": len(finished), "episode/total": self.num_episodes}

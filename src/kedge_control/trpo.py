@@ -41,7 +41,7 @@ MatrixProduct: TypeAlias = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class TrustRegion:
-    """The settings of the policy's step; the defaults are those of sb3-contrib, with the paper's ten iterations.
+    """The settings of the policy's step; the defaults are sb3-contrib's, with the paper's ten iterations.
 
     Attributes:
         max_kl: δ, largest mean KL from the old policy to the new one, nats.

@@ -31,7 +31,7 @@ LATEST = 450
 def diagnose_run(folder: Path, *, advice: Advice = no_advice) -> list[Finding]:
     """Findings on the run in a folder, most severe first; see `kedge.inspect.doctor`.
 
-    In a folder with the runs of several stages, such as those of `kedge rlhf` and `kedge demo`, every stage is
+    In a folder with the runs of several stages, such as `kedge rlhf` and `kedge demo` write, every stage is
     diagnosed, and `seen` starts with the stage's name.
 
     Args:

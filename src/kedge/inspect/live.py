@@ -58,7 +58,7 @@ def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice) -> Loc
     Args:
         folder: The run's folder, a folder of several stages, or that of a sweep.
         port: The local port; 0 picks a free one.
-        advice: Looks up what a field's documentation says about values that are too high or too low.
+        advice: Looks up a field's documentation of values that are too high or too low.
 
     Raises:
         DataError: The folder is not a run's, or a file in it is damaged.

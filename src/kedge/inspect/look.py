@@ -35,7 +35,7 @@ class Panel:
         title: Its title.
         unit: Unit of the y axis.
         lines: Labels by metric; a pattern that ends in `*` matches all metrics with that prefix, labeled by the rest.
-        note: What to expect.
+        note: The expected course.
         level: A baseline to draw.
         floor: Lower limit of the axis, so that one extreme value does not flatten the rest.
         logarithmic: Whether values span orders of magnitude.
@@ -78,7 +78,7 @@ class Look:
         sentences: Describes a run in one or more sentences, from its record and how far it is in words.
         parts: The sections of the page that its runs can fill.
         size: The fields with the number of items in an update or step as their product.
-        items: What the items are called; empty if they are not counted in words.
+        items: The items' name; empty if they are not counted in words.
         total: The updates of a whole run, as it is configured; None if that is not known.
         goals: The metrics that a sweep compares by; the first that the runs have.
         rules: The doctor's rules for this stage; it has no others.

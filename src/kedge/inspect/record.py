@@ -43,7 +43,7 @@ QUIET_SECONDS = 60.0
 """Seconds without a write, and at least three updates' time, after which a run counts as stopped."""
 
 JUDGING_SECONDS = 600.0
-"""The same while a judge reads all responses at once, during which nothing is written."""
+"""The same while a judge reads all responses at once: nothing is written meanwhile."""
 
 LARGEST = 1e300
 DEEPEST = 100
@@ -135,7 +135,7 @@ def read_run(folder: Path, *, on_skipped: Callable[[str], None] = say) -> RunRec
 
     Args:
         folder: The folder.
-        on_skipped: Called with a line for each file some of whose lines are damaged; they are left out.
+        on_skipped: Called with a message for each file with damaged lines; they are left out.
 
     Raises:
         DataError: The folder is not a run's, or a JSON or YAML file in it is damaged.

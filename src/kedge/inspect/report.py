@@ -34,7 +34,7 @@ __all__ = [
 
 REPORT_FILE = "report.html"
 MARKED_WITHIN = 4096
-"""Bytes at the start of a file in which to look for the marker of a report."""
+"""Bytes at the start of a file that are searched for the marker of a report."""
 
 Ending = Literal["finished", "stopped"]
 
@@ -50,8 +50,8 @@ def write_report(
     Args:
         folders: Folders of the runs. Runs of the same stage are overlaid.
         out: The page; by default `report.html` in the folder of a single run, or in the current folder for several.
-        ending: How unfinished runs end, if the caller is about to end them.
-        advice: Looks up what a field's documentation says about values that are too high or too low.
+        ending: The state of unfinished runs, if the caller is about to end them.
+        advice: Looks up a field's documentation of values that are too high or too low.
 
     Raises:
         DataError: No folder is given, a folder is not a run's, or a file in it is damaged.

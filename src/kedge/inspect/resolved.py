@@ -1,4 +1,4 @@
-"""Settings of a run whose `auto` depends on others, resolved from its folder alone."""
+"""Settings of a run with an `auto` that depends on others, resolved from its folder alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CRITIC_FREE = ("to_go", "total", "rloo", "grpo", "dr_grpo", "reinforce++", "rein
 """Advantages that need no values."""
 
 KL_COSTS = ("reward/total", "reward/kl")
-"""Metrics that say nothing where the rewards contain no KL: the score itself, of the responses trained on, and 0."""
+"""Metrics without information where the rewards contain no KL: the score itself, of the responses trained on, and 0."""
 
 
 def critic_of(run: RunRecord) -> str:

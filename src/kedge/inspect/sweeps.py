@@ -229,7 +229,7 @@ def compare(settings: Sequence[Setting], finished: Mapping[str, Sequence[Mapping
         settings: The settings.
         finished: The rows of the metrics of each finished run, by name. What a run reached before it failed, or has
             reached so far, is not compared with the others' final results.
-        goal: What to compare by.
+        goal: The metric to compare by.
     """
     rows = [_row(setting, [finished[run.name] for run in setting.runs if run.name in finished], goal)
             for setting in settings]  # fmt: skip
@@ -237,7 +237,7 @@ def compare(settings: Sequence[Setting], finished: Mapping[str, Sequence[Mapping
 
 
 def leaders(rows: Sequence[Row]) -> list[Row]:
-    """The best row and those that tie with it; empty if no row has a result.
+    """The best row and the rows that tie with it; empty if no row has a result.
 
     Args:
         rows: The result of `compare`.

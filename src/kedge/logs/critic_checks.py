@@ -59,7 +59,7 @@ def describe_check(test: PrefixTest) -> dict[str, float]:
 
 
 def check_line(test: PrefixTest, update: int) -> str:
-    """How well a critic orders prefixes, with intervals, for the terminal.
+    """A critic's ordering of prefixes, with intervals, for the terminal.
 
     Args:
         test: The test.

@@ -70,7 +70,7 @@ def describe_experience(experience: Experience, *, is_exact: bool = True) -> dic
 
 
 def describe_truncation(experience: Experience) -> dict[str, float]:
-    """`policy/sampler_truncated`: the share of tokens whose importance weight is truncated; nothing without weights."""
+    """`policy/sampler_truncated`: the share of tokens with a truncated importance weight; absent without weights."""
     if (weights := experience.importance_weights) is None:
         return {}
     ratios = (experience.old_logprobs - experience.rollout.logprobs).exp()
@@ -78,7 +78,7 @@ def describe_truncation(experience: Experience) -> dict[str, float]:
 
 
 def reference_error(experience: Experience) -> dict[str, float]:
-    """`objective/reference_error`: mean |log π_old − log π_ref| of the actions, nats per token; nothing without a KL.
+    """`objective/reference_error`: mean |log π_old − log π_ref| of the actions, nats per token; absent without a KL.
 
     Before the first step both are the same model, so that it is what rounding alone does to the KL. With `…_max`, the
     largest.
@@ -224,8 +224,8 @@ def correlation(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> Floa
 def describe_groups(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[str, float]:
     """Metrics of an update's groups; none if every response has its own prompt.
 
-    `group/constant`: share of the groups whose responses all score the same. `group/score_std`: standard deviation of
-    the scores within their groups. `group/small_spread`: share of the groups with spread whose own is below a tenth of
+    `group/constant`: share of the groups with one score for all responses. `group/score_std`: standard deviation of
+    the scores within their groups. `group/small_spread`: share of the groups with a spread above 0 and below a tenth of
     that. `group/length_above`, `group/length_below`: mean length of the responses that score above and below their
     group's mean.
 

@@ -42,7 +42,7 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self._path = path
         with writing(path):
-            self._file = path.open("ab+", buffering=0)  # a buffer would keep, and try again, what a full disk refuses
+            self._file = path.open("ab+", buffering=0)  # a buffer would keep and retry bytes that a full disk refuses
             self._file.truncate(_whole_rows(self._file))
         self._is_new = True
 
@@ -203,8 +203,8 @@ def truncate_rows(path: Path, last_update: int) -> int:
     replaced atomically, so a `JsonLines` that is open keeps writing to the old file. A missing file has no rows.
 
     Args:
-        path: A log whose rows have an `update`.
-        last_update: The last update whose rows stay.
+        path: A log; its rows have an `update`.
+        last_update: The last update to keep.
 
     Raises:
         DataError: A line before the last is not a row of a log.

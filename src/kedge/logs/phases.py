@@ -12,7 +12,7 @@ from kedge.system.output import PROGRESS_FILE
 __all__ = ["JUDGING", "OnPhase", "PhaseLog"]
 
 JUDGING = "judge"
-"""The phase in which a judge reads all responses of a side at once."""
+"""The phase where a judge reads all responses of a side at once."""
 
 OnPhase = Callable[[str, int, int], None]
 """Called with the name of a phase, the responses done, and their total."""
@@ -33,7 +33,7 @@ class PhaseLog:
         self._rows = 0
 
     def write(self, phase: str, done: int, total: int) -> None:
-        """Append a row; the rows are numbered from 1 as `update`, like those of all logs."""
+        """Append a row; the rows are numbered from 1 as `update`, as in all logs."""
         self._rows += 1
         seconds = round(self._clock() - self._started, 3)
         self._lines.write({"update": self._rows, "phase": phase, "done": done, "total": total, "seconds": seconds})

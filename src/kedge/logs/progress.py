@@ -68,7 +68,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         elapsed = format_duration(self._clock() - self._started)
-        # Ctrl-C and a signal raise what is not an Exception.
+        # Ctrl-C and a signal raise a BaseException that is not an Exception.
         ending = "done" if kind is None else "failed" if issubclass(kind, Exception) else "interrupted"
         self._view.stop(f"{self._stage}: {ending} after {self._done} of {self._total} in {elapsed}")
 
@@ -93,7 +93,7 @@ class Progress:
 def say(line: str) -> None:
     """Print a line to standard error, where progress is shown, before or after the progress bar; on the first rank.
 
-    In a notebook, whose standard error looks like a failure, to standard output.
+    In a notebook, where standard error looks like a failure, to standard output.
     """
     if not is_first_rank():
         return

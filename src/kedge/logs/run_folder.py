@@ -46,7 +46,7 @@ def create_run_folder(path: str | Path) -> Path:
 def discard_run_folder(folder: Path) -> bool:
     """Remove the folder of a run that has no results; diagnostic files stay. Returns whether it had none.
 
-    Only what a run writes before its first result is removed. If there is anything else, nothing is.
+    Only files that a run writes before its first result are removed. With any other file, all are kept.
     """
     if not folder.is_dir():
         return False

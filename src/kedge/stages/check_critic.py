@@ -74,7 +74,7 @@ def run_check_critic(
         reward: Functions or models instead of the rewards.
 
     Raises:
-        KedgeError: An input is missing, unreadable or does not fit; one line, before any sampling.
+        KedgeError: An input is missing, unreadable or does not fit; raised before any sampling.
     """
     found = find_critic(config, has_reward=reward is not None)
     run = open_run(found.config, "evaluate", in_memory={"data.prompts": prompts, "reward": reward})
@@ -163,7 +163,7 @@ class FoundCritic:
 
     Attributes:
         config: The configuration of PPO with this critic.
-        policy: Name of the policy whose returns it predicts.
+        policy: Name of the policy that earns the returns.
         update: Updates that the policy has completed.
         checkpoint: The weights of policy and critic; None if `config` names them.
     """

@@ -1,6 +1,6 @@
 """A dry run of a training stage: everything is loaded and checked, a few rows are timed, and nothing is kept.
 
-The stage runs in a temporary folder. Its models are those of the process, so no saved state changes.
+The stage runs in a temporary folder. It uses the models of the process, so no saved state changes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kedge.training.supervised.returns_fit import train_critic
 __all__ = ["DryRun", "dry_run"]
 
 ROWS = 16
-"""Responses of the PPO trial, unless `rollout.micro_batch_size` says otherwise."""
+"""Responses of the PPO trial, unless `rollout.micro_batch_size` is set."""
 
 
 INPUTS: Mapping[str, Mapping[str, str]] = {
@@ -82,7 +82,7 @@ class Phase:
 
 @dataclass(frozen=True, repr=False)
 class DryRun:
-    """The result of a dry run, whose table was printed.
+    """The result of a dry run, after its table was printed.
 
     Attributes:
         stage: sft, reward, critic, ppo or rlhf.
@@ -122,7 +122,7 @@ def dry_run(config: Config, stage: str, **given: Any) -> DryRun:
 
 
 def _trial(config: Config, stage: str, given: Mapping[str, Any]) -> list[Phase]:
-    """The phases of one stage, which takes its own inputs from those that are given."""
+    """The phases of one stage; it picks its inputs from the given ones."""
     config = with_saved_critic(config) if stage == "ppo" else config
     own = {name: given.get(name) for name in INPUTS[stage]}
     run = open_run(config, stage, in_memory={INPUTS[stage][name]: value for name, value in own.items()})

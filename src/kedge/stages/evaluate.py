@@ -73,7 +73,7 @@ def run_evaluate(
         judge: A function or reward model instead of `config.evaluate.judge`.
 
     Raises:
-        KedgeError: An input is missing, unreadable or does not fit; one line, before any sampling.
+        KedgeError: An input is missing, unreadable or does not fit; raised before any sampling.
     """
     settings = config.evaluate
     trust = config.runtime.trust_remote_code
@@ -114,6 +114,6 @@ def run_evaluate(
 
 
 def _announced(policy: Policy) -> Policy:
-    """The policy, after a line that says where its responses end."""
+    """Load the policy and print where its responses end."""
     say(f"{policy.source}: {policy.stop_tokens.line}")
     return policy

@@ -72,7 +72,7 @@ def run_generate(
         reward: Functions or models instead of `config.reward`.
 
     Raises:
-        KedgeError: An input is missing, unreadable or does not fit; one line, before any sampling.
+        KedgeError: An input is missing, unreadable or does not fit; raised before any sampling.
     """
     run = open_run(config, "generate", in_memory={"data.prompts": prompts, "reward": reward})
     sampling = sampling_of(config, num_responses=config.generate.num_responses)

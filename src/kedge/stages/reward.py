@@ -83,10 +83,10 @@ def run_reward(
         demonstrations: Rows instead of `config.data.demonstrations`; the mean score on them becomes 0.
         resume: Resume the run in the output folder; start a new one otherwise.
         callback: Called after each optimizer step.
-        planned: What it should hold, to be compared with what it held.
+        planned: Memory that it should hold, to be compared with the measured peak.
 
     Raises:
-        KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
+        KedgeError: An input is missing, unreadable or does not fit; raised before any training.
         KeyboardInterrupt, Terminated: The run was interrupted; the model is saved.
     """
     in_memory = {"data.comparisons": comparisons, "data.demonstrations": demonstrations}
@@ -142,7 +142,7 @@ class RewardInputs:
         tokenizer: Its tokenizer.
         split: The comparisons, some of them held out.
         mixture: The order of several sources with weights; None for one pass after the other.
-        demonstrations: Texts whose mean score becomes 0; may be empty.
+        demonstrations: Texts that get a mean score of 0; may be empty.
         num_steps: Optimizer steps of the run.
     """
 
@@ -179,7 +179,7 @@ def load_reward_inputs(
         say(f"{source} is a reward model: it is trained further, with its head.")
     say_loaded_whole(model)
     hold_bases_of([model], config, run.device)
-    shard_model(model, run.ranks)  # gathered in fp32, in which the scores are normalized
+    shard_model(model, run.ranks)  # gathered in fp32, as the scores are normalized in it
 
     context = model.context_length
     records = load_comparisons(config, run, tokenizer, context_length=context, rows=comparisons)

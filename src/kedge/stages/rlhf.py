@@ -126,13 +126,13 @@ def run_rlhf(
         prompts: Texts or rows instead of `config.data.prompts`.
         reward: Functions or models instead of `config.reward`.
         labeler: A function or reward model instead of `config.rlhf.labeler`.
-        resume: Resume the run in the output folder: finished stages are kept, the current one continues. Start the run
-            if there is none.
+        resume: Resume the run in the output folder: finished stages are kept, the current one continues. Start a
+            new one otherwise.
         callback: Called after each update of each stage.
-        planned: What each stage should hold, by its name, to be compared with what the process held until its end.
+        planned: Memory that each stage should hold, by its name, to be compared with the process's peak.
 
     Raises:
-        KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
+        KedgeError: An input is missing, unreadable or does not fit; raised before any training.
         KeyboardInterrupt, Terminated: The run was interrupted; the newest policy is saved.
     """
     data = {"data.demonstrations": demonstrations, "data.comparisons": comparisons, "data.prompts": prompts}

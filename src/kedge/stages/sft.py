@@ -90,10 +90,10 @@ def run_sft(
         demonstrations: Rows instead of `config.data.demonstrations`.
         resume: Resume the run in the output folder; start a new one otherwise.
         callback: Called after each optimizer step.
-        planned: What it should hold, to be compared with what it held.
+        planned: Memory that it should hold, to be compared with the measured peak.
 
     Raises:
-        KedgeError: An input is missing, unreadable or does not fit; one line, before any training.
+        KedgeError: An input is missing, unreadable or does not fit; raised before any training.
         KeyboardInterrupt, Terminated: The run was interrupted; the model is saved.
     """
     run = open_run(config, "sft", in_memory={"data.demonstrations": demonstrations}, resume=resume)

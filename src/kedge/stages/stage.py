@@ -8,7 +8,7 @@ Another package registers a stage through an entry point of its distribution:
     [project.entry-points."kedge.stages"]
     walk = "kedge_walk.description:WALK"
 
-where `kedge_walk/description.py` holds nothing but
+where `kedge_walk/description.py` holds only
 
     from kedge.stages.stage import Flag, Stage
 
@@ -88,10 +88,10 @@ class Stage:
         help: The summary of its command, one or two lines.
         run: Its function: `(config, *, resume=, callback=) -> result` if it resumes, else `(config) -> result`; and its
             `arguments`.
-        sections: Those whose fields have bare names; a name is looked up in one tuple after the other.
+        sections: Sections with fields that have bare names; a name is looked up in one tuple after the other.
         unread: Fields of these sections that have no effect on it, and therefore no bare names.
         needs: Required fields, each with its flag.
-        needs_with: Fields that change its work if they are set, and what it needs then.
+        needs_with: Fields that change its work if they are set, and the needs that follow.
         flags: Its own options, in the order of the help. All stages have --config, --preset, --out and --seed.
         title: Its name in sentences.
         arguments: Parameters of its function that may be Python objects, and the fields that they replace.
@@ -103,8 +103,8 @@ class Stage:
         is_swept: `kedge sweep` runs it.
         adapts: It can train an adapter.
         samples: It samples with the settings of `rollout`.
-        trains: The sections with the optimizers of what it trains.
-        unit: What a row of `metrics.jsonl` is: an `update` or a `step`.
+        trains: The sections with the optimizers of the trained models.
+        unit: Unit of a row of `metrics.jsonl`: an `update` or a `step`.
         length: The field that a longer run raises.
         bounds: Fields that end a run early; null for never. They may be raised as well.
         stretched: The schedules that a longer run stretches, in words; None for those of `trains`.
@@ -116,7 +116,7 @@ class Stage:
         remedies: Settings that need less memory, with their values, by the phase in which it ran out; None for those
             that follow from the other attributes.
         next_calls: The calls that usually follow: `(config, model, start, judge) -> list[Call]`.
-        plan: Says what a run will hold before it starts, and refuses one that cannot fit: `(config, name, *, anyway)`,
+        plan: Prints the memory of a run before it starts, and refuses one that cannot fit: `(config, name, *, anyway)`,
             and its result is `planned=` of `run`. Empty for a stage without a plan and a dry run.
         schedule: Describes what the run will do: `(config) -> text`, for `kedge config schedule`.
         looks: Its view in reports and in the doctor: a `kedge.inspect.look:Look`.

@@ -92,7 +92,7 @@ class SweepResult:
 
     Attributes:
         folder: Its folder, with one run's folder per trial.
-        goal: What the runs were compared by; None if no run has a result.
+        goal: The metric that runs were compared by; None if no run has a result.
         rows: The results by setting, the best first.
         failed: Names of the runs that failed.
     """
@@ -213,7 +213,7 @@ def run_trials(
         trials: The runs.
         folder: The sweep's folder, with `configs/NAME.yaml` for each.
         stage: The stage.
-        num_processes: How many run at a time; they share the cores evenly.
+        num_processes: Number of runs at a time; they share the cores evenly.
         on_ended: Called with each trial and its exit code when it ends.
 
     Raises:

@@ -40,7 +40,7 @@ def control(
         settings: Fields of the configuration, such as `total_steps` or `preset`.
 
     Raises:
-        KedgeError: An invalid input; one line.
+        KedgeError: An invalid input.
     """
     for name, value in (("env", env), ("network", network)):
         if not (value is None or isinstance(value, str) or callable(value)):

@@ -67,7 +67,7 @@ class Parts:
 
     Attributes:
         config: Its configuration.
-        spec: How environments of the kind are made.
+        spec: The recipe of the environments.
         environments: Played side by side.
         learner: Policy and critic, and how much of a batch they evaluate at once.
         normalization: Statistics of observations and returns.
@@ -192,7 +192,7 @@ def _environments(config: Config, spec: EnvironmentSpec, stream: str) -> Environ
 
 
 def _coefficients(use: ControlConfig) -> Coefficients:
-    """The first update's coefficients, of which β of the adaptive KL penalty changes during the run."""
+    """The first update's coefficients; β of the adaptive KL penalty changes during the run."""
     adapts = use.policy_loss == "kl_penalty_adaptive"
     controllers = Controllers(
         kl="fixed",
@@ -219,7 +219,7 @@ def objective_of(use: ControlConfig, clip_range: float, kl_coef: float) -> Objec
 
 
 def _pays(use: ControlConfig, learner: ControlLearner) -> bool:
-    """True for a run with many small steps of which the graph is known to work."""
+    """True for a run of many small steps with a graph that is known to work."""
     policy = learner.policy
     most = tokens_of(learner.micro_batch)
     steps = use.num_updates * use.num_epochs * use.num_minibatches

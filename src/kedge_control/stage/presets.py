@@ -1,4 +1,4 @@
-"""Recipes of `kedge control`. Its defaults are those of PPO on MuJoCo."""
+"""Recipes of `kedge control`. Its defaults are for PPO on MuJoCo."""
 
 from kedge.config.presets.recipe import Cited, Preset
 

@@ -57,7 +57,7 @@ def run_control(
         callback: Called after each update.
 
     Raises:
-        KedgeError: The environment cannot be made, or its spaces are not supported; one line, before training starts.
+        KedgeError: The environment cannot be made, or its spaces are not supported; raised before training starts.
         KeyboardInterrupt, Terminated: The run was interrupted; policy and checkpoint are saved.
         OutOfMemoryError: Memory ran out; the state after the last whole update is saved.
     """

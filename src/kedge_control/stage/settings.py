@@ -12,7 +12,7 @@ __all__ = ["ControlConfig"]
 
 
 class ControlConfig(Section):
-    """PPO on Gymnasium's environments. The defaults are those of PPO on MuJoCo."""
+    """PPO on Gymnasium's environments. The defaults are for PPO on MuJoCo."""
 
     env: str | None = field(
         None,

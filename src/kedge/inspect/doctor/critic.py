@@ -66,7 +66,7 @@ CRITIC_METRICS = (
     "reward/score_std",
 )
 NEEDED = ("value/explained_variance", "value/mean", "value/returns_mean", "value/returns_std|reward/score_std")
-"""Of these, the ones without which nothing can be said about a critic."""
+"""The ones among these that every verdict on a critic needs."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def dead_critic(run: RunRecord) -> Symptom | None:
 
 
 def _below_zero(run: RunRecord) -> Symptom | None:
-    """A run too short for a verdict on its critic, at whose end the values do harm."""
+    """A run too short for a verdict on its critic, with values that do harm at the end."""
     explained = read(run, "value/explained_variance", at_least=2)
     if explained is None or len(explained) >= MIN_TREND:
         return None

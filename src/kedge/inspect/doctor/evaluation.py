@@ -1,4 +1,4 @@
-"""Evaluations and generated responses: whether the figures mean what they seem to mean."""
+"""Evaluations and generated responses: figures that mislead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOSTLY_CONTRADICTED = 0.5
 GPT-4 does in about a third (Zheng et al., arXiv 2306.05685, table 2)."""
 
 ENOUGH_PAIRS = 20
-"""Pairs whose lengths differ, below which a few long answers that are better look like a habit of the judge."""
+"""Pairs of different length, below which a few long answers that are better look like a habit of the judge."""
 
 LONGER_WINS = 0.7
 """Share of pairs won by the longer response; always preferring it agrees with people on about 0.6 (Stiennon)."""
@@ -27,11 +27,11 @@ HALF_UNJUDGED = 0.5
 """Share of the responses without a score or decision."""
 
 FEW_STOPPED = 0.5
-"""Share of responses that end with a stop token, below which most of what is judged is cut off."""
+"""Share of responses that end with a stop token, below which most judged responses are cut off."""
 
 FEW_DISTINCT = 0.5
 ENOUGH_PROMPTS = 8
-"""Different responses, as a share of the prompts, and the prompts from which that says something."""
+"""Different responses, as a share of the prompts, and the smallest number of prompts for a verdict."""
 
 STAGES = ("evaluate", "generate")
 
@@ -97,7 +97,7 @@ def _more_prompts(run: RunRecord) -> tuple[Remedy, ...]:
     lacks=_no_result,
 )
 def mostly_ties(run: RunRecord) -> Symptom | None:
-    """Seen: How many pairs are ties, and how many of them have equal texts.
+    """Seen: The number of ties, and of ties with equal texts.
 
     Try: A judge with a finer scale; if the texts are equal, policies that differ or a higher temperature.
 
@@ -156,11 +156,11 @@ def judge_contradicts_itself(run: RunRecord) -> Symptom | None:
     lacks=_no_result,
 )
 def judge_prefers_length(run: RunRecord) -> Symptom | None:
-    """Seen: How often the longer of two responses wins, and the mean lengths of both sides.
+    """Seen: The share of pairs that the longer response wins, and the mean lengths of both sides.
 
     Try: Compare responses of similar length, or use a second judge that ignores length.
 
-    Threshold: The longer response wins 70% of the pairs whose lengths differ, with an interval above 50%, and there are
+    Threshold: The longer response wins 70% of the pairs of different length, with an interval above 50%, and there are
     at least 20 of them: a note.
     """
     longer = _interval(run, "longer_wins")
@@ -189,9 +189,9 @@ def judge_prefers_length(run: RunRecord) -> Symptom | None:
     lacks=_no_result,
 )
 def unjudged_responses(run: RunRecord) -> Symptom | None:
-    """Seen: How many pairs the judge did not decide, or how many responses the reward did not score.
+    """Seen: The number of pairs that the judge did not decide, or of responses that the reward did not score.
 
-    Try: Let the judge decide them, or say what the figures leave out.
+    Try: Let the judge decide them, or state what the figures leave out.
 
     Threshold: A tenth is a warning, half is serious.
     """
@@ -241,7 +241,7 @@ def responses_cut_off(run: RunRecord) -> Symptom | None:
     lacks=_no_result,
 )
 def responses_alike(run: RunRecord) -> Symptom | None:
-    """Seen: How many different responses the prompts have.
+    """Seen: The number of different responses to the prompts.
 
     Try: Check the prompts; raise `generate.temperature` if it is responses to one prompt that are to differ.
 

@@ -96,7 +96,7 @@ BROKEN_BY_STEPS = {
         rewards.score_falling,
     )
 }
-"""What steps that are too large do to a policy. Where one of them is serious, so are the steps, unless something else
+"""Damage that too large steps do to a policy. Where one of them is serious, so are the steps, unless something else
 explains it."""
 
 UNTIL = {"running": " so far", "stopped": " before it stopped"}
@@ -110,7 +110,7 @@ class Examination:
 
     Attributes:
         findings: The problems, most severe first.
-        num_checks: How many rules could judge the run.
+        num_checks: Number of rules that could judge the run.
         gaps: The rules that could not, and why; those for other stages or settings are left out.
         unjudged: The reasons, joined; empty without gaps.
         until: ` so far` or ` before it stopped`, for a run that has not finished.
@@ -193,7 +193,7 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
 
 
 def _as_severe_as_consequences(findings: list[Finding]) -> list[Finding]:
-    """Steps that are too large, as severe as what they did to the policy, so that they come before it."""
+    """Steps that are too large, as severe as the damage they did to the policy, so that they are listed first."""
     serious = {found.rule for found in findings if found.severity == "serious"}
     if not serious or not serious <= BROKEN_BY_STEPS:
         return findings

@@ -188,13 +188,13 @@ NUM_EVALUATIONS = 10
 
 
 def earlier_policy(run: RunRecord, name: str, quality: Series) -> str:
-    """How to get the policy of an earlier update.
+    """Advice on recovering the policy of an earlier update.
 
     Names the kept checkpoint at which the quality was highest, if that is closer to the peak than to the end.
 
     Args:
         run: The run.
-        name: The metric whose peak has been passed; higher is better. `eval/…` is measured after the update, others
+        name: The metric that has passed its peak; higher is better. `eval/…` is measured after the update, others
             on the responses that the update was made with.
         quality: Its values.
     """

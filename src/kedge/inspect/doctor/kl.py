@@ -45,7 +45,7 @@ DRIFTED = 5.0
 """Nats per response from which a negligible cost matters."""
 
 LITTLE_TO_GAIN = 0.5
-"""What the best policy under β gains, in standard deviations of the score. To first order that is the scores' standard
+"""Gain of the best policy under β, in standard deviations of the score. To first order that is the scores' standard
 deviation over β, since the mean score under π_ref·exp(score/β) is higher by Var(score)/β."""
 
 
@@ -155,7 +155,7 @@ def beta_too_small(run: RunRecord) -> Symptom | None:
         "serious" if (_per_token(run) or 0.0) > FAR_PER_TOKEN and kl.late > FAR else "warning",
         f"the KL has grown from {fmt(kl.early)} to {fmt(kl.late)} nats per response ({kl.late_span}); at β = "
         f"{beta.late:g} that costs {fmt(cost)}, while the score has gained {fmt(score.rise)}",
-        # At this β the first nats of a drift cost a quarter of what the score has gained.
+        # At this β the first nats of a drift cost a quarter of the score's gain.
         (set_to(run, "ppo.kl_coef", float(f"{gain / DRIFTED / 4:.2g}"), "too_low"),),
     )
 
@@ -204,7 +204,7 @@ def beta_too_large(run: RunRecord) -> Symptom | None:
         (
             scale(run, "ppo.kl_target", 3.0)
             if _is_controlled(run)
-            # As in the demo, whose scores have a standard deviation of 1.
+            # As in the demo: its scores have a standard deviation of 1.
             else set_to(run, "ppo.kl_coef", float(f"{score_std.first / 10:.2g}"), "too_high"),
         ),
     )
@@ -279,7 +279,7 @@ def _explore_more(run: RunRecord) -> Iterator[Remedy]:
 def entropy_collapse(run: RunRecord) -> Symptom | None:
     """Seen: A response's entropy falls to a fraction of its initial value.
 
-    Try: Lower `ppo.learning_rate` to a third, or to a tenth if next to nothing is left; `ppo.entropy_coef=0.001`, or
+    Try: Lower `ppo.learning_rate` to a third, or to a tenth if almost no entropy is left; `ppo.entropy_coef=0.001`, or
     triple it; `ppo.clip_range_high=0.28`.
 
     Threshold: A fifth of its start; or half of it and below log 3 nats, three likely responses per prompt. A warning;
@@ -303,7 +303,7 @@ def entropy_collapse(run: RunRecord) -> Symptom | None:
 
 
 def _collapse_at_once(run: RunRecord) -> Symptom | None:
-    """An entropy of which the first updates have left nothing."""
+    """An entropy that the first updates have destroyed."""
     entropy = _response_entropy(run, at_least=2)
     if entropy is None or entropy.first < TWO_RESPONSES or entropy.values[-1] > NOTHING * entropy.first:
         return None

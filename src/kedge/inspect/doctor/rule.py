@@ -1,4 +1,4 @@
-"""A rule of the doctor: what it needs, how it looks for a problem, and what it says to change."""
+"""A rule of the doctor: its needs, its check for a problem, and its remedies."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Finding:
         means: The explanation.
         field: The configuration field to change first, by its dotted name; empty if no field is to blame.
         direction: Whether that field is too high or too low; `switch` if it is a choice rather than a size.
-        try_: What to change.
+        try_: Changes to try.
         docs: Where to read more.
         changes: The fields of `try_` that have a new value, by dotted name.
     """
@@ -103,7 +103,7 @@ class Symptom:
         severity: See `Finding`.
         seen: See `Finding`.
         remedies: Fields to change, the most promising first.
-        advice: What to do apart from changing fields.
+        advice: Actions other than changing fields.
     """
 
     severity: Severity
@@ -161,15 +161,15 @@ class Rule:
 
     Attributes:
         name: Its name here and in the documentation.
-        means: What it is, in one or two sentences.
+        means: The problem, in one or two sentences.
         check: Looks for it. None without a sign of it, or with too little data. Its docstring is the documentation.
-        needs: Metrics without which no finding does not mean that nothing is wrong; of `one|other`, one is enough.
+        needs: Metrics without which the rule cannot clear a run; of `one|other`, one is enough.
         also: Further metrics that it reads; `NAME` stands for the name of a reward term.
-        updates: How many updates need to have the metrics.
+        updates: Smallest number of updates with the metrics.
         stages: The stages that it is about.
         of_policy: Whether the updates that train the critic alone do not count.
         fits: Whether it is about a run with these settings at all.
-        lacks: What else is missing, or an empty text.
+        lacks: Anything else that is missing, or an empty text.
     """
 
     name: str
@@ -243,7 +243,7 @@ def scale(run: RunRecord, field: str, factor: float) -> Remedy:
     """Multiply a field by a factor.
 
     Args:
-        run: The run whose value is scaled.
+        run: The run that has the value.
         field: Its dotted name.
         factor: Below 1 if the field is too high.
     """

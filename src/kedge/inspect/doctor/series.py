@@ -65,7 +65,7 @@ class Series:
         return len(self.values)
 
     def where(self, keep: Callable[[float], bool]) -> Series:
-        """The updates whose value satisfies a condition."""
+        """The updates with a value that satisfies a condition."""
         kept = [(update, value) for update, value in zip(self.updates, self.values, strict=True) if keep(value)]
         return Series([update for update, _ in kept], [value for _, value in kept])
 

@@ -1,4 +1,4 @@
-"""Numerics and steps: what the guard discarded, and how far an update moves the policy."""
+"""Numerics and steps: batches and steps that the guard discarded, and the size of an update's move."""
 
 from __future__ import annotations
 
@@ -170,10 +170,10 @@ rate gives 0.3, a hundred times 7."""
 
 USUAL_CLIPPED = 0.07
 USUAL_MOVED = 0.01
-"""What the suggested learning rate aims at. The clip fraction grows with the learning rate, the KL with its square."""
+"""Target of the suggested learning rate. The clip fraction grows with the learning rate, the KL with its square."""
 
 LEAST_FACTOR = 0.1
-"""Smallest factor on the learning rate: what large steps have done to a policy says little about small ones."""
+"""Smallest factor on the learning rate: the effects of large steps predict little about small ones."""
 
 HIGHEST_RATE = 1e-3
 """Adam's highest learning rate at which language models are trained, small ones included; the start after an update so
@@ -217,7 +217,7 @@ def smaller_rate(run: RunRecord, *, clipped: float, moved: float, most: float) -
 
 
 def _extreme(run: RunRecord) -> Symptom | None:
-    """A single update that left nothing of the policy. Later ones may be small: a collapsed policy cannot move."""
+    """A single update that destroyed the policy. Later ones may be small: a collapsed policy cannot move."""
     moved = read(run, "policy/approx_kl", at_least=1)
     if moved is None or max(moved.values) <= EXTREME_MOVED:
         return None
@@ -243,7 +243,7 @@ def steps_too_large(run: RunRecord) -> Symptom | None:
     Try: `ppo.num_epochs=4` if there are more; the `ppo.learning_rate` that would bring the clip fraction, which grows
     with it, to 0.07 and the KL, which grows with its square, to 0.01, but at most a third and at least a tenth of the
     present one; `ppo.warmup_fraction=0.1` if the first updates go furthest; `ppo.early_stop_kl=0.02`. After a single
-    update of more than 1 nat per token, whose size says little about the learning rate, at most 0.001, the highest of
+    update of more than 1 nat per token (a size that says little about the learning rate) at most 0.001, the highest of
     small models.
 
     Threshold: More than 20 % clipped tokens or 0.05 nats per token is a warning, 35 % or 0.2 nats serious. N+ has 0 to
@@ -363,7 +363,7 @@ def _distance(kl: Series | None) -> str:
 
 
 NUM_FIRST = 2
-"""Updates that are examined: the first of the policy, and the first in which a trained critic is measured."""
+"""Updates that are examined: the policy's first, and the first in which a trained critic is measured."""
 
 CLIPPED = 0.15
 MOVED = 0.05
@@ -398,7 +398,7 @@ def first_update_too_large(run: RunRecord) -> Symptom | None:
     fourth update on it is a note, or [steps_too_large](#steps_too_large) if the next updates are as large.
     """
     if steps_too_large.find(run) is not None:
-        return None  # which says the same of more updates
+        return None  # which covers more updates
     seen = [*_policy(run)]
     remedies = []
     if seen:

@@ -1,4 +1,4 @@
-"""Fine-tuning, reward models and critics: divergence, overfitting, and what was learned."""
+"""Fine-tuning, reward models and critics: divergence, overfitting, and too little learned."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _written(run: RunRecord, accuracy: Mapping[str, Any]) -> str:
 
 
 LITTLE = 0.05
-"""Explained variance of a critic that saves PPO next to nothing: advantages vary as much as without a critic."""
+"""Explained variance of a critic that hardly helps PPO: advantages vary as much as without a critic."""
 
 
 def _explained(run: RunRecord) -> Mapping[str, Any] | None:

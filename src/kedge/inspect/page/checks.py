@@ -44,7 +44,7 @@ def frontier(record: RunRecord, points: Sequence[FrontierPoint] = ()) -> dict[st
     """Proxy and judges of a run over √KL.
 
     Args:
-        record: The run, whose reward terms of weight 0 are judges.
+        record: The run; its reward terms of weight 0 are judges.
         points: Values of judges outside the run, used instead of the run's own.
 
     Returns:

@@ -79,7 +79,7 @@ def _bounds(record: RunRecord) -> tuple[float, float]:
 def _merged(epochs: Sequence[Mapping[str, Any]], bounds: tuple[float, float]) -> dict[str, Any]:
     """Several epochs merged: counts are added, shares averaged by tokens.
 
-    `pulled`: the shares of all tokens whose ratio is outside the range on the side that is not clipped.
+    `pulled`: the shares of all tokens with a ratio outside the range on the side that is not clipped.
     """
     weights = [sum(epoch["ratios"]["raised"]) + sum(epoch["ratios"]["lowered"]) for epoch in epochs]
     ratios = {

@@ -162,5 +162,5 @@ def figure(value: float) -> str:
 
 
 def typographic(text: str) -> str:
-    """A text whose negative numbers have a minus sign; settings such as `field=-1` stay as they are typed."""
+    """A text with a minus sign for negative numbers; settings such as `field=-1` stay as they are typed."""
     return NEGATIVE.sub(MINUS, text)

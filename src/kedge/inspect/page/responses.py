@@ -1,4 +1,4 @@
-"""Responses: token by token, the pairs of an evaluation, and what was generated."""
+"""Responses: token by token, in the pairs of an evaluation, and generated ones."""
 
 from __future__ import annotations
 
@@ -141,12 +141,12 @@ def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _num_unequal_lengths(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Decided pairs whose lengths differ."""
+    """Decided pairs of different length."""
     return sum(row["length"] != row["length_against"] and row.get("winner") in OUTCOMES for row in rows)
 
 
 def _orders(rows: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
-    """How often a pairwise judge had the same winner in both orders, and which position it preferred otherwise."""
+    """Counts of pairs with the same winner in both orders, and of the position that the judge preferred otherwise."""
     both = [(row.get("winner_shown_first"), row.get("winner_shown_second")) for row in rows]
     decided = [(one, two) for one, two in both if one in OUTCOMES and two in OUTCOMES]
     if not decided:

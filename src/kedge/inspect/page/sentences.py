@@ -17,7 +17,7 @@ CERTAIN = 3.0
 """Standard errors from which on a change is more than noise: a table has a dozen changes."""
 
 NEGLIGIBLE = 0.01
-"""Part of the larger of two values below which their difference means nothing."""
+"""Share of the larger of two values below which their difference is noise."""
 
 COUNTS = ("unused", "sampled", "resamples")
 """Responses that were not trained on and all of them, and additional rounds of sampling, per update: `group/…`."""
@@ -148,7 +148,7 @@ def _behavior_sentence(record: RunRecord) -> str:
 
 
 def _unused_sentence(record: RunRecord) -> list[str]:
-    """How many of the sampled responses were thrown away; none if all were trained on."""
+    """Sentence on the sampled responses that were thrown away; empty if all were trained on."""
     unused, sampled, rounds = (sum(numbers_of(record.metrics, f"group/{name}")) for name in COUNTS)
     if not unused:
         return []

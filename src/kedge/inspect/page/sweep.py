@@ -16,7 +16,7 @@ __all__ = ["colors_of", "field_plots", "sweep_part"]
 MOST_COLORS = 8
 MOST_TIED = 4
 LOG_RATIO = 10
-"""A field whose values span at least this factor gets a logarithmic axis."""
+"""Span of a field's values, as a factor, from which its axis is logarithmic."""
 
 STATES = {"finished": "finished", "running": "running", "stopped": "stopped", "failed": "failed",
           "waiting": "not started"}  # fmt: skip
@@ -65,7 +65,7 @@ def colors_of(order: Sequence[int]) -> list[int | None]:
 
 
 def field_plots(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """For each field whose values are numbers: the settings' values, and the settings that differ in it alone.
+    """For each field with numbers as values: the settings' values, and the settings that differ in it alone.
 
     Returns:
         Plots with the `field`, its `values` by setting, whether its axis is `log`, and `lines`: settings in the order
@@ -128,7 +128,7 @@ def _trial(
 
 
 def _sentences(trials: Sequence[Mapping[str, Any]], rows: Sequence[Row], goal: Goal | None) -> list[str]:
-    """How many runs have finished, which setting is best, and how sure that is."""
+    """Sentences on the finished runs, the best setting and its certainty."""
     counts = [(state, sum(trial["state"] == state for trial in trials)) for state in STATES.values()]
     others = [f"{count} {state}" for state, count in counts[1:] if count]
     first = ", ".join([f"{counts[0][1]} of {len(trials)} runs have finished", *others]) + "."

@@ -20,7 +20,7 @@ class LoggerGroup:
     """The loggers of a run, used as a context; each is opened when its first row arrives.
 
     A run that is resumed after a kill repeats its last updates with the same results; updates that a logger already has
-    are skipped, and those that it lost are repeated from the run's files. A logger that raises is dropped with one
+    are skipped, and lost ones are repeated from the run's files. A logger that raises is dropped with one
     warning, and the run continues.
 
     Args:
@@ -84,7 +84,7 @@ class _GuardedLogger:
         return logger is not None and update > self._last_update and self._try(lambda: action(logger))
 
     def _open(self, update: int) -> None:
-        """Open the logger and repeat what it lost of the updates before this one, when an earlier process ended."""
+        """Open the logger and repeat the earlier updates that it lost when a previous process ended."""
         self._logger = logger = open_logger(self.name, self._run)
         if logger.last_update is None:
             return

@@ -55,7 +55,7 @@ def chosen_form(
 
 
 def described_form(form: PromptForm, tokenizer: PreTrainedTokenizerBase) -> str:
-    """One line that says what becomes of the user's text."""
+    """One line on the form that the user's text takes."""
     if form == "conversation":
         return "a conversation in its chat template"
     if form == "tldr":
@@ -82,7 +82,7 @@ class Conversation:
         """The prompt for the user's text, and the number of old messages that no longer fit.
 
         Args:
-            text: What the user wrote.
+            text: The user's text.
             room: Tokens that the context leaves for a prompt; None for no limit.
 
         Raises:
@@ -146,7 +146,7 @@ class TextStream:
             self._write_up_to(continuation(self.tokenizer, self.prompt_ids, self.ids).rstrip(INCOMPLETE))
 
     def end(self, text: str | None = None) -> str:
-        """Write what is still missing from the final text; returns that text."""
+        """Write the rest of the final text, and return all of it."""
         final = continuation(self.tokenizer, self.prompt_ids, self.ids) if text is None else text
         self._write_up_to(final)
         return final
@@ -189,7 +189,7 @@ class Chat:
     Args:
         config: Settings of the sampling.
         policies: The models.
-        forms: What becomes of the user's text, per model.
+        forms: The form that the user's text takes, per model.
         scorer: Scores the answers; reads texts in the first model's tokens.
     """
 
@@ -247,7 +247,7 @@ class Chat:
         it do not answer.
 
         Args:
-            text: What the user wrote.
+            text: The user's text.
             write: Takes each piece of an answer as soon as it is sampled, with the model's number.
 
         Raises:
@@ -316,11 +316,11 @@ def load_chat(
     Args:
         config: Device, precision, sampling settings and rewards.
         models: One or two folders or hub ids.
-        form: What becomes of the user's text; None for the form of each model's training.
+        form: The form that the user's text takes; None for the form of each model's training.
         reward: Functions or models instead of `config.reward`.
 
     Raises:
-        KedgeError: A model or reward cannot be loaded or does not fit; one line.
+        KedgeError: A model or reward cannot be loaded or does not fit.
     """
     if not 1 <= len(models) <= MAX_MODELS:
         raise ConfigError(f"chat needs one or {MAX_MODELS} models, not {len(models)}")

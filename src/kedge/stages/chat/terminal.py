@@ -23,7 +23,7 @@ PROMPT = "> "
 CONTINUED = "… "
 LETTERS = "AB"
 NARROW = 80
-"""Columns below which two answers stand one below the other."""
+"""Columns below which two answers are printed one below the other."""
 
 HELP = (
     "/set              show the sampling settings\n"
@@ -70,7 +70,7 @@ def chat_on_terminal(
 
 
 def figures(reply: Reply) -> str:
-    """A line about an answer: score, length, how it ended, and what was left out of the prompt."""
+    """A line about an answer: score, length, ending, and the omitted part of the prompt."""
     score = () if reply.score is None else (f"score {format_figure(reply.score)}",)
     failed = (f"no score: {reply.score_error}",) if reply.score_error else ()
     left_out = (f"the {reply.num_dropped} oldest messages no longer fit",) if reply.num_dropped else ()
@@ -183,5 +183,5 @@ def _name(chat: Chat, model: int) -> str:
 
 
 def _literal(text: str) -> str:
-    """A text whose control characters cannot act on the terminal."""
+    """A text with control characters escaped, so that they cannot act on the terminal."""
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))

@@ -1,4 +1,4 @@
-"""Loads what the training of a critic starts from: the roles of PPO's first update, without its reference."""
+"""Loads the inputs of a critic's training: the roles of PPO's first update, without its reference."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CriticInputs:
 
     @property
     def plan(self) -> str:
-        """One line about what is sampled."""
+        """One line about the responses to sample."""
         train, held_out = self.num_responses
         each = self.config.rollout.num_responses
         return (

@@ -77,7 +77,7 @@ def run_critic(
 ) -> CriticResult:
     """Train a critic on the returns of `config.model`'s responses to `config.data.prompts`, scored by `config.reward`.
 
-    The responses are kept in the run's folder. A run that is resumed samples those that are missing.
+    The responses are kept in the run's folder. A resumed run samples only the missing ones.
 
     Args:
         config: The resolved configuration.
@@ -86,10 +86,10 @@ def run_critic(
         reward: Functions or models instead of `config.reward`.
         resume: Resume the run in the output folder; start a new one otherwise.
         callback: Called after each optimizer step.
-        planned: What it should hold, to be compared with what it held.
+        planned: Memory that it should hold, to be compared with the measured peak.
 
     Raises:
-        KedgeError: An input is missing, unreadable or does not fit; one line, before anything is sampled.
+        KedgeError: An input is missing, unreadable or does not fit; raised before anything is sampled.
         KeyboardInterrupt, Terminated: The run was interrupted; responses and critic are saved.
     """
     in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}

@@ -1,4 +1,4 @@
-"""Sampled responses on the disk, in parts: a run that is resumed reads those that it has, and samples the others."""
+"""Sampled responses on disk, in parts: a resumed run reads the existing parts and samples the others."""
 
 from __future__ import annotations
 

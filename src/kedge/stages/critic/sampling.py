@@ -22,7 +22,7 @@ from kedge.training.supervised.returns import SampledReturns
 __all__ = ["Chunk", "Sampled", "sample_part", "sample_returns"]
 
 STREAM = "critic responses"
-"""Of the random numbers. PPO's own are others: its first responses must not be those that the critic was fitted to."""
+"""Name of the random numbers. PPO uses others: the critic must not be fitted to its first responses."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _chunks(inputs: CriticInputs) -> Iterator[Chunk]:
 
 
 def sample_part(inputs: CriticInputs, number: int, chunk: Chunk) -> Part:
-    """Sample and score a chunk's responses; their returns are those of PPO's first update."""
+    """Sample and score a chunk's responses; their returns are as in PPO's first update."""
     started = time.perf_counter()
     trainer = inputs.trainer
     missing_eos = inputs.roles.missing_eos

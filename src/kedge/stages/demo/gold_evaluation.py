@@ -118,7 +118,7 @@ class Curve:
     """Callback after each PPO update: evaluates the policy every few updates, without affecting training.
 
     Attributes:
-        world: World whose first posts are summarized each time.
+        world: World; its first posts are summarized each time.
         points: The points so far.
     """
 

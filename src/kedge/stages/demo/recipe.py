@@ -69,7 +69,7 @@ CRITIC: Final[dict[str, Any]] = {
     "ppo.critic_learning_rate": 2e-3,  # the reward model's: both are regressions that start from the policy's weights
     "ppo.value_gae_lambda": 1.0,  # its targets are the sampled returns
     "ppo.gae_lambda": 0.95,  # it explains enough of them to take some of their noise from the advantages
-    "ppo.value_clip_range": None,  # its first values, those of the reward model before the last token, mean nothing
+    "ppo.value_clip_range": None,  # its first values are the reward model's before the last token, so they are noise
     "ppo.value_warmup_updates": 2,  # and the policy does not follow them
 }
 """The critic of both PPO runs; bench/defaults/RESULTS.md has the measurements."""

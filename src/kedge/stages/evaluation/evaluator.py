@@ -50,9 +50,9 @@ class Evaluator:
 
     Attributes:
         prompts: The prompts.
-        reader: The policy whose tokenizer read the prompts; the judge gets its tokens.
+        reader: The policy with the tokenizer that read the prompts; the judge gets its tokens.
         judge: Compares or scores the responses.
-        sampling: How responses are sampled.
+        sampling: Settings of the sampling.
         kl_temperature: Sampling temperature of the KL estimate: that of training.
         template: The template that rendered the prompts, e.g. `tldr`.
         confidence: Coverage of the intervals, in (0, 1).

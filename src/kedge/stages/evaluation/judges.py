@@ -58,7 +58,7 @@ class PairOutcomes:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many pairs were won, tied and lost."""
+        """The numbers of pairs won, tied and lost."""
         return {name: self.wins.count(win) for name, win in (("won", 1.0), ("tied", 0.5), ("lost", 0.0))}
 
     def position_bias(self) -> dict[str, float] | None:

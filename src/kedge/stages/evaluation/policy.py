@@ -297,7 +297,7 @@ def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max
     Args:
         policy: The policy to sample from.
         prompts: Prompts rendered with `reader`'s template.
-        reader: The policy whose template rendered them.
+        reader: The policy with the template that rendered them.
         max_new_tokens: Tokens of the context to reserve for the response.
 
     Raises:

@@ -50,12 +50,12 @@ class Evaluation:
         return self.evaluator.score(known) if known else None
 
     def longer_wins(self) -> Interval | None:
-        """How often the longer of two responses wins: ½ without length bias; None if all lengths are equal."""
+        """Share of pairs that the longer response wins: ½ without length bias; None if all lengths are equal."""
         longer = self._longer_won()
         return self.evaluator.share(longer) if longer else None
 
     def _longer_won(self) -> list[float]:
-        """The outcome for the longer response of each decided pair whose lengths differ."""
+        """The outcome for the longer response of each decided pair of different length."""
         ours = _lengths(self.policy.scored)
         theirs = _lengths(self.opponent)
         return [
@@ -187,7 +187,7 @@ def _plain(interval: Interval | None) -> dict[str, float | None] | None:
 def response_rows(responses: Responses, scores: Scores | None) -> Iterator[dict[str, Any]]:
     """Each response as a row with the columns of its prompt.
 
-    A column whose name is taken, such as a reference `completion`, becomes `given_<name>`.
+    A column with a name that is taken, such as a reference `completion`, becomes `given_<name>`.
     """
     own = ("prompt", "completion", "stopped", *(() if scores is None else ("score",)))
     names = free_names(responses.columns, own)

@@ -1,1 +1,1 @@
-"""`kedge plan` for one machine: what a stage will hold and how long it will take."""
+"""`kedge plan` for one machine: a stage's memory and time."""

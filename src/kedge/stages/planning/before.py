@@ -37,7 +37,7 @@ def plan_before(config: Config, stage: str, *, anyway: bool = False, label: str 
         config: The resolved configuration.
         stage: sft, reward, critic or ppo.
         anyway: Start it in any case.
-        label: Before what is said.
+        label: Prefix of the messages.
 
     Returns:
         The plan; None for a run on several ranks, one that is small, or one whose models cannot be planned.
@@ -62,7 +62,7 @@ def plan_before(config: Config, stage: str, *, anyway: bool = False, label: str 
             return plan
     except ConfigError:
         raise
-    except KedgeError:  # the stage itself says what is wrong with a model or with data
+    except KedgeError:  # the stage itself reports errors of a model or of data
         return None
     except Exception as error:  # of a model's code, run without contents; a failed plan must not stop the run
         say(f"{label}peak memory could not be planned: {type(error).__name__}: {error_text(error)}")
@@ -73,7 +73,7 @@ def plan_chain_before(config: Config, stage: str = "rlhf", *, anyway: bool = Fal
     """Plan each stage of `kedge rlhf` before the first one starts; stages without a plan are left out."""
     try:
         stages = list(rlhf_stages(config))
-    except KedgeError:  # the chain itself says what is wrong
+    except KedgeError:  # the chain itself reports the error
         return {}
     plans = {name: plan_before(each, name, anyway=anyway, label=f"{name}: ") for name, each in stages}
     return {name: plan for name, plan in plans.items() if plan is not None}

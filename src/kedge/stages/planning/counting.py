@@ -1,4 +1,4 @@
-"""Counts what the phases of an update hold, and extrapolates it over the layers of a model."""
+"""Counts the memory of an update's phases, and extrapolates it over the layers of a model."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Phases:
 
         Args:
             phase: Its name.
-            role: Holds what is computed.
-            times: How often its operations are done per update.
-            kind: Of what is computed.
+            role: The holder of the results.
+            times: Repetitions of its operations per update.
+            kind: Kind of the results.
         """
         self._cut("start")
         self._phase = phase
@@ -74,7 +74,7 @@ class Phases:
         self.counter.rename(self.counter.label, (kind, role))
 
     def forget(self, *phases: str) -> None:
-        """Forget what was counted of some phases."""
+        """Forget the counts of some phases."""
         self._cut(self._part)
         self._peaks = {key: labels for key, labels in self._peaks.items() if key[0] not in phases}
         self._work = {name: done for name, done in self._work.items() if name.split("|")[1] not in phases}
@@ -88,7 +88,7 @@ class Phases:
         """Record an optimizer's steps within the block as a separate phase.
 
         Args:
-            models: Those whose passes have parts.
+            models: Models with passes in parts.
             times: Steps per update for each one in the block.
         """
         handles = []

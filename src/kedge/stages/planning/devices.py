@@ -43,7 +43,7 @@ REACHED = 0.70
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a machine computes.
+    """A machine's speed.
 
     Attributes:
         flops: Of matrix products in the run's precision, FLOP/s.
@@ -78,7 +78,7 @@ class Device:
         speed: None for this machine's, which is measured.
         is_this: Whether it is this machine, with its own limit.
         shares_memory: True if accelerator and processor share memory, so that nothing is moved between them.
-        bound: What limits the memory.
+        bound: The limit on the memory.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Device:
 
     @property
     def has_own_memory(self) -> bool:
-        """It is a GPU whose contents can be in the host's memory instead."""
+        """True for a GPU with contents that can be in the host's memory instead."""
         return self.accelerator and not self.shares_memory
 
 
@@ -172,7 +172,7 @@ def measured_speed(
         width: Of the model: products of small matrices are slower.
         clock: Seconds.
     """
-    keep_freed_memory()  # as a run does; a new page costs more than what is computed on it
+    keep_freed_memory()  # as a run does; a new page costs more than the computation on it
     rows = torch.randn(ROWS, min(width, WIDEST), device=device)
     layer = nn.Linear(rows.shape[1], 3 * rows.shape[1], bias=False, device=device)
 

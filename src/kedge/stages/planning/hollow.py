@@ -1,4 +1,4 @@
-"""Models whose weights have shapes and no contents, built from config.json alone: their passes cost no memory.
+"""Models with weights that have shapes and no contents, built from config.json alone: their passes cost no memory.
 
 They are kedge's own classes, adapters and number formats, so `LiveBytes` counts what passes of the real models hold.
 """
@@ -140,7 +140,7 @@ class Models:
         precision: Number format of the matrix products.
         blueprints: Of each role.
         layers: Blocks of each role.
-        counter: Counts what they hold.
+        counter: Counts their memory.
         sizes: `parameters` and `trained` bytes by role, filled in.
         kept: All models; a run holds them until it finishes.
     """
@@ -292,7 +292,7 @@ def _empty(model: nn.Module) -> None:
 
 
 class _AllTokens:
-    """A tokenizer whose tokens are all rows of the embedding."""
+    """A tokenizer with all rows of the embedding as tokens."""
 
     pad_token_id = 0
     eos_token_id = 1

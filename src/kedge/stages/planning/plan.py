@@ -1,4 +1,4 @@
-"""Plans a stage on one machine: what it holds, how long it takes, and what other settings would change."""
+"""Plans a stage on one machine: its memory, its time, and the effects of other settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LEAST_TOKENS = 512
 
 @dataclass(frozen=True)
 class Counted:
-    """A stage whose update was counted.
+    """A stage with a counted update.
 
     Attributes:
         subject: The stage.
@@ -104,7 +104,7 @@ def count_stage(
     response: int | None = None,
     lengths: Lengths | None = None,
 ) -> Counted:
-    """Count an update of a stage; nothing but config.json and some rows of the data is read.
+    """Count an update of a stage; only config.json and some rows of the data are read.
 
     Args:
         config: The resolved configuration.
@@ -134,11 +134,11 @@ def count_stage(
 def plan_machine(
     config: Config, stage: str, *, device_name: str | None = None, price_per_hour: float | None = None
 ) -> str:
-    """The plan of a stage as text; nothing is loaded but config.json and some rows of the data.
+    """The plan of a stage as text; only config.json and some rows of the data are loaded.
 
     Args:
         config: The resolved configuration.
-        stage: sft, reward, critic, ppo or rlhf, whose stages are planned one after the other.
+        stage: sft, reward, critic, ppo, or rlhf: its stages are planned one after the other.
         device_name: See `find_device`; None for this machine.
         price_per_hour: Of the device; None for no costs.
 

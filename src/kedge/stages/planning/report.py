@@ -52,7 +52,7 @@ class Part:
     Attributes:
         role: policy, critic, reference, a reward model; or the run.
         kind: One of `KINDS`.
-        bytes: How many.
+        bytes: Size.
     """
 
     role: str
@@ -66,7 +66,7 @@ class Phase:
 
     Attributes:
         name: As in `time/NAME` of the metrics, where there is one.
-        parts: What is held at its peak.
+        parts: The contents at its peak.
         seconds: Its time per update or step; None if it is not known.
     """
 

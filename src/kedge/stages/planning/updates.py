@@ -34,7 +34,7 @@ from kedge.training.supervised.returns import FIT_TOKENS, ReturnsLoss, SampledRe
 __all__ = ["SAMPLING", "SECTIONS", "Subject", "subject_of"]
 
 SHALLOW = 2
-"""Blocks of the models whose passes are counted, and one more; the others add as much as the last. Two and three, not
+"""Blocks of the models with counted passes, and one more; the others add as much as the last. Two and three, not
 one and two: the last block's backward pass overlaps the logits, the first one's the embedding's gradient."""
 SQUARES = 6
 """Square matrices of the least-squares fit of a critic's head when it is solved: both halves, their sum, and three of
@@ -171,7 +171,7 @@ def _train(
         examples: Of a step.
         model: Is trained.
         rows: The lengths of the examples.
-        passes: How often all of them are read in the time that is planned.
+        passes: Times that all of them are read in the planned time.
         steps: Optimizer steps in that time.
     """
     inner = model.causal if isinstance(model, LanguageModel) else model

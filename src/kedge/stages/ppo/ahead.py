@@ -248,7 +248,7 @@ class SamplingAhead:
         return _Job(update, before, sampled)
 
     def _sample(self, update: int, version: int, engine: Engine, sent: Mapping[str, float]) -> _Sampled:
-        """In the background: draws from no global generator, and uses nothing that the trainer changes."""
+        """Runs in the background: draws from no global generator, and uses nothing that the trainer changes."""
         started = time.perf_counter()
         clock = Stopwatch(self._trainer.run.device)
         waited = 0.0 if self._idle_since is None else started - self._idle_since
@@ -289,7 +289,7 @@ def _packed(batch: SampledBatch, tensors: dict[str, Tensor], prompts: Sequence[P
     Args:
         batch: The batch.
         tensors: Its tensors are added here, by the names that the result refers to.
-        prompts: All prompts of the run; those of the batch are stored as places among them.
+        prompts: All prompts of the run; the batch's prompts are stored as indices into them.
     """
     places = {id(prompt): place for place, prompt in enumerate(prompts)}
     numbers: dict[int, int] = {}

@@ -148,7 +148,7 @@ def _vllm_engine(
 
 
 def _scratch(config: Config, run: Run, policy: LanguageModel) -> Path:
-    """A new folder for what the servers read: in memory if there is room, for servers elsewhere in the run's folder."""
+    """A new folder for the servers' files: in memory if there is room, for remote servers in the run's folder."""
     settings = config.rollout.vllm
     if settings.folder is not None:
         base = Path(os.path.expanduser(settings.folder)).resolve()

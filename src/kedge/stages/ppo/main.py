@@ -60,10 +60,10 @@ def run_ppo(
         resume: Resume the run in the output folder; start a new one otherwise.
         callback: Called after each update.
         on_update: The same with the update's number, from 1, and all models of the run.
-        planned: What it should hold, to be compared with what it held.
+        planned: Memory that it should hold, to be compared with the measured peak.
 
     Raises:
-        KedgeError: An input is missing, unreadable or incompatible; one line, before training starts.
+        KedgeError: An input is missing, unreadable or incompatible; raised before training starts.
         KeyboardInterrupt, Terminated: The run was interrupted; policy and checkpoint are saved.
         OutOfMemoryError: Memory ran out; the state after the last whole update is saved.
     """

@@ -82,7 +82,7 @@ class PublishedWeights:
     trainer: Trainer
 
     def after_update(self, event: Event) -> None:
-        """Send them, and add what it took to the metrics."""
+        """Send them, and add the cost to the metrics."""
         event.metrics.update(self.trainer.publish(event.update))
 
 

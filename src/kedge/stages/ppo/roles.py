@@ -55,7 +55,7 @@ class Roles:
         prompts: The prompts that the run trains on.
         mixture: In which shares they are drawn from their sources; None for every prompt once per pass.
         held_out: The prompts that policy and critic are tested on; empty for a run that tests neither.
-        judge: Compares the responses to them with those of the start; None for no comparison.
+        judge: Compares the responses to them with the starting model's; None for no comparison.
         engine: Samples from the policy.
         actor_critic: Policy and critic, if any, trained.
         reference: The initial policy, frozen; None if no KL is charged or logged.

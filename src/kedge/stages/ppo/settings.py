@@ -51,7 +51,7 @@ SURROGATE_KL_TARGET = 0.01
 GOOD_SCORE = 1.0
 """Score from which a response counts as good for `ppo.positive_nll_coef`: verifiers score 1 for correct."""
 MIN_SPREAD = 1e-4
-"""Returns whose standard deviation is a smaller share of their root mean square are treated as constant: rounding is
+"""Returns with a standard deviation below this share of their root mean square are treated as constant: rounding is
 then a visible part of their differences."""
 MIN_SHARE_OF_ERROR = 0.1
 """The value loss's unit is at least this share of the critic's RMS error, so that the loss starts at ½ · 10² = 50 or
@@ -60,7 +60,7 @@ less; the standard deviation of scores that are almost all equal would multiply 
 
 @dataclass(frozen=True, kw_only=True)
 class PpoSettings:
-    """The settings of an update; `at` returns those of another one.
+    """The settings of an update; `at` returns another update's.
 
     Attributes:
         seed: The run's seed, from which every random stream is derived.
@@ -73,7 +73,7 @@ class PpoSettings:
         max_resamples: Additional rounds of sampling.
         max_staleness: Updates between the weights that sample and those that are trained.
         gamma: Discount of the rewards.
-        estimation: How scores become advantages, without the current coefficients.
+        estimation: Settings that turn scores into advantages, without the current coefficients.
         num_epochs: Epochs over an update's experience.
         num_minibatches: Optimizer steps per epoch.
         num_critic_epochs: Passes of the critic per epoch.
@@ -82,7 +82,7 @@ class PpoSettings:
         learning_rate: The policy's peak learning rate.
         critic_learning_rate: The critic's; None for the same.
         learning_rate_schedule: Shape of the learning rate after its rise.
-        warmup_fraction: Share of the updates in which it rises.
+        warmup_fraction: Share of the updates during which it rises.
         loss: The total loss, without the current coefficients and the unit of the returns.
         surrogate: The policy loss, given the coefficient of its KL penalty.
         kl_in: Where the KL to the reference is charged.
@@ -131,7 +131,7 @@ class PpoSettings:
         """The settings of a configuration.
 
         Args:
-            config: The configuration, of which scheduled fields have their values of an update.
+            config: The configuration, with an update's values of the scheduled fields.
             exact: The engine's log probabilities equal the trainer's.
             scheduled: The scheduled fields' values.
         """
@@ -181,7 +181,7 @@ class PpoSettings:
         )
 
     def at(self, update: int) -> PpoSettings:
-        """The settings of an update, called on those of the run; the same without schedules."""
+        """The settings of an update, derived from the run's; the same without schedules."""
         if not self.config.schedules:
             return self
         values = scheduled_values(self.config, update)
@@ -193,7 +193,7 @@ class PpoSettings:
         return self.estimation.advantage.needs == "baseline"
 
     def estimation_with(self, coefficients: Coefficients) -> Estimation:
-        """How scores become advantages with the current β; 0 if the KL is in the loss."""
+        """Settings that turn scores into advantages with the current β; 0 if the KL is in the loss."""
         return replace(self.estimation, kl_coef=0.0 if self.kl_in == "loss" else coefficients.kl_coef)
 
     def objective(self, experience: Experience, coefficients: Coefficients, *, train_policy: bool = True) -> Objective:

@@ -174,7 +174,7 @@ class Trainer:
 
         Args:
             scored: The responses with their scores.
-            takes_steps: `improve` will take steps on them, whose first forward pass is used here as well if possible.
+            takes_steps: `improve` will take steps on them; its first forward pass is also used here if possible.
                 A new critic's values start from the first returns that it is trained on.
         """
         learner = self._learner = self._new_learner()

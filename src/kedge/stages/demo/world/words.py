@@ -1,7 +1,7 @@
 """The language of the embedded world: possible facts of a story, and the sentences that state them.
 
 A story has one fact per slot. The values of two slots never share a word, and no other sentence uses these words, so
-that a single word identifies the fact it states. `{who}`, `{deed}` … stand for values.
+that a single word identifies the fact it states. `{who}`, `{deed}` … are replaced by values.
 """
 
 from typing import Final

@@ -121,7 +121,7 @@ class World:
 
 @dataclass(frozen=True)
 class Author:
-    """How an author summarizes; the rates are probabilities.
+    """An author's habits of summarizing; the rates are probabilities.
 
     Attributes:
         include_rate: an optional fact of the post is stated.
