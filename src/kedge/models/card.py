@@ -133,7 +133,7 @@ class ModelCard:
         data: The rows used and dropped, by role.
         datasets: Hub ids of the data.
         reward: The rewards of PPO, one line each.
-        warnings: What the doctor found in the run, one line each.
+        warnings: The doctor's findings in the run, one line each.
         samples: Responses of the model.
         settings: The configuration that differs from the defaults, as YAML.
         prompt_form: The form of the prompts that the model was trained on.
@@ -192,7 +192,7 @@ class ModelCard:
 
 
 def public_name(source: str | os.PathLike[str]) -> str:
-    """The name of a model, file or function that says nothing about the machine it is on.
+    """The name of a model, file or function without details of this machine.
 
     Hub ids and relative paths stay. An absolute path becomes relative to the working directory, or loses its folders.
     """

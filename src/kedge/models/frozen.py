@@ -62,7 +62,7 @@ OUTER_BLOCK = 256
 """Numbers per scale in nf4, and scales per scale of theirs: the choice of its paper."""
 
 STANDS_FOR = "stands_for"
-"""Attribute of a parameter that is not one weight per number: how many weights it stands for."""
+"""Attribute of a parameter that is not one number per weight: the number of weights that it holds."""
 
 
 def load_bitsandbytes(purpose: str, device: torch.device) -> Any:
@@ -123,7 +123,7 @@ class QuantizedLinear(nn.Module):
         return self.weight.T if self._is_transposed else self.weight
 
     def forward(self, inputs: Float[Tensor, "*rest in_features"]) -> Float[Tensor, "*rest out_features"]:
-        """The product, in autocast's number format or that of the inputs."""
+        """The product, in autocast's number format or the inputs'."""
         kind = inputs.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
         return cast(Tensor, _Product.apply(inputs.to(dtype), self))
@@ -158,7 +158,7 @@ class QuantizedLinear(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """A product whose backward pass makes the weights whole again, instead of keeping them so."""
+    """A product with a backward pass that dequantizes the weights again instead of keeping them."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, layer: QuantizedLinear) -> Tensor:
@@ -236,7 +236,7 @@ def hold_frozen(
     auto: bf16 for what changes no result where products run in bf16: the matrices of linear layers, and embeddings
     whose numbers bf16 can represent (most published models are saved in bf16). Where products run in fp32, nothing.
     bf16: also all other embeddings, and the matrices of experts. The role's products then run in bf16.
-    int8, nf4: as bf16, and linear layers in 8 or 4 bits; not the output layer, whose rounding reaches every logit.
+    int8, nf4: as bf16, and linear layers in 8 or 4 bits; not the output layer: its rounding reaches every logit.
 
     Args:
         model: It was checked, and nothing else shares its weights.
@@ -336,7 +336,7 @@ class HostWeights:
 
 
 def _linear_layers(body: nn.Module, kept: Collection[nn.Parameter]) -> list[tuple[nn.Module, str, nn.Linear | Conv1D]]:
-    """The linear layers of a model with the modules that have them, without those of these weights."""
+    """The linear layers of a model and their parent modules, without the layers of these weights."""
     left = {id(weight) for weight in kept}
     return [
         (parent, name, layer)
@@ -360,7 +360,7 @@ def matrix_of(layer: nn.Linear | Conv1D) -> Float[Tensor, "out_features in_featu
 
 
 def num_weights(parameters: Iterable[Tensor]) -> int:
-    """How many weights some parameters are, or stand for."""
+    """The number of weights in some parameters, quantized ones counted as before quantization."""
     return sum(getattr(each, STANDS_FOR, each.numel()) for each in parameters)
 
 

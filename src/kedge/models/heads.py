@@ -45,11 +45,11 @@ NEW_SPREAD = 1 / 4
 """The same for a new head, which has nothing to keep: nearly uniform. In short runs, 1/16 took twice as many updates as
 1/4 to reach the returns, and a uniform start as many as 1/4."""
 MARGIN = 0.05
-"""A new head starts at 0, or as near to it as a value can be that lies this share of the support inside it."""
+"""A new head starts at 0, or at the nearest value inside the support with a margin of this share of its width."""
 
 
 class HistogramHead(nn.Module):
-    """A linear layer from a hidden state to the logits of a histogram, whose expectation is the value.
+    """A linear layer from a hidden state to the logits of a histogram; its expectation is the value.
 
     It starts from a scalar head v = w·h + b, as the Gaussian with mean v and standard deviation s:
 
@@ -103,7 +103,7 @@ ValueHead = nn.Linear | HistogramHead
 
 
 class Values(NamedTuple):
-    """Values, and the histograms of which they are the expectations; None if the head's output is a scalar."""
+    """Values, and the histograms with these expectations; None if the head's output is a scalar."""
 
     values: Float[Tensor, "*rest"]
     logits: Float[Tensor, "*rest bins"] | None
@@ -219,7 +219,7 @@ def value_head_file(folder: str | Path) -> Path | None:
 
 
 def load_value_head(head: ValueHead, folder: str | Path) -> bool:
-    """Load the value head saved with a policy; returns False if there is none.
+    """Load the value head saved with a policy; returns False for a policy without one.
 
     A histogram starts with the values of a saved scalar head. The reverse, and other bins, are refused.
 
@@ -258,7 +258,7 @@ def _misfit(path: Path) -> ModelError:
 
 
 def _bins_of(state: Mapping[str, Tensor]) -> Bins | None:
-    """The bins of a histogram's state; None for that of a scalar head."""
+    """The bins in the state of a histogram head; None for a scalar head."""
     if "support" not in state:
         return None
     low, high = state["support"].float().tolist()

@@ -44,10 +44,10 @@ __all__ = [
 ValueGradient = Literal["trunk", "head"]
 
 ROUNDING = 1e-6
-"""Numbers whose spread is a smaller share of their size are equal."""
+"""Numbers with a smaller relative spread count as equal."""
 
 PROBED_LOGIT = 30.0
-"""Size of the largest logit when the output layer is compared with the model's own: that of a trained model."""
+"""Size of the largest logit when the output layer is compared with the model's own, as in a trained model."""
 FORBIDDEN_LOGIT = -1e9
 """Finite, so that p·log p of a forbidden token is 0 and not NaN; exp(−1e9) is 0 in every format."""
 MAX_LOGITS = 2**24
@@ -207,7 +207,7 @@ class LanguageModel(nn.Module):
         return logits
 
     def _check(self, ranks: Ranks) -> None:
-        """Refuse a model whose states depend on later tokens, or whose logits are computed in an unsupported way."""
+        """Refuse a model with states that depend on later tokens, or with logits computed in an unsupported way."""
         kind = type(self.causal).__name__
         if not self.trunk.is_causal:
             raise ModelError(f"{kind} reads later tokens, too, so it is no language model; use a causal language model")
@@ -265,7 +265,7 @@ class PolicyWeights:
 
     Args:
         policy: The policy.
-        merged: Of a policy with an adapter: whether its weights are added to those of the base. False for the adapter's
+        merged: For a policy with an adapter: its weights are added to the base's. False for the adapter's
             weights alone, for a copy of the policy on the same base.
     """
 

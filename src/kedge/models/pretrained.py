@@ -165,7 +165,7 @@ def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **sett
 
 
 def _check_quantization(name: str, config: PreTrainedConfig) -> None:
-    """Refuse a quantized model, or one whose config.json says so: merging tools leave the entry behind."""
+    """Refuse a quantized model, or one with such an entry in config.json: merging tools leave it behind."""
     entry = getattr(config, "quantization_config", None)
     if entry is None:
         return
@@ -178,7 +178,7 @@ def _check_quantization(name: str, config: PreTrainedConfig) -> None:
 
 
 def take_settings(model: PreTrainedModel, adapter: AdapterFolder, held: Collection[str]) -> None:
-    """Give a model what its adapter says besides weights: the defaults of `generate`, the shift of its scores.
+    """Apply an adapter's other settings to a model: the defaults of `generate`, the shift of its scores.
 
     Args:
         model: The base.
@@ -190,7 +190,7 @@ def take_settings(model: PreTrainedModel, adapter: AdapterFolder, held: Collecti
     if (shift := adapter.score_shift) is not None:
         setattr(model.config, NORMALIZATION_KEY, shift)
     elif held and hasattr(model.config, NORMALIZATION_KEY):
-        delattr(model.config, NORMALIZATION_KEY)  # that of the base's own head
+        delattr(model.config, NORMALIZATION_KEY)  # the shift of the base's own head
 
 
 def load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
@@ -224,7 +224,7 @@ def load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
 
 
 def _check_weight_files(source: str) -> None:
-    """Refuse a folder whose weight index refers to anything but safetensors files in the same folder."""
+    """Refuse a folder with a weight index that refers to anything but safetensors files in the same folder."""
     index = Path(source) / "model.safetensors.index.json"
     if not os.path.isfile(index):
         return
@@ -263,7 +263,7 @@ def context_length(model: PreTrainedModel) -> int | None:
 
 
 def _numbered_positions(model: PreTrainedModel) -> list[int]:
-    """Positions of learned embeddings whose first ones are reserved for padding (RoBERTa and its family)."""
+    """Usable positions of learned embeddings that reserve the first ones for padding (RoBERTa and its family)."""
     tables = [
         module
         for name, module in model.named_modules()
@@ -292,7 +292,7 @@ def num_embeddings(model: PreTrainedModel) -> int:
     Raises:
         ModelError: It has no embedding of tokens.
     """
-    # A wrapper, such as that of BART's decoder, does not name the embedding of what it wraps.
+    # A wrapper, such as the one of BART's decoder, does not name the embedding of what it wraps.
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             with suppress(NotImplementedError, AttributeError):
@@ -304,7 +304,7 @@ def fit_embedding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     """Grow the embedding by the pad token that `load_tokenizer` may have added; refuse any other mismatch.
 
     Raises:
-        ModelError: The model has no token embedding, too few for the tokenizer, or is too small for a trial pass.
+        ModelError: The model has no token embedding or one with too few rows, or is too small for a trial pass.
     """
     rows = num_embeddings(model)
     length = context_length(model)
@@ -390,7 +390,7 @@ def fuse_activations(model: nn.Module) -> None:
 
 
 def inner_matrices(module: nn.Module) -> list[nn.Parameter]:
-    """The weights of the linear layers inside the transformers models of a module, those of adapters included.
+    """The weights of the linear layers inside the transformers models of a module, including adapters.
 
     Embeddings, also where the output layer shares them, output layers and heads are not among them: their rows belong
     to tokens, or are a single one. Neither are the stacked matrices of experts.

@@ -121,7 +121,7 @@ def push_folder(folder: Path, repo: str, *, private: bool = False, existing: boo
     Args:
         folder: The model's folder.
         repo: `org/name`; created if it does not exist.
-        private: Whether a new repository is private; one that exists stays as it is.
+        private: Make a new repository private; an existing one stays as it is.
         existing: As in `check_push`.
         again: The command that repeats the push, for the message.
 
@@ -177,7 +177,7 @@ def _check_name(repo: str) -> None:
 
 
 def _check_rights(repo: str, user: Mapping[str, Any]) -> None:
-    """Check that the token may write to the repository, as far as the hub tells."""
+    """Check that the token may write to the repository, if the hub gives the token's rights."""
     owner = repo.split("/")[0]
     name = str(user.get("name"))
     organizations = {str(entry.get("name")): entry for entry in user.get("orgs") or []}

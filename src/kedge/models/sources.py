@@ -1,9 +1,9 @@
-"""The folder or hub id that the name of a model stands for: a folder, a run, a checkpoint of it, or an adapter.
+"""Resolves the name of a model to a folder or hub id: a folder, a run, a checkpoint of it, or an adapter.
 
 runs/ppo          the model of the run (runs/ppo/model)
 runs/ppo@8        the model after update 8 (runs/ppo/checkpoints/update-000008/model)
 runs/ppo@best     the model of the best checkpoint
-anything else     itself: a folder with config.json, that of an adapter, or a hub id
+anything else     itself: a folder with config.json, an adapter's folder, or a hub id
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["SHARDED_WEIGHTS", "base_source", "check_source", "find_adapter", "fi
 CONFIGS = ("config.json", "adapter_config.json")
 MANIFEST = "manifest.json"
 SHARDED_WEIGHTS = "sharded_weights.json"
-"""In the model of a checkpoint whose weights are in shards: for each weight, its group and its name there."""
+"""File in the model of a checkpoint with sharded weights: for each weight, its group and its name there."""
 
 MAX_LABELS = 10_000
 """transformers would fill the memory with their names."""
@@ -85,7 +85,7 @@ def _check_labels(folder: str) -> None:
 
 
 def find_adapter(source: str | Path) -> AdapterFolder | None:
-    """The adapter that a model's name stands for; None if it stands for a whole model.
+    """The adapter that a model's name refers to; None for a whole model.
 
     Raises:
         ModelError: See `check_source` and `read_adapter`.
@@ -95,7 +95,7 @@ def find_adapter(source: str | Path) -> AdapterFolder | None:
 
 
 def base_source(source: str | Path) -> str:
-    """A model's own folder or hub id; of an adapter, that of its base.
+    """A model's folder or hub id; for an adapter, its base's.
 
     Raises:
         ModelError: See `check_source` and `read_adapter`.
@@ -105,7 +105,7 @@ def base_source(source: str | Path) -> str:
 
 
 def local_folder(source: str) -> Path | None:
-    """The folder of a model, or that of the downloaded files of a hub id; None if not downloaded."""
+    """The folder of a model, or of the downloaded files of a hub id; None if not downloaded."""
     config = (
         str(Path(source) / "config.json") if os.path.isdir(source) else try_to_load_from_cache(source, "config.json")
     )
@@ -113,7 +113,7 @@ def local_folder(source: str) -> Path | None:
 
 
 def find_model(source: str | Path, *, in_shards: bool = False) -> str:
-    """The folder or hub id that a model's name stands for. A folder of that very name comes first.
+    """The folder or hub id that a model's name refers to. A folder of that very name comes first.
 
     Args:
         source: The name.

@@ -136,7 +136,7 @@ def _named_class(source: str) -> str | None:
 
 
 def growth_of_normalizer(source: str) -> float:
-    """Times that a local tokenizer's normalizer can make a text longer, in characters; 1 where there is none."""
+    """Times that a local tokenizer's normalizer can make a text longer, in characters; 1 without a normalizer."""
     try:
         content: Any = json.loads(Path(source, "tokenizer.json").read_bytes())
     except (OSError, ValueError):

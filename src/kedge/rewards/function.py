@@ -27,7 +27,7 @@ __all__ = ["FunctionReward", "find_function", "load_function", "names_function"]
 _T = TypeVar("_T")
 
 LAST_SECONDS = 1.0
-"""How long calls that were given up are waited for when the process ends."""
+"""Seconds to wait, when the process ends, for calls that timed out."""
 
 RESPONSE_ARGUMENTS = ("completions", "completion_ids", "stopped")
 RESERVED_ARGUMENTS = (*RESPONSE_ARGUMENTS, "prompts", "prompt_ids", "max_new_tokens", "seed")

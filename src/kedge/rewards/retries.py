@@ -111,7 +111,7 @@ class AbsentFunction:
 
 
 class GuardedReward:
-    """A reward function whose failed calls are retried, then handled as the limits specify.
+    """A reward function that retries failed calls, then handles them as the limits specify.
 
     If every attempt fails and `on_error` is not `stop`, the batch is split in halves, which are scored separately, and
     those that fail are split again, down to single responses: one response that the function cannot handle costs one

@@ -43,7 +43,7 @@ class ScoredRollout:
 
     @property
     def total_scores(self) -> Float[Tensor, " batch"]:
-        """Each response's score plus those of its tokens."""
+        """Each response's score plus its tokens' scores."""
         return total_scores(self.scores, self.token_scores)
 
     def renumbered(self, first_group: int) -> ScoredRollout:
@@ -51,7 +51,7 @@ class ScoredRollout:
         return replace(self, rollout=replace(self.rollout, group=self.rollout.group + first_group))
 
     def select(self, rows: Sequence[int]) -> ScoredRollout:
-        """Some of the responses, in the order of `rows`; the terms stay those of all."""
+        """Some of the responses, in the order of `rows`; the terms stay as they are, of all responses."""
         index = torch.tensor(rows, device=self.scores.device)
         return replace(
             self,
@@ -63,7 +63,7 @@ class ScoredRollout:
         )
 
     def compared_with(self, greedy: ScoredRollout) -> ScoredRollout:
-        """The responses to the prompts whose greedy response has a score, with that score as their baseline.
+        """The responses to prompts with a scored greedy response, with that score as their baseline.
 
         Args:
             greedy: At most one response per prompt, with the same group numbers.
@@ -205,7 +205,7 @@ def _unpadded(ids: Tensor, mask: Tensor) -> list[list[int]]:
 
 
 PUBLISHED = -1.0
-"""The score in Stiennon and N+, whose reward models have mean 0."""
+"""The score in Stiennon and N+, where reward models have mean 0."""
 
 
 @dataclass

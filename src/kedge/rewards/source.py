@@ -146,7 +146,7 @@ class RewardSource(Protocol):
 
 @runtime_checkable
 class _Array(Protocol):
-    """A tensor, array or array scalar of any library, none of which has to be imported."""
+    """A tensor, array or array scalar of any library; no library has to be imported."""
 
     def tolist(self) -> Any: ...
 

@@ -69,7 +69,7 @@ class WeightedReward:
 
     score_b = Σ_i w_i · s_ib   over the sources i with a score for response b; per-token scores likewise per token
 
-    A source of weight 0 is a judge: its scores are reported like those of any other source, and change nothing else.
+    A source of weight 0 is a judge: its scores are reported like any other source's, and change nothing else.
 
     Args:
         terms: Pairs of a source and its weight. Sources of the same name are numbered.
@@ -102,7 +102,7 @@ class WeightedReward:
 
     @property
     def weighted_models(self) -> Mapping[str, ScoringModel]:
-        """The models whose scores are part of the sum: all except the judges'."""
+        """The models with scores in the sum: all except the judges'."""
         return self._models(judges=False)
 
     @property

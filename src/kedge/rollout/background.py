@@ -60,10 +60,10 @@ class BackgroundEngine:
     prompts) wait until no work is under way, and sample with its current weights. As only the trainer gives work, none
     starts before it is done with the responses, so rewards and global random generators are never used by both.
 
-    Memory: a copy of the weights per version that work waits for, and that of the engine.
+    Memory: a copy of the weights per version that work waits for, and the engine's copy.
 
     Attributes:
-        engine: What samples; nothing else may use it.
+        engine: The engine that samples; nothing else may use it.
         apart: The context of the work: on several ranks, operations between them that do not mix with the trainer's.
     """
 

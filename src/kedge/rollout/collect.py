@@ -24,7 +24,7 @@ from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memor
 __all__ = ["Estimation", "Evaluated", "Models", "Scored", "collect_experience", "shared_out", "still_to_evaluate"]
 
 Evaluated = Literal["nothing", "critic", "all"]
-"""The models whose forward pass over a rollout is needed for its experience: policy and critic, or the critic alone."""
+"""The models that read a rollout for its experience: policy and critic, or the critic alone."""
 
 
 class Scored(Protocol):
@@ -86,7 +86,7 @@ class Estimation:
         score_at: The slot of the score: the last action, or the slot after it.
         whiten_rewards: Scale rewards to unit variance, keeping their mean.
         whiten_advantages: Shift and scale the advantages to mean 0 and variance 1; the returns are unchanged.
-        process_advantage: Estimates the part of the token scores, which is added to that of the other rewards. None:
+        process_advantage: Estimates the part of the token scores, which is added to the other rewards' part. None:
             they are added to the rewards first.
         positive_min_score: Score, token scores included, from which a response is imitated; None for no imitation.
         old_from: The source of the old log probabilities; see `Experience`.
@@ -112,7 +112,7 @@ class Estimation:
 
 
 def still_to_evaluate(rollout: Rollout, models: Models, *, value_after_last: bool) -> Evaluated:
-    """The models whose outputs sampling did not record.
+    """The models with outputs that sampling did not record.
 
     Args:
         rollout: The responses.
@@ -148,7 +148,7 @@ def collect_experience(
         first_returns: Estimates the returns that the values of a new critic start from; None for values as they are.
 
     Raises:
-        ConfigError: The advantage needs values, and there is no critic.
+        ConfigError: The advantage needs a critic's values, but the policy has no critic.
         ShapeError: The rollout's masks are invalid; see `check_masks`.
 
     Source: spec §4.17, §5, §6.25–26.

@@ -13,7 +13,7 @@ from kedge.rollout.engine import Engine
 __all__ = ["sample_continuations"]
 
 SLACK_SHARE = 8
-"""Prefixes whose lengths differ by at most this fraction of the length limit are continued in one batch."""
+"""Prefixes that differ in length by at most this fraction of the length limit are continued in one batch."""
 
 
 def sample_continuations(
@@ -67,7 +67,7 @@ def sample_continuations(
 
 
 def _batches(cuts: Sequence[int], slack: int) -> Iterator[list[int]]:
-    """Places in order of their cuts, in batches whose cuts differ by at most `slack`."""
+    """Positions in order of their cuts, in batches with cuts that differ by at most `slack`."""
     batch: list[int] = []
     for place in sorted(range(len(cuts)), key=lambda place: cuts[place]):
         if batch and cuts[place] > cuts[batch[0]] + slack:

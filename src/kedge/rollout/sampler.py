@@ -35,7 +35,7 @@ class Sampler:
     Args:
         model: The policy; every call uses its current weights.
         pad_id: Fills the unused slots.
-        stop_tokens: The tokens that end a response, of which they are the last.
+        stop_tokens: The tokens that end a response; the response includes them.
         max_new_tokens: The longest response, in tokens.
         temperature: τ > 0.
         precision: Number format of the matrix products.

@@ -29,7 +29,7 @@ class SharedEngine:
         engine: This rank's.
         ranks: The ranks.
         pad_id: Fills the unused slots.
-        weights: Sharded modules that the engine samples from, whose weights are gathered for it.
+        weights: Sharded modules that the engine samples from; their weights are gathered for it.
     """
 
     engine: Engine

@@ -201,7 +201,7 @@ def resuming_call(
         stage: The stage.
         folder: The run's folder.
         by_command: The `kedge` command resumes it; False for a call from Python.
-        changes: Settings that the resumed run is to have instead of its own; the command alone can change them.
+        changes: Settings that are changed for the resumed run; only the command can change them.
     """
     if by_command:
         allowed = {"allow-changes": tuple(changes)} if changes else {}
@@ -257,7 +257,7 @@ def _changed(config: Config, *sections: str) -> dict[str, Any]:
 
 
 def _is_in_memory(value: object) -> bool:
-    """True if a setting stands for data that was passed from Python."""
+    """True if a setting is a placeholder for data that was passed from Python."""
     return isinstance(value, list) and any(str(each).startswith("python:") for each in value)
 
 

@@ -44,7 +44,7 @@ class DataLog:
         tokenizer: PreTrainedTokenizerBase,
         limits: Mapping[str, str] | None = None,
     ) -> None:
-        """Note a role whose rows have been read.
+        """Note a role after its rows have been read.
 
         Args:
             role: The role.

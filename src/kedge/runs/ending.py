@@ -93,7 +93,7 @@ def end_stage(config: Config, run: Run, results: Mapping[str, object]) -> None:
     Args:
         config: The run's configuration.
         run: The run.
-        results: What `finished.json` says of it.
+        results: The content of `finished.json` for it.
 
     Raises:
         PushError: The model was not pushed.
@@ -150,7 +150,7 @@ def say_results(config: Config, run: Run, name: str, ending: Mapping[str, object
         config: The run's configuration.
         run: The run.
         name: Name of the file with the results.
-        ending: What `finished.json` says of the run.
+        ending: The content of the run's `finished.json`.
     """
     run.finish(ending)
     if run.ranks.is_first:
@@ -161,7 +161,7 @@ def say_results(config: Config, run: Run, name: str, ending: Mapping[str, object
 
 
 def _say_files(folder: Path, label: str, name: str) -> None:
-    """Print where the outcome of a stage lies, and its report if there is one."""
+    """Print the location of a stage's result, and of its report if it has one."""
     say(f"{label + ':':<7} {printable(str(folder / name))}")
     if (folder / REPORT_FILE).is_file():
         say(f"Report: {printable(str(folder / REPORT_FILE))}")

@@ -67,7 +67,7 @@ def _imported_files(path: Path, roots: list[Path]) -> Iterator[Path]:
 
 
 def _module_files(name: list[str], root: Path) -> Iterator[Path]:
-    """The files that importing a dotted name from a folder runs: those of its packages, and its own."""
+    """The files that importing a dotted name from a folder runs: its packages' and its own."""
     for depth in range(1, len(name) + 1):
         place = root.joinpath(*name[:depth])
         for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
@@ -117,7 +117,7 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
 
 
 def changed_inputs(saved: Mapping[str, str], current: Mapping[str, str], *, allowed: Iterable[str] = ()) -> list[str]:
-    """One line per field whose model or data has changed since the run started.
+    """One line per field with a model or data that changed since the run started.
 
     Args:
         saved: Fingerprint of the run.
@@ -140,7 +140,7 @@ def _own_inputs(config: Config) -> dict[str, str]:
 
 
 def _hash_of(sources: list[str]) -> str:
-    """One hash over all files that the names refer to; empty if there are none."""
+    """One hash over all files that the names refer to; empty without files."""
     files = [each for source in sources for each in (*_files(source), *_base_files(source))]
     try:
         return _digest(f"{name} {record_file(path).sha256}\n".encode() for name, path in files)

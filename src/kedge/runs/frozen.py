@@ -112,7 +112,7 @@ def _scores(rewards: WeightedReward, prompts: Sequence[Prompt]) -> dict[str, lis
 def freeze_models(
     models: Iterable[LanguageModel | ScalarModel], config: Config, run: Run, *, can_rest: bool = True
 ) -> None:
-    """Freeze models, hold them in `runtime.frozen_dtype`, and shard them if the run does so, in place.
+    """Freeze models in place, hold them in `runtime.frozen_dtype`, and shard them in a run with sharded models.
 
     Scoring models that cannot be sharded stay whole.
 
@@ -120,7 +120,7 @@ def freeze_models(
         models: Checked models, with weights that nothing else shares.
         config: The resolved configuration.
         run: Source of precision, device and ranks.
-        can_rest: `runtime.offload=frozen` applies: all their passes are those of the reference or of scoring.
+        can_rest: `runtime.offload=frozen` applies: the models only run as the reference or for scoring.
 
     Raises:
         ModelError: A policy cannot be sharded.
@@ -139,7 +139,7 @@ def freeze_models(
 
 
 def say_loaded_whole(model: LanguageModel | ScalarModel) -> None:
-    """Say so if every rank has loaded all weights of a model that is to be sharded."""
+    """Warn if every rank has loaded all weights of a model that is to be sharded."""
     if model.on_every_rank:
         kind = type(model.causal if isinstance(model, LanguageModel) else model.classifier).__name__
         say(f"{kind} cannot be built without its weights: every rank loads all of them before it keeps its part")

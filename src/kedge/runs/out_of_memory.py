@@ -26,7 +26,7 @@ MOST_ADVICE = 3
 
 
 def stage_function(stage: str, finished: Callable[[Path], object] | None = None) -> Callable[[F], F]:
-    """Decorates a stage's function, whose first argument is the configuration.
+    """Decorates a stage's function; its first argument is the configuration.
 
     Memory that runs out is reported as in `memory_in_one_line`; without a noted phase, it ran out while models and data
     were loaded. The run's folder is claimed until the function ends. Output that cannot be written is dropped.
@@ -127,7 +127,7 @@ def _smaller_samples(config: Config, stage: Stage) -> Iterator[tuple[str, Any]]:
 
 
 def _smaller_training(config: Config, stage: Stage) -> Iterator[tuple[str, Any]]:
-    """Fewer gradients and moments: those of an adapter; or its base in fewer bits."""
+    """Fewer gradients and moments, with an adapter; or its base in fewer bits."""
     if stage.adapts and config.adapter.kind == "none":
         yield "adapter.kind", "lora"
     elif config.adapter.kind == "lora" and config.adapter.base_dtype in ("auto", "fp32"):

@@ -72,7 +72,7 @@ def check_extension(folder: Path, checkpoint: Checkpoint | None) -> None:
 
 
 def describe_extension(config: Config, stage: str, done: int) -> str:
-    """Describe the effect of a longer run on its schedules, in one line.
+    """Describe the effect of a longer run on its schedules.
 
     Args:
         config: The configuration to resume with.
@@ -217,10 +217,10 @@ def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any]) -> None:
 def finished_run(config: Config) -> Path | None:
     """The output folder if its run has finished and the configuration does not lengthen it, else None.
 
-    A run whose model is damaged has not finished: its end is to be repeated from a checkpoint.
+    A run with a damaged model has not finished: its end is repeated from a checkpoint.
 
     Raises:
-        DataError: The model is damaged, and there is no checkpoint.
+        DataError: The model is damaged, and the run has no checkpoint.
     """
     folder = None if config.out is None else Path(os.path.expanduser(config.out))
     if folder is None or not (folder / FINISHED_FILE).is_file():

@@ -81,7 +81,7 @@ IN_MEMORY = "python:in_memory"
 
 
 def describe_in_memory(in_memory: Mapping[str, object]) -> dict[str, Any]:
-    """Values for the fields whose content was passed from Python, by dotted name.
+    """Values for the fields with content that was passed from Python, by dotted name.
 
     Rewards keep the name and weight of each term, so that readers of the run's folder can tell which term is a judge.
 
@@ -226,7 +226,7 @@ def open_run(
         config: The resolved configuration.
         stage: The stage; also the default name of the output folder.
         in_memory: Python objects instead of configured fields, by dotted name; None entries are ignored.
-        resume: Resume the run in the output folder, or start one if there is no run in it.
+        resume: Resume the run in the output folder, or start one in a new folder.
 
     Raises:
         ConfigError: A required field is missing, a logger is not installed, the device is not available, or the run to
@@ -318,12 +318,12 @@ def pass_tokens(config: Config) -> PassTokens:
 
 
 def offloads_frozen(config: Config, device: torch.device) -> bool:
-    """Whether the weights of frozen models are in the host's memory between their passes."""
+    """True if the weights of frozen models are in the host's memory between their passes."""
     return "frozen" in config.runtime.offload and device.type == "cuda"
 
 
 def offloads_optimizer(config: Config, device: torch.device) -> bool:
-    """Whether the optimizer's state is in the host's memory between its steps."""
+    """True if the optimizer's state is in the host's memory between its steps."""
     return "optimizer" in config.runtime.offload and device.type == "cuda"
 
 
@@ -348,7 +348,7 @@ def _say_without_effect(config: Config, device: torch.device) -> None:
 
 
 def _say_if_merged(source: str) -> None:
-    """Say so if a run that starts from an adapter trains all weights."""
+    """Warn if a run that starts from an adapter trains all weights."""
     if (adapter := find_adapter(source)) is not None:
         kind = "dora" if adapter.settings.get("use_dora") else "lora"
         say(
@@ -373,7 +373,7 @@ def _find_folder(config: Config, stage: str, resume: Resume | None, ranks: Ranks
 
 
 def _check_same_inputs(fingerprint: Mapping[str, str], ranks: Ranks) -> None:
-    """Check that all ranks read the same models and data, which can lie on several machines.
+    """Check that all ranks read the same models and data; the ranks can be on several machines.
 
     Raises:
         ConfigError: They do not; on every rank.
@@ -392,7 +392,7 @@ def _checkpoint_to_resume(
     """The newest valid checkpoint, after checking that the run may continue from it.
 
     Raises:
-        DataError: There are checkpoints, but none is whole, or it is that of another stage.
+        DataError: No checkpoint is whole, or the newest is another stage's.
         ConfigError: Settings or inputs have changed.
     """
     checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=say, ranks=ranks)

@@ -116,7 +116,7 @@ def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
 
 
 def _public(value: Any) -> Any:
-    """A value whose absolute paths are replaced by names."""
+    """A value with its absolute paths replaced by names."""
     if isinstance(value, dict):
         entries = cast("dict[str, Any]", value)
         return {_public(name): _public(entry) for name, entry in entries.items()}  # data.mix names sources

@@ -58,7 +58,7 @@ class Update:
         number: The update's number, from 1.
         num_updates: Updates of the whole run.
         metrics: Its row of `metrics.jsonl`; read-only.
-        folder: The run's folder, whose files include the row.
+        folder: The run's folder; its files include the row.
         model: The trained model with its current weights: the transformers model of the policy, the reward model or
             the critic; in control, the networks. It may be read, and a policy sampled from; what is changed in it is
             trained on.
@@ -131,7 +131,7 @@ def open_loggers(config: Config, run: Run, *, warn: Callable[[str], None]) -> Lo
 
 
 LOGS = (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE, CRITIC_CHECKS_FILE)
-"""The logs whose rows a resumed run writes again from its checkpoint on."""
+"""The logs with rows that a resumed run writes again from its checkpoint on."""
 
 
 @contextmanager

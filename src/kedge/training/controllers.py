@@ -117,7 +117,7 @@ WARMUP_STATE = "value warm-up"
 
 
 class ValueWarmup:
-    """Ends after a number of updates, or after the first one whose explained variance is high enough.
+    """Ends after a number of updates, or after the first one with a high enough explained variance.
 
     An update's explained variance is measured before the critic is fitted to its responses.
 

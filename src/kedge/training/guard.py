@@ -221,7 +221,7 @@ class Guard:
         self._evidence = experience
         self._refuse(find_in_experience(experience))
         if int(experience.rollout.policy_version.min()) < self._update - 1:
-            # Sampled by older weights, whose probabilities differ.
+            # Older weights sampled these, so the probabilities differ.
             self._ratios_start_at_1 = experience.recomputed_logprobs is None
             return
         logprobs = experience.rollout.logprobs

@@ -1,4 +1,4 @@
-"""An optimizer whose state is in the host's memory between its steps."""
+"""An optimizer that keeps its state in the host's memory between steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kedge.training.optimizer_kinds import CODES, Optimizer
 __all__ = ["AT_A_TIME", "HostState", "unwrapped"]
 
 AT_A_TIME = 2**28
-"""Bytes of trained weights whose state is on the device at a time; a larger parameter is alone."""
+"""Bytes of trained weights with their state on the device at a time; a larger parameter has a pass to itself."""
 
 
 class HostState:
@@ -57,7 +57,7 @@ class HostState:
                 self.inner.step()
                 for parameter in part:
                     parameter.grad = None
-                for parameter in self.state:  # some libraries move that of all parameters in their first step
+                for parameter in self.state:  # some libraries move the state of all parameters in their first step
                     self._move(parameter, self._to_host)
             if any(parameter.device.type == "cuda" for parameter in gradients):
                 torch.cuda.synchronize()  # the copies are complete before anybody reads them
@@ -100,7 +100,7 @@ class HostState:
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer whose state it is."""
+    """The optimizer with this state."""
     return optimizer.inner if isinstance(optimizer, HostState) else optimizer
 
 

@@ -87,7 +87,7 @@ class Objective:
         value_clip_range: ε_v, absolute, in `value_unit`; None for the unclipped error. Unused with bins.
         value_coef: c_v, on top of the value loss's own ½.
         value_unit: Values and returns are divided by it in the value loss and its clip; above 0. 1 keeps the reward's
-            unit, as published. Unused with bins, whose loss has no unit.
+            unit, as published. Unused with bins: their loss has no unit.
         value_bins: The bins of a critic that predicts a histogram: its loss is a cross-entropy. None for a scalar.
         entropy_coef: c_e.
         kl_coef: β of the KL to the reference as a loss; 0 if the KL is in the reward.

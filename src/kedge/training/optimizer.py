@@ -60,7 +60,7 @@ def build_optimizer(
     inner_matrices: Iterable[nn.Parameter] = (),
     offload: bool = False,
 ) -> Optimizer:
-    """An optimizer whose learning rates mean the same in every kind, by default without weight decay.
+    """An optimizer with learning rates of the same meaning in every kind, by default without weight decay.
 
     adamw:      θ ← θ − lr / (1−β₁ᵗ) · m / (√(v / (1−β₂ᵗ)) + ε)
     with tf1:   θ ← θ − lr · √(1−β₂ᵗ) / (1−β₁ᵗ) · m / (√v + ε)
@@ -83,9 +83,9 @@ def build_optimizer(
         head_parameters: Parameters of an output layer, to train at their own rate: a new head has further to go.
             `set_learning_rate` gives the unit of its outputs.
         head_rate: Their learning rate as a multiple of the others', throughout the schedule.
-        critic_parameters: Those of a critic that shares no gradient with the policy: `set_learning_rate` can give them
+        critic_parameters: Parameters of a critic that shares no gradient with the policy: `set_learning_rate` can give them
             another rate, and their gradient is clipped apart.
-        inner_matrices: What muon orthogonalizes: matrices of layers, without embeddings, output layers and heads.
+        inner_matrices: Parameters for muon to orthogonalize: layers' matrices, without embeddings, output layers and heads.
         offload: Keep the state in the host's memory between steps; see `HostState`.
 
     Raises:
@@ -321,7 +321,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None, r
     If the norm is not finite, nothing is scaled and the norm is returned: the caller decides before any step.
 
     Args:
-        parameters: Parameters whose gradients form one vector; those without a gradient are skipped.
+        parameters: Parameters whose gradients form one vector; parameters without a gradient are skipped.
         max_norm: Largest norm allowed; None or 0 only measures.
         ranks: The ranks that hold parts of the gradients, if they do.
     """

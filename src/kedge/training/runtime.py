@@ -29,7 +29,7 @@ def resolve_device(name: str = "auto", local_rank: int | None = None) -> torch.d
 
     Args:
         name: "auto" (CUDA if available, else the CPU), or a torch device name: "cpu", "cuda", "cuda:1", "mps".
-        local_rank: Number of this process on its machine, whose GPU of the same number it gets; None for a single one.
+        local_rank: Number of this process on its machine; it gets the GPU of this number. None for a single process.
 
     Raises:
         ConfigError: The name is unknown, or this machine has no such device.

@@ -55,7 +55,7 @@ class Stopping:
     def request(self, signum: int) -> None:
         """Record the first signal as a request; the second ends the process immediately.
 
-        Not one of several ranks, which gets the signal of the terminal and that of the launcher.
+        With several ranks it does not: each rank gets the terminal's signal and the launcher's.
         """
         if self._signal is not None and not self._ranks.are_several:
             _exit_at_once(signum)

@@ -356,7 +356,7 @@ def critic_pass(
         learner: Evaluates the critic.
         optimizer: Of the learner's parameters.
         experience: The batch.
-        objective: The total loss, of which the value term is used.
+        objective: The total loss; only the value term is used.
         minibatches: The rows of each step.
         max_grad_norm: Maximum norm of the critic's gradient; None or 0 disables clipping.
         first_step: Number of the first step within the update, for `check_step`.
@@ -487,7 +487,7 @@ def distance_moved(learner: Learner[B], experience: B, *, repeated: Repeated = o
 
 
 def minibatches_of(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:
-    """All rows in random order, in M parts whose sizes differ by at most one row; with a single part, in order."""
+    """All rows in random order, in M parts that differ by at most one row in size; with a single part, in order."""
     if num_minibatches == 1:
         return [torch.arange(num_rows)]
     return torch.randperm(num_rows, generator=generator).tensor_split(min(num_minibatches, num_rows))

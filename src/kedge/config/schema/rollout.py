@@ -166,7 +166,7 @@ class RolloutConfig(Section):
 
     @property
     def subtracts_missing_eos(self) -> bool:
-        """Whether `missing_eos_score` is subtracted from the score instead of replacing it."""
+        """True if `missing_eos_score` is subtracted from the score instead of replacing it."""
         return isinstance(self.missing_eos_score, dict)
 
     def eos_score(self, *, reward_model: bool) -> float | Literal["auto"] | None:

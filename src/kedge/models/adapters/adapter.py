@@ -1,4 +1,4 @@
-"""An adapter in the layers of a model whose own weights are frozen."""
+"""An adapter in the layers of a model with frozen weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INITIALIZATIONS = frozenset({"true", "false", "gaussian", "orthogonal"})
 """Values of PEFT's `init_lora_weights` that leave the base as it is; others, such as PiSSA's, subtract from it."""
 
 MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
-"""Kinds of models of which PEFT refuses adapters on `out_proj`."""
+"""Kinds of models in which PEFT refuses adapters on `out_proj`."""
 
 OUTPUT_LAYERS = ("lm_head", "embed_out")
 """Names in `modules_to_save` of what a classifier on the same base does not have: it has a head in its place."""
@@ -95,10 +95,10 @@ class Adapter:
     backward pass that recomputes its activations cannot meet another role's adapter.
 
     Args:
-        model: The base, whose layers are replaced by ones with an adapter. A classifier's head belongs to the adapter.
+        model: The base; its layers are replaced by layers with an adapter. A classifier's head belongs to the adapter.
         settings: The new adapter; ignored where there is one to start from. None if nothing is trained.
         base: Name of the base, which the saved adapter names.
-        start: The adapter to start from; None starts with one that changes nothing.
+        start: The adapter to start from; None starts with a new one, which changes nothing yet.
 
     Raises:
         ConfigError: PEFT is not installed.
@@ -281,7 +281,7 @@ def _check_targets(settings: AdapterSettings, model: nn.Module) -> None:
 
 
 def _left_out(model: PreTrainedModel, heads: Sequence[str]) -> list[str] | None:
-    """Linear layers that `auto` leaves out: a head's, and those of Mamba whose weights are read past their own pass."""
+    """Linear layers that `auto` leaves out: a head's, and Mamba's whose weights are read outside their forward pass."""
     inside = [name for name, _ in model.named_modules() if name.startswith(tuple(f"{head}." for head in heads))]
     return [*heads, *inside, *(["out_proj"] if model.config.model_type in MAMBA else [])] or None
 
@@ -368,8 +368,8 @@ def _whole_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _with_stack(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
     """Let an adapted stack of matrices (experts, or their router) have its adapter in the block.
 
-    PEFT's own method registers a parametrization, whose cache all threads share: a policy that is trained would find
-    the weights of one that samples.
+    PEFT's own method registers a parametrization with a cache that all threads share: the policy in training would
+    read the weights of the one that samples.
 
     Args:
         layer: PEFT's layer around the module that has the stack.

@@ -125,7 +125,7 @@ class AdapterFolder:
 
     @property
     def generation_config(self) -> GenerationConfig | None:
-        """Its defaults of `generate`; None for those of its base."""
+        """Its defaults for `generate`; None for the base's."""
         if not (self.folder / "generation_config.json").is_file():
             return None
         try:
@@ -168,7 +168,7 @@ class AdapterFolder:
 
     @property
     def whole(self) -> set[str]:
-        """The weights of its base in whose place it has others, such as those of a head."""
+        """The weights of its base that it replaces, such as a head's."""
         return {name.removeprefix(PREFIX) for name in self.shapes if ".lora_" not in name}
 
     def check(self, model: nn.Module) -> None:

@@ -71,7 +71,7 @@ class Client:
         return True
 
     def abort(self) -> None:
-        """Abort all requests in flight, which then raise `ServerGone`."""
+        """Abort all requests in flight; they raise `ServerGone`."""
         with self._lock:
             for connection in self._open:
                 with suppress(OSError, AttributeError):
@@ -98,7 +98,7 @@ class Client:
             raise ServerRefused(f"{self.url}/{path}: the answer does not end; is this a vLLM server?")
         if status >= 400:
             message = f"{self.url}/{path.partition('?')[0]}: {_message(content) or f'status {status}'}"
-            # A server whose engine has died still answers for a moment.
+            # A server still answers for a moment after its engine has died.
             gone = status >= 500 and (path == "health" or not self.is_healthy())
             raise ServerGone(message) if gone else ServerRefused(message)
         try:

@@ -33,7 +33,7 @@ class SamplingSettings:
     Attributes:
         max_new_tokens: The longest response, in tokens.
         temperature: Divides the logits, also in the log probabilities.
-        stop_tokens: The tokens that end a response, of which they are the last.
+        stop_tokens: The tokens that end a response; the response includes them.
         forbidden: The tokens that are never sampled.
         greedy: Take the most likely token at each step.
     """
@@ -91,7 +91,7 @@ def read_answer(answer: Mapping[str, Any], settings: SamplingSettings, *, versio
 
     Args:
         answer: The JSON of the server.
-        settings: What was asked for.
+        settings: The settings of the rollout.
         version: Name of the weights that should have sampled it.
 
     Raises:
@@ -233,5 +233,5 @@ class VllmEngine:
         self.fleet.close()
 
     def _name(self, version: int) -> str:
-        """The name of a version's weights: those of another run have other names, also on the same server."""
+        """The name of a version's weights; other runs use other names, also on the same server."""
         return f"{self._run[:8]}-v{version}"

@@ -196,7 +196,7 @@ class Fleet:
         return None
 
     def _write(self, tensors: Iterable[tuple[str, Tensor]], version: str) -> None:
-        """Write the files of a version, and delete those of the one before."""
+        """Write the files of a version, and delete the previous version's."""
         try:
             with replaced_folder(self._folder / version, forced=False) as part:
                 self._write_files(tensors, part)

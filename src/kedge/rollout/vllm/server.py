@@ -118,7 +118,7 @@ class ServerOptions:
     def environment(self) -> dict[str, str]:
         """The trainer's environment, with the plugin's folder and the routes for weight updates."""
         added = {
-            "PYTHONPATH": str(PLUGIN),  # instead of kedge's own, whose packages are for another environment
+            "PYTHONPATH": str(PLUGIN),  # instead of kedge's own: its packages are for another environment
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",

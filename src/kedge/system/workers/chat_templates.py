@@ -30,7 +30,7 @@ def main(descriptor: int, tie: int) -> None:
 
 
 def _reply(request: dict[str, Any]) -> dict[str, Any]:
-    """The rendered text, or why there is none."""
+    """The rendered text, or the reason why rendering failed."""
     if "messages" not in request:
         _tokenizer()
         return {"ready": True}

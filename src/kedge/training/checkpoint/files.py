@@ -159,7 +159,7 @@ def tensor_pieces(
     yield len(text).to_bytes(8, "little") + text
     for _, tensor in ordered:
         numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        # Copies: FSDP could not free gathered weights whose memory numpy has seen.
+        # Copies: FSDP cannot free gathered weights that numpy has a view of.
         yield from (piece.clone().numpy().data for piece in numbers.split(PIECE_BYTES))
 
 

@@ -133,7 +133,7 @@ class CheckpointedLoop:
             on_rejected: Called with a line for each newer checkpoint that is invalid.
 
         Raises:
-            NumericsError: There is no valid checkpoint.
+            NumericsError: No checkpoint is valid.
         """
         self.begin_changes()
         self._run_state.restore_weights(on_rejected=on_rejected)

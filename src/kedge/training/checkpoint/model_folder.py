@@ -1,4 +1,4 @@
-"""The model in a checkpoint: a folder that loads, whose weights the checkpoint does not store a second time."""
+"""The model in a checkpoint: a loadable folder; the checkpoint does not store its weights a second time."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _only_holds(folder: Path, names: set[str]) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a saved model's weights; those of a value head are not among them."""
+    """The files of a saved model's weights, without a value head's."""
     return sorted(folder.glob("model*.safetensors"))
 
 

@@ -146,7 +146,7 @@ class BestUpdate:
         return {**self.summary(), "num_since": self.num_since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`; that of another metric is ignored, since its values cannot be compared."""
+        """Restore a `state_dict`; another metric's is ignored, since its values cannot be compared."""
         if state["metric"] == self.metric:
             self.update = state["update"]
             self.value = state["value"]
@@ -174,7 +174,7 @@ class RunState:
         found: The checkpoint to restore from; None starts a new run.
         model: The model that each checkpoint contains; None for none.
         best: Tells which update is the best so far; its checkpoint is kept in any case.
-        ranks: The ranks of the run, of which the first one writes.
+        ranks: The ranks of the run; the first one writes.
         sharded_above: Number of parameters above which each rank writes its own part of sharded weights and moments;
             None for never.
     """
@@ -241,7 +241,7 @@ class RunState:
         """Restore weights and optimizer from the newest valid checkpoint; arguments as in `roll_back` of the loop.
 
         Raises:
-            NumericsError: There is no valid checkpoint.
+            NumericsError: No checkpoint is valid.
         """
         assert self._state is not None, "restore first"
         found = newest_valid(self._folder, on_rejected=on_rejected, ranks=self._ranks)
@@ -360,7 +360,7 @@ class RunState:
 
     @property
     def kept(self) -> int | None:
-        """The update whose checkpoint is kept as the best."""
+        """The update of the checkpoint that is kept as the best."""
         return self._best.update if self._best is not None and self._best.is_kept else None
 
     def release(self) -> None:
@@ -480,7 +480,7 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State of the global generators of torch, Python and NumPy, any of which a user's functions may use."""
+    """State of the global generators of torch, Python and NumPy: a user's functions may use any of them."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     tensors = {"cpu": torch.get_rng_state(), **{f"cuda:{index}": state for index, state in enumerate(cuda)}}
     version, words, gauss = random.getstate()

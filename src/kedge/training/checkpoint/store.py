@@ -94,7 +94,7 @@ class Checkpoint:
         return dict(self.stored(group))
 
     def stored(self, group: str) -> StoredTensors:
-        """The same, of which each is read when it is asked for, or only some rows of it."""
+        """The same, read on access, whole or only some rows."""
         count = self.manifest.shards.get(group)
         names = [_tensor_file(group)] if count is None else [shard_name(group, each, count) for each in range(count)]
         for name in names:
@@ -134,7 +134,7 @@ def save_checkpoint(
         state: Everything else, as JSON values; see `check_state`.
         keep: Number of checkpoints to keep, ≥ 1.
         model: The model to save with it; weights that it contains are not stored again.
-        gathered: The whole weights of those of the model that are in parts; see `gather`.
+        gathered: The whole weights of the model's sharded modules; see `gather`.
         shards: Further groups, which the ranks have written since `begin_checkpoint`: records of their files by path
             relative to the checkpoint; the model gets no weights.
         in_shards: Their tensors.

@@ -195,7 +195,7 @@ def train_supervised(
         order: The examples of a pass, by its number from 0, as many as there are; None shuffles all of them.
         on_step: Called with the number of each step, from 1, and its metrics.
         loop: Counts the steps, saves and resumes the run; None saves nothing.
-        state: What is saved and restored besides weights, optimizer and the last evaluation, by name.
+        state: Parts saved and restored besides weights, optimizer and the last evaluation, by name.
         ranks: They share the examples of a batch, which all of them have.
 
     Raises:
@@ -266,7 +266,7 @@ def count_steps(num_examples: int, *, num_epochs: float, batch_size: int) -> int
     """Optimizer steps of a run: ⌈examples · epochs / batch size⌉, at least 1.
 
     Raises:
-        ConfigError: There are no examples.
+        ConfigError: The examples are empty.
     """
     if num_examples < 1:
         raise ConfigError("no training examples are left; add data, or hold out fewer rows")
@@ -380,7 +380,7 @@ def _take_step(
 
 
 def _find_nonfinite(objective: SupervisedLoss[Example], examples: Sequence[Example], rows: Iterable[int]) -> str:
-    """Describe the first example whose own loss is not finite."""
+    """Describe the first example with a loss that is not finite."""
     for row in rows:
         loss = evaluate(objective, [examples[row]], micro_batch_tokens=None)["loss"]
         if not math.isfinite(loss):

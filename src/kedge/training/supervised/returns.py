@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 MIN_SPREAD = 1e-4
-"""Returns whose standard deviation is a smaller share of their RMS are treated as constant, as in PPO's value loss."""
+"""Returns with a smaller ratio of standard deviation to RMS count as constant, as in PPO's value loss."""
 
 NUM_PARTS = 3
 """Parts of a response in which the explained variance is measured: a critic may know the end and not the start."""

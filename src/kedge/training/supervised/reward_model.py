@@ -61,7 +61,7 @@ def train_reward_model(
         comparisons: Training pairs and ranked lists.
         held_out: Pairs and ranked lists of other prompts, for measurement only.
         demonstrations: Reference texts.
-        normalize: The texts whose mean score is set to 0: the demonstrations, or the preferred responses of the
+        normalize: The texts that get a mean score of 0: the demonstrations, or the preferred responses of the
             comparisons; None uses the demonstrations if there are any.
         normalize_scale: Also divide the scores by their standard deviation on those texts. σ(Δ) is then no longer the
             fitted probability.

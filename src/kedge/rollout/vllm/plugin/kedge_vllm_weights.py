@@ -35,7 +35,7 @@ class FolderUpdate(WeightTransferUpdateInfo):
     """The argument of `/update_weights`.
 
     Attributes:
-        path: A folder with `*.safetensors`, whose tensors have the names of the model's checkpoint.
+        path: A folder with `*.safetensors`; the tensors have the names of the model's checkpoint.
     """
 
     path: str
