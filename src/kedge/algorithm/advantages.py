@@ -35,7 +35,7 @@ __all__ = [
 
 
 Need = Literal["values", "group", "baseline"]
-"""What an estimator needs besides rewards: a critic, several responses to a prompt, or the score of a greedy one."""
+"""Requirement of an estimator beyond rewards: a critic, several responses to a prompt, or a greedy one's score."""
 
 _REMEDIES = {
     "values": "add a critic",
@@ -51,7 +51,7 @@ class AdvantageInputs(TypedDict, total=False):
         values: V_t, the critic's value of the state before step t.
         group: number of each row's prompt.
         baseline: score of the greedy response to each row's prompt.
-        actions: the counted steps that are tokens of the response, whose number is its length; None for all. A slot
+        actions: the counted steps that are tokens of the response, as many as its length; None for all. A slot
             for a score after the last token does not count.
     """
 
@@ -103,7 +103,7 @@ class GeneralizedAdvantage:
     Args:
         gamma: γ.
         gae_lambda: λ in [0, 1], or one per response by its length.
-        value_gae_lambda: λ of the returns, in [0, 1]; None for that of the advantages.
+        value_gae_lambda: λ of the returns, in [0, 1]; None for the advantages' λ.
 
     Source: GAE eq. 16; VC-PPO (arXiv 2503.01491) for two λs; spec §6.25. With λ = 1 and one adjusted reward at the end:
     S1's `reward − V`.

@@ -26,7 +26,7 @@ __all__ = ["Bins", "HistogramLoss", "ValueLoss", "clipped_value_loss", "explaine
 
 
 class ValueLoss(NamedTuple):
-    """A value loss, and the share of counted tokens whose clipped error is strictly larger."""
+    """A value loss, and the share of counted tokens with a strictly larger clipped error."""
 
     loss: Float[Tensor, ""]
     clip_fraction: Float[Tensor, ""]

@@ -151,7 +151,7 @@ class Experience:
 
     @cached_property
     def total_scores(self) -> Float[Tensor, " batch"]:
-        """Each response's score plus those of its tokens."""
+        """Each response's score plus its tokens' scores."""
         return total_scores(self.scores, self.token_scores)
 
     @cached_property

@@ -179,7 +179,7 @@ class ProcessAdvantage:
     them 0, A_t depends on the number of tokens left as well: each of them subtracts the mean.
 
     Args:
-        leave_one_out: compare with the other responses only, of which each counts once, however long it is.
+        leave_one_out: compare with the other responses only; each counts once, at any length.
         scale_by_std: divide by the standard deviation.
 
     Source: GRPO (arXiv 2402.03300) §4.1.3; leave one out: PRIME (arXiv 2502.01456); spec §9.

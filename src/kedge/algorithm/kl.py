@@ -100,8 +100,8 @@ def kl_loss(
         logprobs: of the sampled tokens under the policy, differentiable.
         ref_logprobs: of the same tokens under the frozen reference.
         mask: True = counts.
-        estimator: k2, whose expected gradient is that of KL(π‖π_ref), or k3 (as in GRPO), whose expected gradient is
-            that of KL(π_ref‖π). k1 is rejected: its expected gradient is 0.
+        estimator: k2, with the expected gradient of KL(π‖π_ref), or k3 (as in GRPO), with the expected gradient of
+            KL(π_ref‖π). k1 is rejected: its expected gradient is 0.
         **averaging: see `aggregate`.
 
     Raises:

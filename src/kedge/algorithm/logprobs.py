@@ -110,7 +110,7 @@ def truncated_importance_weights(
     *,
     cap: float,
 ) -> Float[Tensor, "*batch time"]:
-    """Truncated importance weights, for a sampler whose probabilities differ from the trainer's.
+    """Truncated importance weights, for a sampler with other probabilities than the trainer's.
 
     w_t = min(π_trainer(a_t) / π_sampler(a_t), cap);   0 in masked slots
 

@@ -157,7 +157,7 @@ def aggregate(
         constant_length: C, in tokens; by default the tensor's width. Set it when micro-batches are trimmed to their
             longest response, because their widths differ.
         normalizer: N or S of the whole minibatch (see `aggregation_normalizer`) if `x` is a part of it: the results
-            of the parts *sum* to that of the whole, and so do their gradients. By default `x` is the whole.
+            of the parts *sum* to the whole's, and so do their gradients. By default `x` is the whole.
 
     Raises:
         ShapeError: when the shapes differ or nothing counts.

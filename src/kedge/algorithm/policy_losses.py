@@ -239,10 +239,10 @@ _MAX_LOG_RATIO = 20.0
 
 
 class SurrogateOptions(Averaging, total=False):
-    """Options of every policy loss, besides those of `aggregate`.
+    """Options of every policy loss, besides `aggregate`'s.
 
     Attributes:
-        ratio: what ρ is, `token` by default; see `Ratio`.
+        ratio: the kind of ρ, `token` by default; see `Ratio`.
         importance_weights: factor of each token's loss, e.g. from `truncated_importance_weights`.
         kl: KL(π_old‖π) of the distribution at each token, nats; differentiable. None to estimate it from the tokens.
     """

@@ -76,7 +76,7 @@ class PromptResamples:
         self._confidence = confidence
 
     def interval(self, figures: Float[Tensor, " rows"], bounds: tuple[float, float]) -> Interval | None:
-        """The figure of the sample with its interval from those of the resamples; None if it is undefined."""
+        """The figure of the sample with its interval over the resamples; None if it is undefined."""
         if figures[0].isnan():
             return None
         first, *resamples = map(float, figures)
@@ -137,7 +137,7 @@ class PrefixTest:
         num_prompts: prompts.
         num_prefixes: prefixes.
         num_continuations: mean number of scored continuations per prefix.
-        pairs_within: share of pairs of prefixes of one prompt whose values are in the order of their mean returns.
+        pairs_within: share of pairs of prefixes of one prompt with values in the order of their mean returns.
             Chance is ½; equal values count half; pairs with equal mean returns have no order and are left out.
         pairs_across: the same for pairs of prefixes of different prompts.
         prompt_pairs_across: the same for the prompt's mean return instead of the value. (Within a prompt it is ½.)
@@ -192,7 +192,7 @@ def prefix_test(
     The noise of M continuations leaves a perfect critic an explained variance of 1 − mean(s²/M)/Var(m), with s² the
     unbiased variance of a prefix's returns. Its share of ordered pairs follows from how often two halves of the
     continuations agree on the order of a pair, c: for normal differences, with ρ = sin(π(c − ½)) the correlation of
-    the halves, that of the whole is r = 2ρ/(1 + ρ) (Spearman–Brown) and the share ½ + arcsin(√r)/π (Sheppard).
+    the halves, the whole's is r = 2ρ/(1 + ρ) (Spearman–Brown) and the share ½ + arcsin(√r)/π (Sheppard).
 
     Args:
         values: V, one per prefix.

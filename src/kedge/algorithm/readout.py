@@ -31,7 +31,7 @@ class Readout(NamedTuple):
 
     Attributes:
         weight: One entry per feature.
-        offset: What is added.
+        offset: The constant term.
         penalty: The ridge penalty that was chosen, in units of the features' variance.
     """
 
@@ -78,7 +78,7 @@ class ReadoutSums:
         self.count += len(values)
 
     def flat(self) -> Float[Tensor, " numbers"]:
-        """All sums in one tensor, float64, which can be added to those of other examples."""
+        """All sums in one tensor, float64; sums over other examples can be added."""
         numbers = torch.tensor([self.target, self.square, self.count], dtype=torch.float64)
         return torch.cat([self.gram.flatten(), self.cross, self.features, numbers])
 

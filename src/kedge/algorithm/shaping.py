@@ -37,7 +37,7 @@ class ShapedRewards(NamedTuple):
 def total_scores(
     scores: Float[Tensor, "*batch"], token_scores: Float[Tensor, "*batch time"] | None
 ) -> Float[Tensor, "*batch"]:
-    """Each response's score plus those of its tokens, if any.
+    """Each response's score plus its tokens' scores, if any.
 
     Added in float64 and then rounded, so that the same numbers at other tokens give the same total: groups without
     spread are recognized by comparing totals.

@@ -58,7 +58,7 @@ def calibration(margins: Sequence[float] | Tensor, *, num_bins: int = 10) -> Cal
     confidence = σ(|margin|),   right if margin > 0 (half if it is 0),   in equal bins of [½, 1]
 
     Args:
-        margins: Score of the chosen response minus that of the rejected one, one per pair.
+        margins: Score of the chosen response minus the rejected one's, one per pair.
         num_bins: Bins between ½ and 1, ≥ 1.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and those of a stage, made from its description."""
+"""Options that several commands share, and a stage's options, made from its description."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def weighted_rewards(rewards: Sequence[str] | None) -> list[Any] | None:
     A text that names an existing file or folder has no weight, even if it contains `=`.
 
     Raises:
-        ConfigError: What follows the last `=` is not a number.
+        ConfigError: The part after the last `=` is not a number.
     """
     return None if rewards is None else [_term(reward) for reward in rewards]
 

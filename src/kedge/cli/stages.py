@@ -111,7 +111,7 @@ def resolve(
     preset: list[str] | None,
     resume: str | None = None,
 ) -> Config:
-    """The configuration of a stage, checked, with its output folder: a free one, or that of the run to resume."""
+    """The configuration of a stage, checked, with its output folder: a free one, or the folder of the run to resume."""
     if resume not in (None, "auto"):
         folder = Path(resume)
         if not is_run(folder):

@@ -70,15 +70,15 @@ def render_answer(
 ) -> str:
     """The text that an answer adds to its rendered prompt, without the end-of-sequence token.
 
-    It ends with what closes the answer's turn, such as `<|eot_id|>`. What a template writes after that belongs to the
-    next turn and must not be learned: line breaks, the header of the next answer. Encoding adds the end-of-sequence
+    It ends with the closing of the answer's turn, such as `<|eot_id|>`. Text that a template adds after that belongs to
+    the next turn and must not be learned: line breaks, the header of the next answer. Encoding adds the end-of-sequence
     token once, as for plain text.
 
     Args:
         tokenizer: The model's.
         prompt: The conversation up to the answer. A final assistant message is the start of the answer.
         answer: The assistant's message, or several messages.
-        in_full: Whether a template that leaves out a part of a message is an error.
+        in_full: Refuse a template that leaves out a part of a message.
 
     Raises:
         DataError: The tokenizer has no chat template.
@@ -100,7 +100,7 @@ def render_answer(
 def render_demonstration(
     tokenizer: PreTrainedTokenizerBase, messages: Messages, learned: Sequence[int]
 ) -> tuple[Rendered, str, tuple[tuple[int, int], ...]]:
-    """A conversation of which some messages are learned: the prompt, the text after it, and what of this is only read.
+    """A conversation with some learned messages: the prompt, the text after it, and the parts of it that are only read.
 
     Args:
         tokenizer: The model's.
@@ -175,7 +175,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 def _closings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """The closing of the last answer of a conversation, and that of an earlier one."""
+    """The closings of a conversation's last answer and of an earlier one."""
     question = "How deep is it?"
     answer = "Nine fathoms."
     reply = "How cold?"

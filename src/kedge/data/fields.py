@@ -45,7 +45,7 @@ _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text"
 
 
 def check_fields(value: object) -> Fields:
-    """The row as named fields, all of which can be written as UTF-8 JSON.
+    """The row as named fields that can all be written as UTF-8 JSON.
 
     Raises:
         RowError: The value is not a mapping, a name is not text, a text holds a lone surrogate, or a field nests too
@@ -77,7 +77,7 @@ def field_of(fields: Fields, name: str) -> Any:
 
 
 def is_given(fields: Fields, name: str) -> bool:
-    """Tell whether a row has a field that holds something.
+    """True if a row has a field that is not empty.
 
     Rows of concatenated data sets hold null, or a blank text or an empty list, in the columns of the others.
     """
@@ -139,7 +139,7 @@ def decoded(value: object) -> object:
 
 
 def is_conversation(value: object) -> bool:
-    """Tell a list of messages from other values."""
+    """True if a value is a list of messages."""
     if not isinstance(value, (list, tuple)) or not value or not all(isinstance(entry, Mapping) for entry in value):
         return False
     return value[0].keys() >= {"role", "content"} or value[0].keys() >= {"from", "value"}
@@ -148,7 +148,7 @@ def is_conversation(value: object) -> bool:
 def messages_of(value: object, name: str) -> Messages:
     """A conversation: at least one message, each with `role` and `content`; other keys are ignored.
 
-    A single message stands for a conversation of one. ShareGPT's `from` and `value` are read as well, and so are
+    A single message counts as a conversation of one. ShareGPT's `from` and `value` are read as well, and so are
     its roles, and contents in parts if all parts are text. An empty system message is left out.
 
     Raises:
@@ -240,7 +240,7 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "prompts": ("completion", "summary", "output", *_COMPARED),
     "demonstrations": _COMPARED,
 }
-"""Columns that may be missing: references of prompts, and those of comparisons, which other roles can read."""
+"""Columns that may be missing: references of prompts, and columns of comparisons, which other roles can read."""
 
 _WHOLE = {"messages": ("prompt", "text", "completion"), "text": ("prompt", "messages", "completion")}
 """Columns to ignore next to one that is the whole content of a row, if only that one was named."""
@@ -274,7 +274,7 @@ def rename_columns(fields: Fields, columns: Mapping[str, str]) -> dict[str, Any]
 
 
 def name_missing_columns(fields: Fields, columns: Mapping[str, str], role: Role, source: str) -> None:
-    """Refuse a source whose first row lacks a named column.
+    """Refuse a source if its first row lacks a named column.
 
     Raises:
         DataError: Names the column and those that exist.

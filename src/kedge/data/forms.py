@@ -102,7 +102,7 @@ def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase
 
 
 def is_comparison(fields: Fields) -> bool:
-    """Tell whether a row has answers of which one is better: `chosen` and `rejected`, a ranking, or a labeled pair."""
+    """True if a row has a better and a worse answer: `chosen` and `rejected`, a ranking, or a labeled pair."""
     forms = (
         {"chosen", "rejected"},
         {"responses", "ranks"},
@@ -149,7 +149,7 @@ def _is_scored(fields: Fields) -> bool:
 
 
 def _demonstrates(fields: Fields) -> bool:
-    """Tell whether a comparison is a demonstration by its other columns."""
+    """True if a comparison is a demonstration by its other columns."""
     messages = fields.get("messages")
     ended = is_conversation(messages) and messages_of(messages, "messages")[-1]["role"] == "assistant"
     return ended or bool(fields.keys() & {"completion", "text", "output"})
@@ -191,7 +191,7 @@ def _starts_with_question(answer: object) -> bool:
 
 
 def _split(fields: Fields) -> Fields:
-    """A comparison whose answers both start with the prompt: the common start, and the remainder of each."""
+    """A comparison with the prompt at the start of both answers: the common start, and the remainder of each."""
     chosen = fields["chosen"]
     rejected = fields["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str):

@@ -165,7 +165,7 @@ def _plain_text(text: str, options: ReadingOptions) -> Demonstration:
 
 
 def _has_conversation(fields: Fields) -> bool:
-    """Tell whether an answer of the row is a conversation: its prompt is then read as one."""
+    """True if an answer of the row is a conversation: its prompt is then read as one."""
     responses = fields.get("responses")
     answers = [fields.get(name) for name in ("completion", "chosen", "rejected")]
     answers += responses if isinstance(responses, (list, tuple)) else []
@@ -188,13 +188,13 @@ class CutCounter:
     count: int = 0
 
     def note(self, kept: object, whole: object) -> None:
-        """Count texts of which something is missing."""
+        """Count a text that was cut."""
         self.count += kept != whole
 
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How rows are parsed.
+    """Options for parsing rows.
 
     Attributes:
         tokenizer: renders conversations and measures lengths.
@@ -202,7 +202,7 @@ class ReadingOptions:
         max_prompt_tokens: the longest prompt, tokens, BOS included; None for no limit.
         max_length: the longest prompt plus answer, tokens, BOS and EOS included; None for no limit.
         truncate: what to do with a prompt that is too long alone or with its answers; answers to learn are never
-            cut, those of comparisons lose their end.
+            cut, answers of comparisons lose their end.
         columns: names of columns, ours → theirs; see `columns_of`.
         train_on: which of the assistant's messages a demonstration teaches: all of them, or the last one.
         cuts: counts the prompts that were cut.
@@ -264,7 +264,7 @@ def conversation_or_text(fields: Fields, name: str, options: ReadingOptions) -> 
 def render_prompt_and_answers(
     prompt: object, answers: Mapping[str, Any], options: ReadingOptions, *, cuts_answers: bool = False
 ) -> tuple[str, ...]:
-    """The texts of a prompt and its answers, any of which may be a conversation; all answers share one cut prompt."""
+    """The texts of a prompt and its answers; each may be a conversation, and all answers share one cut prompt."""
     if not any(isinstance(part, (list, tuple, Mapping)) for part in (prompt, *answers.values())):
         texts = {name: text_of(answer, name) for name, answer in answers.items()}
         if cuts_answers:

@@ -214,7 +214,7 @@ class DataUsage:
         rows: Rows that the sources hold.
         used: Rows that the run uses, those held out included.
         held_out: Rows that are measured on but not trained on.
-        cut: Rows of which a part was cut to fit.
+        cut: Rows with a part that was cut to fit.
         dropped: Unusable rows, by reason.
         shares: The share of each source in the rows that are drawn; empty if every row is drawn once per pass.
         notes: Further facts, such as how rows were held out.

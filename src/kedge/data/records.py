@@ -150,7 +150,7 @@ def plain_value(value: Any, deepest: int = _DEEPEST) -> Any:
 
 
 def is_missing(value: object) -> bool:
-    """Tell a missing value: null, and what tables write in its place (NaN, NaT, NA)."""
+    """True for a missing value: null, or a table's substitute for it (NaN, NaT, NA)."""
     return (
         value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
     )
@@ -270,8 +270,8 @@ class RowError(ValueError):
     """The reason why a row cannot be used; the reader turns it into a `Rejection`.
 
     Args:
-        reason: What is wrong with this row.
-        kind: The reason without what differs between rows, under which rows are counted; by default what precedes the
+        reason: The fault of this row.
+        kind: The reason without details of the row; rows are counted by it. By default the part before the
             first detail of `reason`, without numbers.
     """
 
@@ -311,7 +311,7 @@ class Table(Generic[RecordT]):
     Attributes:
         records: the usable rows, in order.
         rejected: the unusable rows.
-        num_cut: usable rows of which a part was cut to fit.
+        num_cut: usable rows with a part that was cut to fit.
         origins: index of each usable row's source among the names in `Sources`; 0 for any other source.
     """
 

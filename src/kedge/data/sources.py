@@ -65,7 +65,7 @@ def rows_of(source: Source) -> Iterator[Row]:
         source: one of
 
             - a `.jsonl`, `.json`, `.parquet`, `.csv` or `.tsv` file; texts also compressed;
-            - a folder that `datasets` saved, or that holds such files; `folder:split` takes those of one split;
+            - a folder that `datasets` saved, or with such files; `folder:split` takes the files of one split;
             - a Hugging Face id: `org/name`, `org/name:split` (default `train`), `org/name:config:split`;
             - rows: a list (or any iterable) of mappings or texts, a `DatasetDict` or a DataFrame;
             - a list of the first three. A list of strings counts as names if each string is an existing file or looks
@@ -184,7 +184,7 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
 
 
 def _check_configurations(folder: Path, parents: list[Path]) -> None:
-    """Refuse files of several folders whose README names them as configurations: they are separate data sets."""
+    """Refuse files of several folders that their README names as configurations: they are separate data sets."""
     readme = folder / "README.md"
     if len(parents) < 2 or not readme.is_file():
         return
@@ -249,7 +249,7 @@ def _dataset_rows(dataset: Dataset, folder: Path, name: str) -> Iterator[Row]:
 
 
 def _iterate_rows(dataset: Iterable[Any], name: str) -> Iterator[Row]:
-    """Rows read from disk one by one, each of which may be damaged."""
+    """Rows read from disk one by one; each may be damaged."""
     try:
         yield from listed_rows(dataset, name)
     except MemoryError:

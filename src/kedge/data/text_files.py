@@ -77,7 +77,7 @@ def json_rows(path: Path) -> Iterator[Row]:
 
 
 def _is_whole(lines: list[bytes]) -> bool:
-    """Tell from its first two lines whether a file is JSON as a whole rather than line by line."""
+    """True if a file's first two lines show that it is JSON as a whole rather than line by line."""
     if not lines or lines[0][:1] not in (b"[", b"{"):
         return False
     if len(lines) == 1:
@@ -149,7 +149,7 @@ def _is_conversation(value: object) -> bool:
 
 
 def csv_rows(path: Path) -> Iterator[Row]:
-    """The rows of a table in text, whose first line names the columns.
+    """The rows of a table in text; its first line names the columns.
 
     Empty cells are absent, all others texts; lines without any are left out.
 

@@ -92,7 +92,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids of a prompt: with the special tokens that the tokenizer writes before a text, never with EOS.
 
     These are usually BOS, or a prefix such as `[gMASK] <sop>`. They are not doubled if the text starts with them, and
-    not added to a rendered conversation, whose template decides.
+    not added to a rendered conversation: its template decides.
 
     Args:
         tokenizer: the policy's or the reward model's.
@@ -230,7 +230,7 @@ def _encode_middle(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def _encode_anchored(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a text after an anchor, whose ids are then removed."""
+    """The ids of a text, encoded after an anchor; the anchor's ids are removed."""
     if not _adds_space(tokenizer):
         return _encode(tokenizer, text)
     anchor = _encode(tokenizer, _ANCHOR)
@@ -271,7 +271,7 @@ _LONGEST_WINDOW = 64
 def token_pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
     """The text that each token adds: `"".join(token_pieces(tokenizer, ids)) == tokenizer.decode(ids)`.
 
-    A character whose bytes are split over several tokens belongs to the last of them; the pieces of the others are
+    A character with its bytes split over several tokens belongs to the last of them; the pieces of the others are
     empty. The cost is linear in the number of tokens: every token is decoded in a short window.
 
     Args:

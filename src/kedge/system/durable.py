@@ -192,7 +192,7 @@ def check_renaming(folder: Path) -> None:
 
 
 def copy_tree(source: Path, target: Path, *, leave_out: str = "") -> None:
-    """Copy the files of a folder and its subfolders; new files have the usual permissions, not those of the source.
+    """Copy the files of a folder and its subfolders; new files have the usual permissions, not the source's.
 
     Args:
         source: The folder.
@@ -223,7 +223,7 @@ def share_as_usual(folder: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A random name beside a path. What a killed process leaves under it, `remove_parts` deletes."""
+    """A random name beside a path. `remove_parts` deletes files that a killed process leaves under such names."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
 
 

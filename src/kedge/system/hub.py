@@ -30,7 +30,7 @@ PROBED_FILES: dict[RepositoryKind, tuple[str, ...]] = {
     "model": ("config.json", "adapter_config.json"),
     "dataset": ("README.md",),
 }
-"""The file that the libraries ask for first; of a model, also that of an adapter."""
+"""The file that the libraries ask for first; for a model, also an adapter's."""
 
 WEIGHTS = "model.safetensors"
 
@@ -40,7 +40,7 @@ ADAPTER_FILES = ("*.json", "adapter_model.safetensors", "value_head/*.safetensor
 
 @cache
 def hub_fault(name: str, kind: RepositoryKind) -> str | None:
-    """Why a name cannot be loaded: not an id, or neither in the local cache nor reachable; None if it may be there.
+    """The reason why a name cannot be loaded: not an id, or neither cached nor reachable; None if it may exist.
 
     Any answer of the hub is left to the library that loads it.
     """

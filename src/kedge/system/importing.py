@@ -45,7 +45,7 @@ def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[...
 
     Args:
         spec: `path/to/file.py:function` (the path may contain colons) or `package.module:function`.
-        word: What it is, for messages, such as "reward".
+        word: Its kind in messages, such as "reward".
         error: Raised if there is no such file, module or function, the import raised, or it is not callable.
     """
     kind = _Kind(word, error)

@@ -54,7 +54,7 @@ def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Inter
 
     Args:
         values: One number per independent unit (a prompt, a seed); at least one.
-        confidence: Coverage: the share of repetitions whose interval contains the true mean, in (0, 1).
+        confidence: Coverage: the share of repetitions with the true mean inside their interval, in (0, 1).
 
     Raises:
         ShapeError: No values, non-finite values, or a confidence out of range.
@@ -100,10 +100,10 @@ def share_interval(values: Sequence[float], *, confidence: float = 0.95) -> Inte
 
 
 def score_interval(groups: Sequence[Sequence[float]], *, confidence: float = 0.95) -> Interval:
-    """The mean of groups' mean scores: with the interval of a share if every score is 0 or 1, else with that of a mean.
+    """The mean of groups' mean scores: with a share's interval if every score is 0 or 1, else a mean's interval.
 
     Args:
-        groups: The scores of each independent unit, such as those of a prompt's responses; at least one of each.
+        groups: The scores of each independent unit, such as the responses to a prompt; at least one of each.
         confidence: As in `mean_interval`, and so are the errors.
     """
     of = share_interval if all(each in (0, 1) for group in groups for each in group) else mean_interval

@@ -47,7 +47,7 @@ class Request:
         root: The path of the server's page: the token, between slashes.
         path: The rest of the path.
         known: The version that the browser has (`If-None-Match`), or empty.
-        body: What a POST sends: JSON.
+        body: The JSON of a POST.
     """
 
     method: str

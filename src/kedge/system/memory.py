@@ -87,7 +87,7 @@ class MemoryLimit:
     """A limit on the memory of this process.
 
     Attributes:
-        name: What sets it: `ulimit -v`, `ulimit -d`, `the control group` or `the machine`.
+        name: Source of the limit: `ulimit -v`, `ulimit -d`, `the control group` or `the machine`.
         limit: Bytes.
         used: Bytes that count toward it already; a control group and a machine have other processes as well.
     """
@@ -185,7 +185,7 @@ def _group_folders() -> list[Path]:
     """The folders of the memory controller for this process, innermost first.
 
     Lines of /proc/self/cgroup: `0::/path` in version 2, `4:memory:/path` in version 1. Inside a container the path is
-    often one of the host, and the container's own group lies at the root of the mount.
+    often one of the host, and the container's own group is at the root of the mount.
     """
     try:
         lines = OWN_GROUPS.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -231,8 +231,8 @@ class Exhaustion:
 
     Attributes:
         phase: The work under way, worded for `out of memory during PHASE`.
-        asked: Bytes whose allocation failed; None if the exception does not say.
-        held: Bytes that the process held, on the device whose memory ran out.
+        asked: Bytes of the failed allocation; None if the exception does not give them.
+        held: Bytes that the process held on the device that ran out of memory.
         limit: The limit that was reached; None if it is not known.
     """
 
@@ -243,7 +243,7 @@ class Exhaustion:
 
     @classmethod
     def of(cls, error: BaseException, phase: str) -> Exhaustion:
-        """The figures that `in_phase` noted; without them, those of now."""
+        """The figures that `in_phase` noted, or else the current ones."""
         noted = getattr(error, NOTE, None)
         if noted is not None:
             return noted
@@ -277,7 +277,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def asked_for(error: BaseException | None) -> int | None:
-    """The bytes whose allocation failed; None if the exception does not say."""
+    """The bytes of the failed allocation; None if the exception does not give them."""
     while error is not None:
         if found := ASKED.search(str(error)):
             size, unit = (found[name] or found[f"{name}_np"] for name in ("size", "unit"))
@@ -310,7 +310,7 @@ def note_exhaustion(error: Exception, phase: str) -> None:
 def release(error: BaseException | None) -> None:
     """Free what a failed computation still holds: the local variables of the functions that the exception left.
 
-    The exception keeps them alive by its traceback, and with them every activation. What is freed then goes back to the
+    The exception keeps them alive by its traceback, and with them every activation. Freed memory then goes back to the
     system, so that other threads and libraries can have it as well.
     """
     while error is not None:

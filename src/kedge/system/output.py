@@ -53,7 +53,7 @@ CONFIG_FILE = "config.yaml"
 """The resolved configuration. A folder that contains it is a run's."""
 
 DATA_FILE = "data.json"
-"""How many rows of the data a run uses, and why others are dropped; written when the run starts."""
+"""File with the number of rows that a run uses, and the reasons for dropping others; written when the run starts."""
 
 FINISHED_FILE = "finished.json"
 """Written when a run finishes."""
@@ -112,7 +112,7 @@ DIAGNOSTIC_FILES = frozenset({REJECTED_FILE, REWARD_LOG, VLLM_LOG, INCIDENTS_FIL
 
 
 def check_output(path: str | os.PathLike[str]) -> Path:
-    """The folder, after checking that it is free and, as far as possible without creating it, can be created.
+    """Check that a folder is free and that it can probably be created, without creating it; returns its path.
 
     Raises:
         OutputError: It is not empty, or its nearest existing ancestor is not a folder or is write-protected.
@@ -163,7 +163,7 @@ def checkpoint_folder(run: Path, update: int) -> Path:
 
 
 def kept_checkpoints(run: Path) -> list[int]:
-    """The updates of a run whose checkpoints exist, in order."""
+    """The updates of a run's existing checkpoints, in order."""
     found = (re.fullmatch(r"update-(\d{6,})", path.name) for path in (run / CHECKPOINTS).glob("update-*"))
     return sorted(int(match[1]) for match in found if match)
 
@@ -204,7 +204,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def refusal(error: BaseException) -> str | None:
-    """Why the system refused to read or write; None for an error of another kind.
+    """The system's reason for refusing to read or write; None for an error of another kind.
 
     safetensors and tokenizers, written in Rust, raise separate errors that contain the text of the system's.
     """

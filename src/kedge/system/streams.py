@@ -39,7 +39,7 @@ def lasting_streams() -> Iterator[None]:
 
 
 def refused_output() -> OSError | None:
-    """Why standard output lost something; None if it did not, or if its reader chose to end."""
+    """The reason why standard output lost something; None if it did not, or if its reader chose to end."""
     error = getattr(_raw(sys.stdout), "error", None)
     return None if isinstance(error, BrokenPipeError) else error
 

@@ -13,7 +13,7 @@ _DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 def names_function(text: str) -> bool:
     """True if a text names a Python function rather than a model: `file.py:function` or `package.module:function`.
 
-    What follows the last colon must be a dotted Python name. A model id has no colon, and neither a Windows path nor
+    The part after the last colon must be a dotted Python name. A model id has no colon, and neither a Windows path nor
     `model:7b` has a Python name after it. A `.py` file is never a model, so `rewards.py` counts as a function whose
     name is missing: the loader's error then says what to add.
     """
@@ -41,7 +41,7 @@ def error_text(error: BaseException, limit: int = 300) -> str:
 
 
 def unwritable(value: object, *, deepest: int) -> str | None:
-    """Why a value cannot be written to a file or sent to another process; None if it can.
+    """The reason why a value cannot be written to a file or sent to another process; None if it can.
 
     Works level by level instead of recursively: a value may nest deeper than the recursion limit, or contain itself.
 

@@ -83,9 +83,9 @@ def build_optimizer(
         head_parameters: Parameters of an output layer, to train at their own rate: a new head has further to go.
             `set_learning_rate` gives the unit of its outputs.
         head_rate: Their learning rate as a multiple of the others', throughout the schedule.
-        critic_parameters: Parameters of a critic that shares no gradient with the policy: `set_learning_rate` can give them
-            another rate, and their gradient is clipped apart.
-        inner_matrices: Parameters for muon to orthogonalize: layers' matrices, without embeddings, output layers and heads.
+        critic_parameters: A critic's parameters, if it shares no gradient with the policy: `set_learning_rate` can give
+            them another rate, and their gradient is clipped apart.
+        inner_matrices: Parameters for muon: matrices of layers, without embeddings, output layers and heads.
         offload: Keep the state in the host's memory between steps; see `HostState`.
 
     Raises:

@@ -39,7 +39,7 @@ _SOURCES = "a source or a list of sources"
 _SCHEDULES = "a mapping of fields to {update: value}"
 _MAX_LENGTH = 60
 
-# Names that users expect for a field, besides those of the libraries in `kedge.config.libraries`.
+# Names that users expect for a field, besides the libraries' names in `kedge.config.libraries`.
 _SYNONYMS = {
     "beta": "ppo.kl_coef",
     "ent_coef": "ppo.entropy_coef",
@@ -69,7 +69,7 @@ USUAL = {
     "n": "num_responses",
     "steps": "num_updates",
 }
-"""Short names that users expect, and the field that each stands for, without its section."""
+"""Short names that users expect, and the field that each means, without its section."""
 
 
 def section_type(name: str) -> type[Section] | None:
@@ -112,7 +112,7 @@ def find_field(dotted: str) -> FieldInfo | None:
 
 
 def fields_named(name: str) -> list[str]:
-    """The fields that a bare name can mean: kedge's own, or, where none has it, those of registered stages."""
+    """The fields that a bare name can mean: kedge's own, or, if none has it, registered stages' fields."""
     owners = [dotted for dotted, _ in all_fields() if dotted.partition(".")[2] == name]
     added = tuple(f"{section}." for stage in registered_stages() for section in stage.adds_sections)
     return [dotted for dotted in owners if not dotted.startswith(added)] or owners
@@ -202,8 +202,8 @@ def unknown(name: str, known: Iterable[str], *, kind: str = "a field", stage: st
 
     Args:
         name: The name as given, dotted or bare.
-        known: The dotted names that it may stand for.
-        kind: What it is not: `a setting of ppo`.
+        known: The dotted names that it may be meant for.
+        kind: The kind of name that was expected, such as `a setting of ppo`.
         stage: The stage that it is given to.
     """
     if name in FORMER:

@@ -69,7 +69,7 @@ def explain(name: str = "") -> str:
 
 
 def _near(word: str, fields: Mapping[str, FieldInfo]) -> dict[str, FieldInfo]:
-    """The fields whose name contains a word, or whose meaning has a word that starts with it."""
+    """The fields with a word in their name, or with a word in their meaning that starts with it."""
     text = word.lower()
     if len(text) < 2:
         return {}
@@ -131,7 +131,7 @@ SOURCES: dict[str, str] = {row[0]: row[1] for row in read_table(Path(__file__).w
 
 
 def cited_works(text: str) -> dict[str, str]:
-    """The works whose short names appear in a text, in the order of `SOURCES`."""
+    """The works with short names in a text, in the order of `SOURCES`."""
     return {
         name: work
         for name, work in SOURCES.items()
@@ -144,7 +144,7 @@ def completions(incomplete: str, stage: str | None = None) -> list[tuple[str, st
 
     Args:
         incomplete: `num_up`, `ppo.`, `ppo.policy_loss=`.
-        stage: The stage whose fields have bare names; None completes dotted names only.
+        stage: Its fields have bare names; None completes dotted names only.
     """
     name, sign, value = incomplete.partition("=")
     if sign:

@@ -51,8 +51,8 @@ def load_config(
         overrides: `ppo.clip_range=0.1`, or `clip_range=0.1` with a bare name as in `full_name`, in order; the last one
             of a name counts.
         flags: Dotted name → value; None for a flag that was not given.
-        preset: Names of presets, merged after those of the file and of overrides.
-        stage: The stage whose sections bare names belong to; None for all sections.
+        preset: Names of presets, merged after the presets of the file and of overrides.
+        stage: Bare names belong to its sections; None for all sections.
 
     Raises:
         ConfigError: One line with the first mistake; or a preset is given to a file that sets all of its fields.
@@ -74,7 +74,7 @@ def load_config(
 def resolve(layers: Sequence[Mapping[str, Any]], places: Mapping[str, str] | None = None) -> Config:
     """Merge settings, later layers over earlier ones, on top of the presets that they name.
 
-    The presets of all layers are merged in order. `preset: null` drops those of earlier layers.
+    The presets of all layers are merged in order. `preset: null` drops the presets of earlier layers.
 
     Args:
         layers: Mappings of fields, sections (as mappings) and dotted names.
@@ -147,7 +147,7 @@ def _check_effect(config: Config, path: str | Path, settings: Mapping[str, Any])
 def preset_conflicts(config: Config, stage: str | None = None) -> str | None:
     """A line about the fields that the presets set differently, with the value in use; None without such fields.
 
-    Fields that the user sets otherwise are left out, as are those of sections that the stage does not read.
+    Fields that the user sets otherwise are left out, as are fields of sections that the stage does not read.
     """
     read = Config.model_fields if stage is None else [name for group in find_stage(stage).sections for name in group]
     given: dict[str, dict[str, Any]] = {}
@@ -195,7 +195,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by dotted name as nested sections.
 
-    A dotted name whose first part is neither a section nor a mapping stays as it is, and is refused as unknown:
+    A dotted name that starts with neither a section nor a mapping stays as it is, and is refused as unknown:
     `reward.clip=3` would otherwise become a reward named clip with weight 3.
     """
     nested: dict[str, Any] = {}
@@ -359,7 +359,7 @@ def changed_settings(
 
 
 def effective_settings(config: Config) -> dict[str, Any]:
-    """All settings as nested JSON types, with `auto` replaced by what it stands for where that depends on other fields.
+    """All settings as nested JSON types, with `auto` replaced by its value where that depends on other fields.
 
     A run of a version that had no `auto` there is resumed under its default.
     """

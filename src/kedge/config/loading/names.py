@@ -69,7 +69,7 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
 
 
 def _owners(name: str, groups: Sequence[Sequence[str]]) -> list[str]:
-    """The fields that a bare name stands for: those of the first group that has it, or the one at the top level."""
+    """The fields that a bare name means: the fields of the first group that has it, or the one at the top level."""
     if find_field(name) is not None:
         return [name]
     for group in groups:

@@ -19,7 +19,7 @@ _BAD_TAGS = (AttributeError, LookupError, OverflowError, TypeError)
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without aliases, a few of which can expand to billions of values or to a value that holds itself."""
+    """SafeLoader without aliases: a few can expand to billions of values or to a value that holds itself."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):  # pyright: ignore[reportUnknownMemberType]
@@ -44,7 +44,7 @@ class Document:
 
 
 def read_document(path: str | Path) -> Document:
-    """Read a YAML file whose top level is a mapping; an empty file is an empty mapping.
+    """Read a YAML file with a mapping at the top level; an empty file is an empty mapping.
 
     Raises:
         ConfigError: The file cannot be read, is not YAML, or has a key twice.

@@ -1,4 +1,4 @@
-"""Presets: published recipes, and the algorithms beside PPO. What a preset does not give keeps its default."""
+"""Presets: published recipes, and the algorithms beside PPO. Fields that a preset leaves out keep their defaults."""
 
 import difflib
 from collections.abc import Sequence

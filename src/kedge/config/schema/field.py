@@ -38,7 +38,7 @@ def field(
         source: The paper or project that the default comes from, or the reason for it.
         too_high: The effect of a value that is too high.
         too_low: The effect of a value that is too low.
-        text: What a text stands for, such as `a folder`.
+        text: The meaning of a text, such as `a folder`.
         bounds: pydantic's `gt`, `ge`, `lt`, `le`.
     """
     extra = {"source": source, "too_high": too_high, "too_low": too_low, "text": text}

@@ -18,7 +18,7 @@ NEED_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo")
 """The estimators that compare the responses to a prompt."""
 
 UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo")
-"""The estimators whose papers do not normalize the advantages over the batch."""
+"""The estimators published without normalization of the advantages over the batch."""
 
 Reaction = Literal["stop", "skip", "rollback"]
 
@@ -594,7 +594,7 @@ class PpoConfig(Section):
 
     @property
     def value_weight(self) -> float:
-        """The weight of the value loss, whose squares are halved: value_coef, or twice that for value_loss=mse."""
+        """The weight of the value loss, which has halved squares: value_coef, or twice that for value_loss=mse."""
         return self.value_coef * (2.0 if self.value_loss == "mse" else 1.0)
 
     @property

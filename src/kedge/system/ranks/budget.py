@@ -1,4 +1,4 @@
-"""How many tokens go into a pass: a number that is kept, or one that is halved when memory runs out."""
+"""Tokens per pass: a fixed number, or one that is halved when memory runs out."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ BUCKET = 2**25
 """Gradients are added up in buckets of at most this many numbers, if no single parameter is larger."""
 
 _group: ContextVar[dist.ProcessGroup | None] = ContextVar("group", default=None)
-"""The group that this thread's operations go over; None for that of the training."""
+"""The process group of this thread's operations; None for the group of the training."""
 
 SHORTEST_PAUSE = 2e-5
 LONGEST_PAUSE = 2e-3
@@ -167,7 +167,7 @@ class Ranks:
 
         Args:
             own: The rows that this rank knows. Rows that no rank knows stay as they are.
-            tables: Tensors whose first axis is the rows, of the same shape on every rank.
+            tables: Tensors with rows on the first axis, of the same shape on every rank.
         """
         if not self.are_several:
             return
@@ -217,7 +217,7 @@ class Ranks:
         return int(self.everyones(torch.tensor([number], dtype=torch.int64)).max())
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace every gradient by its sum over the ranks; those of sharded weights are sums already.
+        """Replace every gradient by its sum over the ranks; gradients of sharded weights are sums already.
 
         Every rank has gradients of the same parameters, because each evaluates at least one row.
         """
@@ -256,7 +256,7 @@ class Ranks:
         self.largest(0)
 
     def apart(self) -> Callable[[], AbstractContextManager[None]]:
-        """A context for another thread, in which operations do not mix with those of this one; all ranks ask for it.
+        """A context for another thread, in which operations do not mix with this thread's; all ranks call this.
 
         On every rank that thread calls the same methods in the same order, independently of this one.
         """

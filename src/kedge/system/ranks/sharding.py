@@ -92,7 +92,7 @@ def shard(
         ranks: The ranks.
         device: The device of the weights.
         kept: Weights of the module that stay whole on every rank, because others share them.
-        in_bf16: Layers whose weights are gathered in bf16; their parts, and the sums of their gradients, keep fp32.
+        in_bf16: Layers with weights that are gathered in bf16; their parts, and the sums of their gradients, keep fp32.
         offload: Keep the parts in the host's memory between passes.
     """
     from torch.distributed.device_mesh import init_device_mesh
@@ -154,7 +154,7 @@ def shard_weight(module: nn.Module, name: str, ranks: Ranks, *, device: torch.de
 def whole_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within this context every rank has all weights, and passes without gradients need no other rank.
 
-    All ranks enter and leave it together. What is written to the weights meanwhile is lost.
+    All ranks enter and leave it together. Changes to the weights in the meantime are lost.
 
     Args:
         modules: Sharded modules, or others that contain them; each has been called before.
@@ -248,7 +248,7 @@ def own_rows(tensor: DTensor) -> range:
 
 
 def from_rows(rows: Tensor, own: DTensor) -> DTensor:
-    """A tensor in parts like `own`, of which this rank has these rows; no communication."""
+    """A tensor sharded like `own`, from this rank's rows; no communication."""
     return DTensor.from_local(
         rows.to(own.device), own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
     )

@@ -60,7 +60,7 @@ def join_ranks(parallel: Parallel = "replicate") -> Ranks:
 def is_first_to_fail(error: BaseException) -> bool:
     """True if this rank is the one to say why the run fails; always true for a single process.
 
-    The rank whose own error it is comes first; those that lost contact to it wait a moment, and then one of them says
+    The rank with the error comes first; ranks that lost contact to it wait a moment, and then one of them says
     so.
     """
     if _store is None:
