@@ -4,7 +4,7 @@ memory: peak memory and seconds per update of policy, critic, reference and rewa
 models, and of TRL with an adapter on the policy, in turns. PEER is the Python of an environment with TRL 1.12.0, PEFT.
 
 learning: the held-out score after equal updates with all weights and with adapters, on two tasks of the study. FILES
-are those of the stories: a model's folder, JSON lines of stories and of held-out stories, and a lexicon.
+are the stories': a model's folder, JSON lines of stories and of held-out stories, and a lexicon.
 
 passes: whether one pass over the rows of two adapters is faster than a pass for each. FOLDER stays empty.
 

@@ -32,7 +32,7 @@ STALENESS = (0, 1, 2, 4)
 
 
 def save_model(folder: Path, size: str) -> Path:
-    """A random Llama whose tokens are letters."""
+    """A random Llama with letters as tokens."""
     vocabulary = {token: place for place, token in enumerate(["<pad>", "<eos>", *LETTERS])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.decoder = decoders.Fuse()

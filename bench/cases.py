@@ -37,7 +37,7 @@ TRLS = ("ppo.critic=separate", "ppo.gae_lambda=0.95")
 """TRL's values of settings with other defaults here, as far as they are part of what is compared."""
 LIKE_FOR_LIKE = (*TRLS, "runtime.precision=fp32")
 PADDING_SHARES = {"0 %": (0.0, 0.0), "25 %": (0.25, 102.0), "50 %": (0.5, 40.0), "75 %": (0.75, 16.0)}
-"""By target share of padding: the share, and the hazard whose capped mean is 64·(1 − share)."""
+"""By target share of padding: the share, and the hazard with a capped mean of 64·(1 − share)."""
 PADDED_WIDTH = 64
 """Longest prompt and cap of the padding case, tokens each."""
 PADDED_BATCH = 32
@@ -51,7 +51,7 @@ class Case:
     Attributes:
         name: Its name, as in `--only`.
         jobs: The jobs by name, in the order of every round.
-        num_rounds: How many times each job is run.
+        num_rounds: Runs of each job.
     """
 
     name: str
@@ -119,7 +119,7 @@ FAMILY = {
     "REINFORCE++": ("ppo.advantage=reinforce++",),
 }
 GROUPS = ("RLOO", "GRPO")
-"""Those with eight responses to each prompt."""
+"""Cases with eight responses to each prompt."""
 
 
 def _with(job: Job, *settings: str) -> Job:

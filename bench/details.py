@@ -35,7 +35,7 @@ class Detail:
     """A row of the table.
 
     Attributes:
-        name: What is different.
+        name: The difference.
         settings: By dotted name.
     """
 

@@ -1,14 +1,15 @@
 """Power cuts and full disks: `python -m bench.disks FOLDER [--cuts 60] [--full 40]` (Linux, as root).
 
-Each run writes to an ext4 file system of its own, in an image that is mounted through a loop device, with the options
+Each run writes to a separate ext4 file system, in an image that is mounted through a loop device, with the options
 that forgive least: contents may reach the disk long after the names of their files.
 
 power cut   at a random moment the process is stopped, the device copied, and the process killed. The copy is mounted,
             as after the power has come back, and the run started again with `--resume auto`. Half of the runs suffer a
             second cut then.
-full disk   a file leaves a random amount of room. The run must end with one line; once the file is gone, it is resumed.
+full disk   a file leaves a random amount of room. The run must end with a one-line error; it is
+            resumed once the file is gone.
 
-In the end the model must be that of an undisturbed run, to the bit, and so must all metrics but times.
+In the end the model and all metrics but times must be bit-identical to an undisturbed run's.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Tally:
         second: Of them, how many suffered a second cut.
         anew: Runs that had no checkpoint yet and started over.
         finished: Runs that had ended before the fault.
-        wrong: What went wrong, one line per run.
+        wrong: Failures, one line per run.
     """
 
     tried: int = 0
@@ -158,7 +159,7 @@ class Laboratory:
         return seconds < 0
 
     def outcome(self) -> dict[str, object]:
-        """What a finished run is compared by: its weights, and all its metrics but times."""
+        """The compared contents of a finished run: its weights, and all its metrics but times."""
         saved = [path for path in self.run.glob("**/model/*.safetensors") if "checkpoints" not in path.parts]
         weights = {str(path.relative_to(self.run)): path.read_bytes() for path in saved}
         rows = {}

@@ -144,7 +144,7 @@ def write_page(record: Record, gpu: Record | None, family: Record | None = None)
 
 
 def cpu_tables(record: Record) -> list[Table]:
-    """The table of targets, then those of the measured cases."""
+    """The table of targets, then the tables of the measured cases."""
     return [target_table(record.results), *(table for tables in case_tables(record).values() for table in tables)]
 
 

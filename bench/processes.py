@@ -18,7 +18,7 @@ TICK = 0.005
 
 
 class BenchError(Exception):
-    """An error of the benchmark, in one line."""
+    """An error of the benchmark, printed on one line."""
 
 
 @dataclass(frozen=True)

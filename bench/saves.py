@@ -1,7 +1,7 @@
 """Checkpoints of sharded weights, measured: `python -m bench.saves` prints the table of bench/RESULTS.md.
 
 Two ranks save and load 77 million parameters with Adam's moments: whole, in parts, and in parts with PyTorch's own
-writer and reader, whose files are read again to hash them. Each case is a separate launch. Memory is the largest
+writer and reader; its files are read again to hash them. Each case is a separate launch. Memory is the largest
 anonymous memory of a rank during a save, beyond what it held before.
 """
 

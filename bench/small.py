@@ -83,7 +83,7 @@ def held(dtype: FrozenDtype) -> LanguageModel:
 
 
 def bytes_per_weight(module: nn.Module) -> float:
-    """The bytes of a module's parameters, for each weight that they stand for."""
+    """The bytes of a module's parameters, for each weight that they represent."""
     return sum(each.nbytes for each in module.parameters()) / num_weights(module.parameters())
 
 

@@ -26,7 +26,7 @@ class Job:
     """One system on one workload.
 
     Attributes:
-        system: `trl`, kedge's PPO (`ppo`), or kedge's fine-tuning (`sft`), whose update is one optimizer step.
+        system: `trl`, kedge's PPO (`ppo`), or kedge's fine-tuning (`sft`), with one optimizer step per update.
         workload: Models, prompts and lengths.
         settings: Further settings of kedge, `name=value`.
         batch: Responses per update; sequences per step.

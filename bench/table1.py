@@ -1,6 +1,6 @@
 """`python -m bench.table1`: Table 1 of the PPO paper in miniature, and three older algorithms beside it.
 
-Every variant trains on the same tasks with the same seeds, and differs from the others in what its row says alone.
+Every variant trains on the same tasks with the same seeds, and differs from the others only as its row states.
 A run's score is the mean return of its last 100 episodes, as in the paper. Scores are scaled per task so that the
 untrained policy has 0 and the best variant's mean has 1, and averaged over tasks and seeds. What is recorded is not run
 again: the same command resumes.
@@ -45,7 +45,7 @@ COMMON: Final[Mapping[str, Any]] = {
     "control.compile": True,
 }
 """As in the code behind the paper. Gymnasium charges HalfCheetah and Hopper for actions as they were given, so clipping
-them to the bounds rewards a policy whose actions are far outside. Compiled steps are the same and take less time.
+them to the bounds rewards a policy with actions far outside. Compiled steps are the same and take less time.
 """
 
 

@@ -21,7 +21,7 @@ class Target:
 
     Attributes:
         figure: Its description.
-        peer: What it is compared with.
+        peer: The system that it is compared with.
         better: Whether more or less is better.
         required: The required minimum or maximum.
         aim: The desired value.

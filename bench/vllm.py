@@ -36,7 +36,7 @@ WEIGHT_UPDATES = 20
 
 
 def save_model(folder: Path, size: str, *, tied: bool, seed: int = 0) -> Path:
-    """A random Llama whose tokens are letters. vLLM needs heads of at least 32 units on a CPU."""
+    """A random Llama with letters as tokens. vLLM needs heads of at least 32 units on a CPU."""
     vocabulary = {token: place for place, token in enumerate(["<pad>", "<eos>", *LETTERS])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.decoder = decoders.Fuse()

@@ -2,8 +2,9 @@
 
     python -m bench.workload FOLDER RECIPE     (the recipe as a JSON object)
 
-The weights are random. The policy is a Phi, whose output layer has a bias: EOS gets the bias that makes its probability
-1/hazard. So lengths vary as in practice, with the same distribution in every system, without changes to its sampler.
+The weights are random. The policy is a Phi, with a bias in its output layer: EOS gets the bias that makes its
+probability 1/hazard. So lengths vary as in practice, with the same distribution in every system, without changes to its
+sampler.
 """
 
 from __future__ import annotations

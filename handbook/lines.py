@@ -28,7 +28,7 @@ class Line:
     Attributes:
         x: Positions.
         y: Values; NaN leaves a gap.
-        quantity: What the values are; decides the color and the limits of the axis.
+        quantity: Quantity of the values; decides the color and the limits of the axis.
         label: Text at its end, in front of the last value; may be empty.
         low: Lower edge of a band around it, or None.
         high: Upper edge, or None.
@@ -87,7 +87,7 @@ def _common(quantities: Sequence[Quantity]) -> Quantity:
 
 
 def _draw_line(axes: Axes, line: Line) -> float | None:
-    """Draw one line; return its last finite value, None if it has none."""
+    """Draw one line; return its last finite value, None without any."""
     x = np.asarray(line.x, dtype=float)
     y = np.asarray(line.y, dtype=float)
     color = line.quantity.color

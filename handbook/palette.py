@@ -1,4 +1,4 @@
-"""What each color of a plot means, on light and on dark pages, and the range of each kind of quantity.
+"""Colors of the plots with their meanings, on light and on dark pages, and the range of each kind of quantity.
 
 The only place that names a color or a limit, so that a quantity looks the same in every plot.
 """

@@ -51,7 +51,7 @@ def example(size: float = 8e9) -> Workload:
 
 @cache
 def best_of(size: float, cards: int, *, synchronous: bool = False) -> UpdateTime | None:
-    """The cheapest layout of so many H100 for a policy of this size."""
+    """The cheapest layout of this number of H100 for a policy of this size."""
     updates = sweep(example(size), CARDS["H100"], (cards,))
     return cheapest([each for each in updates if not (synchronous and each.layout.staleness)])
 

@@ -1,6 +1,6 @@
 """Shared plot style: few colors, labels at the ends of lines instead of legends.
 
-Figures are made without pyplot, whose global state would leak between runs and needs a display.
+Figures are made without pyplot: it needs a display, and its global state would leak between runs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def wrap_labels(figure: Figure) -> None:
 
 
 def _right_end(figure: Figure, axes: Axes) -> float:
-    """Where the next axes to the right start, with their labels; else the figure's edge."""
+    """Left edge of the next axes to the right, with their labels; else the figure's edge."""
     boxes = [other.get_tightbbox() for other in figure.axes
              if other.get_window_extent().x0 > axes.get_window_extent().x1]  # fmt: skip
     return min([float(figure.bbox.x1), *(float(box.x0) for box in boxes if box is not None)])

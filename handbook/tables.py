@@ -12,17 +12,17 @@ LONG_CELL = 60
 """Characters; a table with longer cells in three columns or more is stacked on a narrow screen. Others scroll."""
 
 SHORT_CELL = 24
-"""Characters; a shorter cell stands beside its label."""
+"""Characters; a shorter cell is shown beside its label."""
 
 
 def with_readable_tables(page: str) -> str:
-    """The page with labeled cells in its tables, `data-stacked` on those of prose, and break points in long names."""
+    """The page with labeled cells in its tables, `data-stacked` on tables of prose, and break points in long names."""
     page = re.sub(r"(<h[23] [^>]*>)(.*?)(?=<a|</h)", lambda head: head[1] + _heading(head[2]), page)
     return re.sub(r"<table>(.*?)</table>", lambda table: _table(table[1]), page, flags=re.DOTALL)
 
 
 def _heading(inner: str) -> str:
-    """A heading whose long names may break after an underscore; its tags stay as they are."""
+    """A heading with long names that may break after an underscore; its tags stay as they are."""
     return re.sub(r"(>|^)([^<]*)", lambda text: text[1] + re.sub(r"_(?=\w)", "_<wbr>", text[2]), inner)
 
 

@@ -1,4 +1,4 @@
-"""What a recorded update does to one token, computed from the record by kedge's own functions."""
+"""The effect of a recorded update on one token, computed from the record by kedge's own functions."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ HOPPER = frozenset({"H100", "H800", "H200"})
 
 @dataclass(frozen=True)
 class Band:
-    """How far published times were from the model, for updates like the planned one.
+    """Distance of published times from the model's, for updates like the planned one.
 
     Attributes:
         low: Smallest published time, in units of the model's.
@@ -78,7 +78,7 @@ def _like(work: Workload, layout: Layout, lengths_known: bool) -> list[KindName]
 
 
 def _unlike(work: Workload, layout: Layout, rows: list[PublishedUpdate]) -> str:
-    """What of the plan none of the figures has."""
+    """Properties of the plan that no published figure has."""
     lacking = [] if layout.card.name in {row.layout.card.name for row in rows} else [f"runs on {layout.card.name}"]
     if layout.cards < min(row.layout.cards for row in rows):
         lacking.append(f"has as few as {layout.cards} cards")

@@ -31,7 +31,7 @@ class ClusterPlan:
     """Layouts of an update, the cheapest that fits, and how far off the model may be. Printed, it is a report.
 
     Attributes:
-        best: The layout with the fewest card-seconds per update of those that fit.
+        best: The layout that fits with the fewest card-seconds per update.
         updates: All layouts that were tried.
         band: Smallest and largest published time, in units of the model's, of updates like this one.
         lengths_known: Whether the longest lengths were given.

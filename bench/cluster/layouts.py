@@ -20,7 +20,7 @@ EIGHTHS = (1, 2, 3, 4, 5, 6, 7)
 
 @dataclass(frozen=True)
 class Wish:
-    """What the layouts of a sweep have in common; None leaves it open.
+    """Fixed properties of a sweep's layouts; None leaves one open.
 
     Attributes:
         rollout_cards: Cards of the servers; 0 for turns on all cards.
@@ -34,7 +34,7 @@ class Wish:
 
 
 def layouts(card: Card, cards: int, responses: int, wish: Wish | None = None) -> list[Layout]:
-    """Layouts of so many cards: in turns or apart, servers of 1 to 8 cards, synchronous or one step off."""
+    """Layouts of `cards` cards: in turns or apart, servers of 1 to 8 cards, synchronous or one step off."""
     wish = wish or Wish()
     found: list[Layout] = []
     for parallel in [wish.tensor_parallel] if wish.tensor_parallel else [1, 2, 4, 8]:
@@ -52,7 +52,7 @@ def sweep(work: Workload, card: Card, numbers: Sequence[int], wish: Wish | None 
 
 
 def cheapest(updates: Sequence[UpdateTime]) -> UpdateTime | None:
-    """The one with the fewest card-seconds of those that fit; None if none fits.
+    """The layout with the fewest card-seconds that fits; None if none fits.
 
     Within 1 %, synchronous comes before stale, in turns before apart, and small servers before large ones.
     """

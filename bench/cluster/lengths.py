@@ -1,4 +1,4 @@
-"""How many responses still run after t tokens: the distribution that assumes least, given mean and longest."""
+"""The responses that still run after t tokens: the distribution that assumes least, given mean and longest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Lengths:
         return (low + high) / 2
 
     def running(self, responses: float) -> tuple[tuple[float, float, float], ...]:
-        """What is left of so many responses that start together.
+        """The responses still running, of many that start together.
 
         Args:
             responses: Started.
@@ -78,7 +78,7 @@ def _mean_share(rate: float) -> float:
 
 
 def _place(survival: float, rate: float) -> float:
-    """Where P(length > place · L) has fallen to `survival`."""
+    """The place where P(length > place · L) has fallen to `survival`."""
     if abs(rate) < 1e-6:
         return 1.0 - survival
     return 1.0 - math.log1p(survival * math.expm1(rate)) / rate

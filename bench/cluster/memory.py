@@ -68,7 +68,7 @@ class ServerMemory:
 
 
 def trainer_memory(work: Workload, layout: Layout, micro_batch: float) -> TrainerMemory:
-    """The trainer's memory with micro-batches of so many tokens; a longer row is a separate micro-batch."""
+    """The trainer's memory with micro-batches of the given number of tokens; a longer row is a separate micro-batch."""
     policy = work.policy
     cards = max(1, layout.training_cards)
     models = 2 if work.critic == "separate" else 1

@@ -38,7 +38,7 @@ class Pass:
 
     @property
     def limit(self) -> Literal["arithmetic", "the network"]:
-        """Which of the two it is."""
+        """The one of the two that takes longer."""
         return "arithmetic" if self.arithmetic >= self.communication else "the network"
 
 

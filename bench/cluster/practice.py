@@ -1,4 +1,4 @@
-"""What practice leaves of the data sheets: the constants of the cost model."""
+"""Shares of the data sheets' figures reached in practice: the constants of the cost model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Practice:
         bandwidth: Of the memory's bandwidth while decoding.
         collective: Of a link's or network's bandwidth while gathering shards in large pieces.
         sync: Of a link's or network's bandwidth while sending weights to servers, tensor by tensor.
-        step: Seconds per decoding step, whatever its size: launches, scheduling, sampling tokens.
+        step: Seconds per decoding step of any size: launches, scheduling, sampling tokens.
         reduce: Seconds of a tensor-parallel all-reduce; there are two per layer.
         server_rows: Rows that one server decodes at once.
         overhead: Factor on all phases but the sync: scoring, moving data, barriers.

@@ -54,7 +54,7 @@ class PublishedUpdate:
         layout: The cards.
         seconds: Published.
         source: Address, or repository and path.
-        note: What was assumed.
+        note: Assumptions.
     """
 
     name: str

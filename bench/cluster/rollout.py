@@ -24,7 +24,7 @@ class Rollout:
         full: Decoding while every server is full.
         tail: Decoding while servers run empty, until the longest response ends.
         rows: Rows that a server decodes at once.
-        limit: What bounds it.
+        limit: The bound on it.
     """
 
     prefill: float

@@ -25,7 +25,7 @@ _SYNONYMS: Final = {
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the costs of a model depend on.
+    """The properties that a model's costs depend on.
 
     Attributes:
         parameters: All weights.
@@ -85,7 +85,7 @@ def parse_parameters(text: str) -> float:
 
 
 def typical_shape(parameters: float) -> ModelShape:
-    """A dense model of this size, with the proportions of the published model whose size is nearest."""
+    """A dense model of this size, with the proportions of the published model nearest in size."""
     nearest = min(_TYPICAL, key=lambda row: abs(math.log(row[0] / parameters)))
     _, layers, hidden, kv_heads, head_dim, vocabulary, name = nearest
     return ModelShape(parameters, parameters, layers, hidden, kv_heads, head_dim, vocabulary, f"shaped like {name}")
@@ -152,7 +152,7 @@ def _shape(entries: Mapping[str, Any], file: Path) -> ModelShape:
 
 
 def _feed_forward(entries: _Entries, layers: int, hidden: int, *, matrices: int) -> tuple[int, int]:
-    """Weights of all feed-forward blocks, and those that one token uses.
+    """Weights of all feed-forward blocks, and the ones that one token uses.
 
     Args:
         entries: The config.json.

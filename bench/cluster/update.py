@@ -18,7 +18,7 @@ class UpdateTime:
     """One update on one layout; seconds and bytes.
 
     Attributes:
-        work: What is done.
+        work: The workload.
         layout: Where.
         rollout: Sampling.
         experience: Forward passes of the policy, reference, critic and reward model.
@@ -74,7 +74,7 @@ class UpdateTime:
 
 
 def update_time(work: Workload, layout: Layout, practice: Practice | None = None) -> UpdateTime:
-    """What an update costs.
+    """The cost of an update.
 
     synchronous:  (rollout + passes + training) · overhead + sync
     stale by one: max(rollout, passes + training) · overhead + sync

@@ -1,4 +1,4 @@
-"""What an update has to do, and on which cards."""
+"""The work of an update, and the cards for it."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ class Workload:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which cards do what.
+    """The division of the work among cards.
 
     Attributes:
         card: The kind of all cards.
         cards: All of them.
         rollout_cards: Cards of the servers; 0 if they take turns with the trainer on all cards.
         tensor_parallel: Cards of one server.
-        staleness: 0: the trainer waits for its batch. 1: the next batch is sampled meanwhile. Above 1: servers never
-            wait for a batch's longest response.
+        staleness: 0: the trainer waits for its batch. 1: the next batch is sampled at the same time. Above 1: servers
+            never wait for a batch's longest response.
     """
 
     card: Card
@@ -99,5 +99,5 @@ class Layout:
         return max(1, self.sampling_cards // self.tensor_parallel)
 
     def between(self, cards: int) -> float:
-        """Bandwidth between so many cards, byte/s: the link within a machine, the network between machines."""
+        """Bandwidth between `cards` cards, byte/s: the link within a machine, the network between machines."""
         return self.card.link if cards <= self.card.linked else self.card.network

@@ -35,10 +35,10 @@ PAGE = HERE / "control" / "RESULTS.md"
 
 CARTPOLE_STEPS = 80_000
 SPEED_UPDATES = 8
-"""Updates of a run whose speed is measured; the first quarter is not counted."""
+"""Updates of a run for speed; the first quarter is not counted."""
 
 VARIANT_FACTOR = 4
-"""How much longer a variant of kedge runs: one that is compiled spends seconds on that, in what is not counted."""
+"""Factor on the updates of kedge's variants: the uncounted part must cover the seconds of compilation."""
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 """`python cleanrl.py ORDER.json OUT.json`: one run of a script of CleanRL, from the folder that the order names.
 
 The scripts are written for an older Gymnasium. Two of its names are replaced before a script runs unchanged: a wrapper
-that has since got one more argument, and the one that records episodes, whose returns are noted here; rewards that a
+that has since got one more argument, and the one that records episodes; their returns are noted here; rewards that a
 recipe scales are scaled after it.
 """
 
@@ -60,7 +60,7 @@ class Writer:
         pass
 
     def add_scalar(self, name: str, value: Any, step: int) -> None:
-        """Note the end of an update, whose last entry is the speed."""
+        """Note the end of an update; its last entry is the speed."""
         if name != "charts/SPS":
             return
         mean = float(np.mean(RETURNS)) if len(RETURNS) >= WINDOW else None

@@ -27,7 +27,7 @@ NUM_MARKS: Final = 64
 
 @dataclass(frozen=True)
 class Peers:
-    """Where the other systems are; None leaves one out.
+    """Folders of the other systems; None leaves one out.
 
     Attributes:
         python: The interpreter of an environment with Stable-Baselines3, and with what CleanRL needs.
@@ -43,7 +43,7 @@ class Job:
     """A run.
 
     Attributes:
-        kind: What it is for: `speed`, `learn` or `table`.
+        kind: Its purpose: `speed`, `learn` or `table`.
         system: `kedge`, `sb3`, `cleanrl` or `alone`.
         recipe: The common settings.
         seed: The run's seed.
@@ -72,7 +72,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is kept of a run.
+    """The record of a run.
 
     Attributes:
         key: The job's.
@@ -80,7 +80,7 @@ class Outcome:
         system: The job's.
         env: The environment.
         seed: The job's.
-        name: What tells runs of one system apart, such as a variant; may be empty.
+        name: Distinguishes runs of one system, such as a variant; may be empty.
         total_steps: Steps that were asked for.
         marks: Rows of environment steps, CPU seconds, wall seconds and mean return; every update, or some of them.
         metrics: Named metrics of every update.
@@ -113,13 +113,13 @@ class Outcome:
         return self.marks[-1][3]
 
     def speed(self, *, first_steps: float = 0.0) -> float:
-        """Environment steps per CPU second, without the rows up to so many steps: a compilation is not counted."""
+        """Environment steps per CPU second, without the rows up to `first_steps`: a compilation is not counted."""
         rows = [(float(row[0] or 0), float(row[1] or 0)) for row in self.marks]
         steps, cpu = max((row for row in rows if row[0] <= first_steps), default=rows[0])
         return (rows[-1][0] - steps) / (rows[-1][1] - cpu)
 
     def reached(self, level: float) -> tuple[float, float] | None:
-        """Steps and CPU seconds at the first row whose return is at least a level; None if there is none."""
+        """Steps and CPU seconds at the first row with a return of at least a level; None if it is never reached."""
         for steps, cpu, _, mean in self.marks:
             if mean is not None and mean >= level:
                 return float(steps or 0), float(cpu or 0)

@@ -1,7 +1,7 @@
 """One step of TRPO against sb3-contrib's: the same rollout and weights, and the two steps side by side.
 
-sb3-contrib averages the KL of a Gaussian over the numbers of an action, where it is their sum; its bound is so many
-times as large. For the comparison kedge's KL is divided in the same way; the KL of the peer's step is also measured.
+sb3-contrib averages the KL of a Gaussian over the numbers of an action, where it is their sum; its bound is larger by
+that factor. For the comparison kedge's KL is divided in the same way; the KL of the peer's step is also measured.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def oracle_table(found: Sequence[Compared]) -> str:
 
 @dataclass
 class MeanOverNumbers:
-    """A learner whose KL is the mean over the numbers of an action."""
+    """A learner with a KL that is the mean over the numbers of an action."""
 
     learner: ControlLearner
     num_numbers: int

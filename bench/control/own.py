@@ -30,7 +30,7 @@ def main(order: Mapping[str, Any]) -> dict[str, Any]:
     """Run an order; returns its outcome.
 
     `marks` has a row per update: environment steps, CPU seconds, wall seconds, and the mean return of the latest 100
-    episodes, None before there are so many. `metrics` has the named metrics of every update.
+    episodes, None before that. `metrics` has the named metrics of every update.
     """
     recipe = recipe_of(order["recipe"])
     names = order.get("metrics", ())

@@ -111,7 +111,7 @@ class AtariRecipe(Recipe):
 
 @dataclass(frozen=True)
 class TrpoRecipe(Recipe):
-    """TRPO, whose critic is trained by Adam.
+    """TRPO with a critic trained by Adam.
 
     Attributes:
         num_minibatches: Of the critic.

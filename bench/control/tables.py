@@ -38,7 +38,7 @@ def speed_table(outcomes: Iterable[Outcome]) -> str:
 
 
 def _ratio(speeds: Sequence[float], others: Sequence[float]) -> float:
-    """The median over the rounds of the ratio within a round, whose runs are close in time."""
+    """The median over the rounds of the ratio within a round: its runs are close in time."""
     return median(one / other for one, other in zip(speeds, others, strict=False))
 
 

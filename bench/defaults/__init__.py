@@ -1,1 +1,1 @@
-"""Which learning rates suit small models: short PPO runs over a grid of settings, several models and rewards."""
+"""Learning rates that suit small models: short PPO runs over a grid of settings, several models and rewards."""

@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def points(starts: list[Start], options: argparse.Namespace) -> Iterator[tuple[Start, dict[str, Any], int]]:
-    """Every start, point of the two grids and seed: a value head's rates, and those of a separate critic."""
+    """Every start, point of the two grids and seed: a value head's rates, and a separate critic's."""
     for seed, rate, head, start in itertools.product(options.seeds, options.rates, options.head_rates, starts):
         yield start, {"ppo.learning_rate": rate, "ppo.value_head_rate": head, "ppo.critic": "shared"}, seed
     for seed, rate, start in itertools.product(options.seeds, options.critic_rates, starts):

@@ -1,4 +1,4 @@
-"""What the runs start from: a model, its prompts and a reward."""
+"""Starting points of the runs: a model, its prompts and a reward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["SETTINGS", "Start", "built_in", "vowels"]
 
 NUM_TEXTS: Final = 512
 SEED: Final = 0
-"""Of the models; the runs have seeds of their own."""
+"""Seed of the models; the runs have their own."""
 
 SETTINGS: Final[Mapping[str, Any]] = {**QUIET, "runtime.num_fixed_prompts": 0, "runtime.num_samples": 0}
 """Of every run: one thread, and no output that the table does not need."""

@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def outcome_of(case: Case, seed: int, *, rerun: bool, follow: bool) -> Outcome:
-    """Diagnose a case and print the result in one line.
+    """Diagnose a case and print the result.
 
     Args:
         case: The case.
@@ -58,7 +58,7 @@ def outcome_of(case: Case, seed: int, *, rerun: bool, follow: bool) -> Outcome:
 
 
 def printed(outcome: Outcome) -> Outcome:
-    """Print an outcome in one line, and return it."""
+    """Print an outcome on one line, and return it."""
     found = ", ".join(f"{found.rule} ({found.severity})" for found in outcome.findings) or "nothing"
     print(
         f"{'✓' if outcome.good else '✗'} {outcome.case} [{outcome.seed}], {outcome.seconds:.0f} s: {found}"

@@ -78,7 +78,7 @@ def unchanged(rows: Rows) -> Rows:
 
 @dataclass(frozen=True)
 class Case:
-    """How one run differs from the base run.
+    """The differences of a run from the base run.
 
     Attributes:
         name: The fault, or the healthy setting, in a few words.

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 MOST_REPETITIONS = 3
-"""How often a user follows the advice before giving up."""
+"""Number of times that a user follows the advice before giving up."""
 
 FORK = multiprocessing.get_context("fork")
 
@@ -64,7 +64,7 @@ class Outcome:
         seed: Seed of base and run.
         seconds: Duration of the run, including its start.
         findings: Most severe first.
-        followed: What became of the fault when the advice was followed; empty if it was not tried.
+        followed: The fate of the fault when the advice was followed; empty if it was not tried.
     """
 
     case: str
@@ -171,7 +171,7 @@ def follow_advice(case: Case, outcome: Outcome, work: Path, *, rerun: bool) -> O
         case: The case.
         outcome: Its diagnosis.
         work: The folder of bases and runs.
-        rerun: Run the repetitions; otherwise those that exist are diagnosed.
+        rerun: Run the repetitions; otherwise the existing ones are diagnosed.
 
     Returns:
         The diagnosis, with the outcome in `followed`.

@@ -1,4 +1,4 @@
-"""The runs whose memory is measured: architectures, adapters, critics, checkpointing, lengths and vocabularies."""
+"""The runs that memory is measured of: architectures, adapters, critics, checkpointing, lengths and vocabularies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """All of it in one line."""
+        """A summary on one line."""
         return " ".join(str(value) for value in asdict(self).values())
 
     @property

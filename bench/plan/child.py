@@ -29,7 +29,7 @@ from kedge.training.runtime import set_threads
 KIB = 2**10
 MIB = 2**20
 TIMED = 4
-"""Updates of a run whose time is measured: all but the first."""
+"""Updates of a timed run: all but the first are measured."""
 
 
 def config_of(case: Case) -> PreTrainedConfig:
@@ -54,7 +54,7 @@ def config_of(case: Case) -> PreTrainedConfig:
 
 
 class HeapState(ctypes.Structure):
-    """What glibc's `mallinfo2` returns; `arena` is the heap's size."""
+    """The result of glibc's `mallinfo2`; `arena` is the heap's size."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in (
         "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",

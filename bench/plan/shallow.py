@@ -1,4 +1,4 @@
-"""Folders of shallow models of full width with random weights, whose tokenizer has a word per row of the embedding."""
+"""Folders of shallow models of full width with random weights, and a tokenizer with a word per row of the embedding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model sizes fit on which cards: planned peaks of PPO runs of published shapes."""
+"""Model sizes that fit on each card: planned peaks of PPO runs of published shapes."""
 
 from __future__ import annotations
 

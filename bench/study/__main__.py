@@ -100,7 +100,7 @@ def print_count(study: Study, processes: int) -> None:
 
 
 def _seconds(study: Study, task: str) -> float:
-    """The mean duration of the task's recorded runs, 0 if there are none."""
+    """The mean duration of the task's recorded runs; 0 without any."""
     known = [each.seconds for each in study.outcomes.values() if each.task == task]
     return fmean(known) if known else 0.0
 

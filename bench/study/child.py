@@ -57,7 +57,7 @@ def run_unit(unit: Unit, problem: Problem, critic: Path, out: Path) -> Outcome:
     Args:
         unit: The run.
         problem: The task's model, prompts and reward.
-        critic: The folder that `{critic}` stands for in its settings.
+        critic: The folder that replaces `{critic}` in its settings.
         out: The run's folder; an earlier one is replaced, and it is removed at the end.
     """
     shutil.rmtree(out, ignore_errors=True)
@@ -98,7 +98,7 @@ def with_critic(settings: Mapping[str, Any], critic: Path) -> dict[str, Any]:
 def outcome_of(
     unit: Unit, rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], *, score: str, **more: Any
 ) -> Outcome:
-    """What is kept of a run.
+    """The record of a run.
 
     Args:
         unit: The run.

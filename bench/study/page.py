@@ -113,7 +113,7 @@ def draw_page(study: Study, folder: Path) -> None:
 
 
 def _findings(study: Study) -> list[str]:
-    """What was found, if it is written."""
+    """The findings, if they are written."""
     return [FINDINGS.read_text(encoding="utf-8")] if FINDINGS.is_file() and study.plan.tasks else []
 
 

@@ -24,11 +24,11 @@ CRITIC: Final = "ppo.critic"
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """How a task is run.
+    """The plan of a task's runs.
 
     Attributes:
         budget: Tokens and FLOPs that a run spends at least.
-        responses: Responses per update, whatever their number per prompt.
+        responses: Responses per update, for any number per prompt.
         eval_every: Updates between two points of a curve.
         learning_rates: The grid.
         settings: Of all its runs.
@@ -73,8 +73,8 @@ class Plan:
     """The whole plan.
 
     Attributes:
-        question: What is asked.
-        expectations: What was expected before the runs.
+        question: The question.
+        expectations: The expectations before the runs.
         tasks: By name.
         algorithms: By name.
         common: Settings of every run.
@@ -123,7 +123,7 @@ class Plan:
         return [self._unit(task, settings, seed) for seed in self.ablation.seeds]
 
     def _checked(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings, with those of the prefix test if they have a critic."""
+        """The settings, with the prefix test's if they have a critic."""
         return {**settings, **(self.critic_checks if CRITIC in settings else {})}
 
     def _unit(self, task: str, settings: Mapping[str, Any], seed: int) -> Unit:

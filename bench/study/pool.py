@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Pool:
-    """Where and how jobs run.
+    """The folder and limits of jobs.
 
     Attributes:
         work: Folder of the starts, the jobs and the runs in progress.
@@ -34,7 +34,7 @@ class Pool:
     stories: Mapping[str, str] | None
 
     def build(self, tasks: Sequence[str]) -> None:
-        """Train what the runs of each task start from, unless it exists; at a time one per process.
+        """Train the starting point of each task unless it exists, one per process at a time.
 
         Raises:
             BenchError: One failed.
@@ -77,13 +77,13 @@ class Pool:
                     else:
                         finished(waiting[done])
             except BaseException:
-                threads.shutdown(cancel_futures=True)  # those in progress end by themselves, or by the same Ctrl-C
+                threads.shutdown(cancel_futures=True)  # jobs in progress finish, or the same Ctrl-C ends them
                 raise
         if failures:
             raise BenchError(f"{len(failures)} of {len(jobs)} jobs failed; the last: {failures[-1]}")
 
     def _job(self, name: str, job: dict[str, Any]) -> str:
-        """Run a job; the error in one line, empty if there is none."""
+        """Run a job; returns the one-line error, empty on success."""
         folder = self._folder(name)
         folder.mkdir(parents=True, exist_ok=True)
         order = folder / "job.json"

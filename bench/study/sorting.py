@@ -32,7 +32,7 @@ def numbers(count: int, *, seed: int, without: Sequence[str] = ()) -> list[str]:
     """Distinct prompts of six random digits and a colon.
 
     Args:
-        count: How many; with those left out, well below the million that exist.
+        count: Number of prompts; with the left-out ones well below the million that exist.
         seed: Of the draws.
         without: Prompts that must not occur.
     """
@@ -50,9 +50,9 @@ def scratchpad(digits: str, slips: random.Random | None = None) -> str:
     """The written-out selection sort of the digits.
 
     Args:
-        digits: What to sort.
+        digits: The digits to sort.
         slips: Draws slips: a step takes a digit that is not the smallest, or copies a digit wrong. The steps after it
-            are right for what stands there. None for none.
+            are right for the digits there. None draws none.
     """
     rest = digits
     taken = ""

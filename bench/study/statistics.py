@@ -19,7 +19,7 @@ NUM_RESAMPLES: Final = 2000
 CONFIDENCE: Final = 0.95
 
 Strata: TypeAlias = "Sequence[Sequence[float] | np.ndarray]"
-"""The scores of one algorithm: for each task, those of its seeds; with resamples in front, if there are any."""
+"""The scores of one algorithm: for each task, one per seed; with a leading axis of resamples, if any."""
 
 
 def interquartile_mean(strata: Strata) -> np.ndarray:

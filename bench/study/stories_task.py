@@ -34,7 +34,7 @@ NUM_HELD_OUT: Final = 256
 
 @dataclass(frozen=True)
 class StoryFiles:
-    """Where the files are.
+    """Folder of the files.
 
     Attributes:
         model: Folder of a story model.

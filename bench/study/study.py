@@ -40,7 +40,7 @@ class Study:
         return dict({"tuning": self._tuning, "comparison": self._comparison, "ablation": self._ablation}[part]())
 
     def missing(self, part: str) -> dict[str, Unit]:
-        """Those that are not recorded; of two that are the same run, one."""
+        """The jobs that are not recorded; one of two for the same run."""
         unknown = {unit.key: (text, unit) for text, unit in self.units(part).items() if unit.key not in self.outcomes}
         return dict(unknown.values())
 

@@ -38,7 +38,7 @@ def tables(study: Study) -> list[Table]:
 
 
 def compared(study: Study, task: str) -> dict[str, list[Outcome]]:
-    """The runs of every algorithm whose seeds are all recorded."""
+    """The runs of every algorithm with all seeds recorded."""
     found = {name: study.compared(task, name) for name in study.plan.algorithms}
     return {name: outcomes for name, outcomes in found.items() if outcomes}
 
@@ -66,7 +66,7 @@ def _comparison(study: Study, task: str) -> Table:
 
 
 def _until(study: Study, task: str) -> Table:
-    """What each spends until it has most of what plain PPO gains within its FLOPs."""
+    """The cost of each until it has most of plain PPO's gain within its FLOPs."""
     found = compared(study, task)
     header = ("algorithm", "tokens", "FLOPs", "runs that reach it")
     if "ppo" not in found:
@@ -86,7 +86,7 @@ def _until(study: Study, task: str) -> Table:
 
 
 def _middle(spent: Sequence[float], form: str) -> str:
-    """The median and the quartiles; those of runs that never got there are not known."""
+    """The median and the quartiles; unknown for runs that never got there."""
     low, middle, high = (float(each) for each in np.quantile(spent, (0.25, 0.5, 0.75), method="nearest"))
     if not isfinite(low):
         return MISSING

@@ -1,4 +1,4 @@
-"""What a task is: a start that is trained once, and the prompts and reward that every run has."""
+"""A task: a start that is trained once, and the prompts and reward that every run has."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CRITIC: Final = "critic"
 
 @dataclass(frozen=True)
 class Problem:
-    """What the runs of a task train on.
+    """The models and data of a task's runs.
 
     Attributes:
         model: Folder of the policy that they start from.
@@ -53,7 +53,7 @@ class Task:
     Attributes:
         build: Trains what the runs start from, in an existing folder.
         problem: Reads that folder.
-        critic: Settings of `kedge critic`, whose critic some runs start from.
+        critic: Settings of `kedge critic`; some runs start from its critic.
         source: The file with its recipe.
     """
 

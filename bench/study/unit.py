@@ -19,7 +19,7 @@ __all__ = ["Budget", "Outcome", "Unit", "append_outcome", "read_outcomes"]
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run spends at least.
+    """The least that a run spends.
 
     Attributes:
         tokens: Sampled tokens.
@@ -67,7 +67,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is kept of a run. The lists have one entry per evaluation on held-out prompts; the first is the start's.
+    """The record of a run. The lists have one entry per evaluation on held-out prompts; the first is the start's.
 
     Attributes:
         key: The unit's.
@@ -100,14 +100,14 @@ class Outcome:
     checks: Sequence[Mapping[str, float]] = ()
 
     def score_at(self, axis: str, spent: float) -> float:
-        """The held-out score when so much was spent, interpolated between evaluations.
+        """The held-out score after a given cost, interpolated between evaluations.
 
         Args:
             axis: `tokens` or `flops`.
-            spent: How much.
+            spent: The cost.
 
         Raises:
-            BenchError: The run has not spent so much.
+            BenchError: The run has spent less.
         """
         places: Sequence[float] = getattr(self, axis)
         if spent > places[-1]:
@@ -115,7 +115,7 @@ class Outcome:
         return float(np.interp(spent, places, self.scores))
 
     def spent_until(self, axis: str, score: float) -> float:
-        """What was spent when the score was reached for the first time, interpolated; infinite if it never was.
+        """The cost when the score was reached for the first time, interpolated; infinite if it never was.
 
         Args:
             axis: `tokens` or `flops`.
@@ -128,7 +128,7 @@ class Outcome:
         return float(np.interp(score, self.scores[around], getattr(self, axis)[around]))
 
     def tokens_at(self, flops: float) -> float:
-        """The tokens sampled when so many FLOPs were spent, interpolated between evaluations."""
+        """The tokens sampled after a given number of FLOPs, interpolated between evaluations."""
         return float(np.interp(flops, self.flops, self.tokens))
 
     @property

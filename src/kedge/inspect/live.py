@@ -48,7 +48,7 @@ def has_run(folder: Path) -> bool:
         DataError: The folder does not exist, or is a link to itself.
     """
     if not folder.is_dir():
-        raise DataError(f"{str(folder)!r} does not exist or is no folder; expected a run's folder")
+        raise DataError(f"{str(folder)!r} does not exist or is not a folder; expected a run's folder")
     return is_sweep(folder) or any(map(is_run, runs_in(folder)))
 
 

@@ -44,7 +44,7 @@ def control(
     """
     for name, value in (("env", env), ("network", network)):
         if not (value is None or isinstance(value, str) or callable(value)):
-            raise ConfigError(f"{name}={value!r} is no function; expected a name, or a function that makes one")
+            raise ConfigError(f"{name}={value!r} is not a function; expected a name, or a function that makes one")
     named = {"control.env": env, "control.network": network, "out": None if out is None else os.fspath(out)}
     texts = {
         name: value if isinstance(value, str) else f"python:{_name(value)}" for name, value in named.items() if value

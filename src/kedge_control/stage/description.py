@@ -90,7 +90,7 @@ def schedule_in_words(config: Config) -> str:
         f"{_count(updates * optimizer_steps, 'optimizer step')}.",
     ]
     if rest := use.total_steps - played:
-        lines.append(f"The last {_count(rest, 'step')} of control.total_steps={use.total_steps} are no whole update.")
+        lines.append(f"The last {_count(rest, 'step')} of control.total_steps={use.total_steps} do not fill an update.")
     return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ and 0.3 to 0.5 without a clip."""
 
 @rule(
     "The policy has unlearned: an update went further than its steps could support, and the next ones learned from "
-    "what a bad policy plays.",
+    "the play of a bad policy.",
     needs=("episode/return_mean",),
     updates=2 * MIN_TREND,
     stages=CONTROL,

@@ -140,7 +140,9 @@ class ControlConfig(Section):
         too_low="slow learning",
     )
     schedule: Literal["linear", "constant"] = field(
-        "linear", meaning="Whether the learning rate falls to 0 over the run.", source="OpenAI Baselines"
+        "linear",
+        meaning="Course of the learning rate: linear to 0 over the run, or constant.",
+        source="OpenAI Baselines",
     )
     max_grad_norm: float | None = field(
         0.5,
@@ -183,9 +185,7 @@ class ControlConfig(Section):
         too_high="more aggressive updates, at the risk of instability",
         too_low="most steps are clipped and learning is slow",
     )
-    anneal_clip_range: bool = field(
-        False, meaning="Whether ε falls to 0 with the learning rate.", source="PPO: on Atari"
-    )
+    anneal_clip_range: bool = field(False, meaning="Lower ε to 0 with the learning rate.", source="PPO: on Atari")
     surrogate_kl_coef: float = field(
         1.0,
         ge=0,
@@ -254,7 +254,7 @@ class ControlConfig(Section):
     )
     video: bool = field(
         False,
-        meaning="Whether the report shows an episode of the trained policy, rendered off-screen (episode.webp).",
+        meaning="Show an episode of the trained policy in the report, rendered off-screen (episode.webp).",
         source="kedge: off, because it needs a renderer",
     )
 

@@ -128,7 +128,7 @@ def responses_unscored(run: RunRecord) -> Symptom | None:
 
 def _why_unscored(run: RunRecord, share: float) -> str:
     if run.setting("ppo.advantage") == "remax":
-        return f"{share:.0%} of the responses have no score, or the greedy response to their prompt has none"
+        return f"{share:.0%} of the responses are unscored, or the greedy response to their prompt is"
     return f"the reward returned None for {share:.0%} of the responses"
 
 

@@ -206,7 +206,7 @@ def rollout_too_old(run: RunRecord) -> Symptom | None:
         "warning",
         f"{' and '.join(seen)} ({share.late_span})",
         (*fewer, scale(run, "ppo.learning_rate", 0.5)),
-        "steps that move the policy less make old responses less harmful, too",
+        "smaller steps of the policy also make old responses less harmful",
     )
 
 

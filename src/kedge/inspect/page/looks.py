@@ -87,7 +87,7 @@ PPO_PANELS = (
             "reward/kl": "KL cost",
             "reward/score_std": "standard deviation of the scores",
         },
-        "What PPO maximizes and the cost of the KL, if it is in the reward; and the spread of scores to learn from.",
+        "The reward that PPO maximizes, less the cost of the KL if that is in the reward; and the spread of scores.",
     ),
     Panel(
         "Reward and distance",
@@ -118,7 +118,7 @@ PPO_PANELS = (
         "Approximate KL",
         NATS,
         {"policy/approx_kl": "approx. KL"},
-        "How far an update moves the policy; below about 0.02.",
+        "The move of the policy in an update; below about 0.02.",
     ),
     Panel(
         "Policy step",
@@ -165,7 +165,7 @@ PPO_PANELS = (
         "Value loss",
         "loss",
         {"value/loss": "loss"},
-        "Falls. ½ is no better than predicting the mean; a histogram's is at least 1.2.",
+        "Falls. ½ is only as good as predicting the mean; a histogram's is at least 1.2.",
     ),
     Panel(
         "Critic",
@@ -193,7 +193,7 @@ PPO_PANELS = (
         "Spread within groups",
         "score",
         {"group/score_std": "within groups", "reward/score_std": "all responses"},
-        "What a group's baseline leaves to learn from.",
+        "The signal that a group's baseline leaves.",
         fewest=2,
     ),
     Panel(
@@ -271,7 +271,7 @@ CRITIC_PANELS = (
         "Explained variance",
         "share",
         {"explained_variance": "training", "eval/explained_variance": "held out"},
-        "Above 0, and the held-out one close to training: PPO begins at it.",
+        "Above 0, and the held-out one close to training: PPO starts from it.",
         level=0.0,
         key=True,
     ),

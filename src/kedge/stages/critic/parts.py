@@ -67,13 +67,13 @@ class Part:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What is stored."""
+        """Tensors to store."""
         rollout = {name: getattr(self.returns.rollout, name).contiguous() for name in STORED}
         return {**rollout, "returns": self.returns.returns.contiguous(), "mask": self.returns.mask.contiguous()}
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is stored beside the tensors."""
+        """Values to store beside the tensors."""
         return {
             "is_held_out": self.is_held_out,
             "missing_eos": dict(self.missing_eos),

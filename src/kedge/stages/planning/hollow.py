@@ -45,7 +45,7 @@ from kedge.stages.ppo.settings import value_bins_of
 __all__ = ["Blueprint", "Models", "blueprints_of", "layers_of", "read_blueprint"]
 
 NF4 = 1 / 2 + 1 / 64
-"""Bytes of a number in nf4, 4 bits and a scale of 8 bits for each 64, over those in int8, which stands in for it: a
+"""Bytes of a number in nf4, 4 bits and a scale of 8 bits for each 64, over int8's, its substitute here: a
 pass makes one whole matrix at a time in both formats."""
 PER_KIND = ("layer_types", "mlp_layer_types", "layers_block_type")
 """Entries of config.json with one value per layer."""
@@ -108,7 +108,7 @@ def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
 
     Raises:
         ModelError: A model has no usable config.json.
-        ConfigError: There is no model.
+        ConfigError: No model is configured.
     """
 
     def read(source: object) -> Blueprint:

@@ -157,7 +157,7 @@ def _misfit(models: Sequence[ScoringModel]) -> str | None:
     return None if models[0].model.has_values else "one that only scores whole texts"
 
 
-KINDS = {"shared": "a policy with a value head", "separate": "a model of its own"}
+KINDS = {"shared": "a policy with a value head", "separate": "a separate model"}
 
 
 def with_saved_critic(config: Config) -> Config:
@@ -248,5 +248,5 @@ def _same_weights(config: Config, policy: LanguageModel, tokenizer: PreTrainedTo
     trusted = config.runtime.trust_remote_code
     theirs = load_language_model(source, tokenizer=tokenizer, trust_remote_code=trusted).causal.state_dict()
     ours = dict(PolicyWeights(policy))
-    same = torch.equal if policy.adapter is None else torch.allclose  # adapters are merged here and there
+    same = torch.equal if policy.adapter is None else torch.allclose  # merging adapters rounds
     return theirs.keys() == ours.keys() and all(same(ours[name].cpu(), theirs[name]) for name in ours)
