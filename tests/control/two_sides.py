@@ -99,7 +99,7 @@ def maker(loss: str = "clipped", **changes: Any) -> Callable[..., Objective]:
     settings = {"value_clip_range": None, "value_coef": 0.5, "entropy_coef": 0.01, "whitens_minibatches": True}
 
     def make(clip_range: Any = 0.2, kl_coef: Any = 3.0) -> Objective:
-        surrogate = named_surrogate(loss, clip_range=clip_range, kl_coef=kl_coef)
+        surrogate = named_surrogate(loss, clip=(clip_range, clip_range), kl_coef=kl_coef)
         return Objective(surrogate=surrogate, **{**settings, **changes})
 
     return make

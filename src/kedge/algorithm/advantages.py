@@ -273,14 +273,14 @@ def generalized_advantages(
 
     Source: GAE eq. 16; PPO eq. 11–12; spec §6.25.
     """
-    check_share(gamma=gamma)
     check_counted(mask, rewards=rewards, values=values)
     check_same_shape(bootstrap_values=bootstrap_values, mask_without_time=mask[..., 0])
     if isinstance(gae_lambda, Tensor):
         check_same_shape(gae_lambda=gae_lambda, mask_without_time=mask[..., 0])
-        check_share(smallest_gae_lambda=float(gae_lambda.min()), largest_gae_lambda=float(gae_lambda.max()))
+        lambdas = {"smallest_gae_lambda": float(gae_lambda.min()), "largest_gae_lambda": float(gae_lambda.max())}
     else:
-        check_share(gae_lambda=gae_lambda)
+        lambdas = {"gae_lambda": gae_lambda}
+    check_share(gamma=gamma, **lambdas)
     after_row = torch.zeros_like(values[..., 0]) if bootstrap_values is None else bootstrap_values
     residuals = rewards + gamma * _next_values(values, mask, after_row) - values
     decay = gamma * gae_lambda.unsqueeze(-1) if isinstance(gae_lambda, Tensor) else gamma * gae_lambda

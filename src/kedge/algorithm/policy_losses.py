@@ -20,7 +20,6 @@ from typing_extensions import Unpack
 from kedge.algorithm.masking import (
     Averaging,
     aggregate,
-    check_choice,
     check_counted,
     check_positive,
     keep_counted,
@@ -34,6 +33,7 @@ __all__ = [
     "SurrogateOptions",
     "Tokens",
     "cispo_policy_loss",
+    "clip_ranges",
     "clipped_policy_loss",
     "double_sided_policy_loss",
     "kl_penalty_policy_loss",
@@ -46,8 +46,7 @@ __all__ = [
 def named_surrogate(
     name: str,
     *,
-    clip_range: float,
-    clip_range_high: float | None = None,
+    clip: tuple[float, float],
     dual_clip: float | None = None,
     kl_coef: float = 0.0,
 ) -> Surrogate:
@@ -55,19 +54,18 @@ def named_surrogate(
 
     Args:
         name: `clipped`, `unclipped`, `kl_penalty_fixed`, `kl_penalty_adaptive`, `cispo` or `double_sided`.
-        clip_range: ε.
-        clip_range_high: ε_high; None for ε.
+        clip: ε and ε_high.
         dual_clip: Bound of ρ for negative advantages; None for none.
         kl_coef: β of the KL penalty, as it is now.
     """
-    high = clip_range if clip_range_high is None else clip_range_high
+    low, high = clip
     surrogates: dict[str, Surrogate] = {
-        "clipped": partial(clipped_policy_loss, clip_range=clip_range, clip_range_high=high, dual_clip=dual_clip),
+        "clipped": partial(clipped_policy_loss, clip_range=low, clip_range_high=high, dual_clip=dual_clip),
         "unclipped": unclipped_policy_loss,
         "kl_penalty_fixed": partial(kl_penalty_policy_loss, kl_coef=kl_coef),
         "kl_penalty_adaptive": partial(kl_penalty_policy_loss, kl_coef=kl_coef),
         "cispo": partial(cispo_policy_loss, clip_range_high=high),
-        "double_sided": partial(double_sided_policy_loss, clip_range=clip_range, clip_range_high=high),
+        "double_sided": partial(double_sided_policy_loss, clip_range=low, clip_range_high=high),
     }
     return surrogates[name]
 
@@ -213,13 +211,17 @@ def double_sided_policy_loss(
 
 
 def _bounds(clip_range: float, clip_range_high: float | None) -> tuple[float, float]:
-    """1 − ε and 1 + ε_high, which is ε unless given."""
-    if clip_range_high is None:
-        clip_range_high = clip_range
-    check_positive(clip_range=clip_range, clip_range_high=clip_range_high)
-    if not torch.compiler.is_compiling() and clip_range >= 1.0:
-        raise ConfigError(f"clip_range must be below 1, got {clip_range}: 1 − clip_range bounds the ratio")
-    return 1.0 - clip_range, 1.0 + clip_range_high
+    """1 − ε and 1 + ε_high."""
+    low, high = clip_ranges(clip_range, clip_range_high)
+    check_positive(clip_range=low, clip_range_high=high)
+    if not torch.compiler.is_compiling() and low >= 1.0:
+        raise ConfigError(f"clip_range must be below 1, got {low}: 1 − clip_range bounds the ratio")
+    return 1.0 - low, 1.0 + high
+
+
+def clip_ranges(clip_range: float, clip_range_high: float | None) -> tuple[float, float]:
+    """ε and ε_high, which is ε unless given."""
+    return clip_range, clip_range if clip_range_high is None else clip_range_high
 
 
 Ratio = Literal["token", "sequence"]
@@ -325,7 +327,6 @@ class Tokens:
         **averaging: Unpack[Averaging],
     ) -> Tokens:
         """The arguments as in `clipped_policy_loss`."""
-        check_choice("ratio", ratio, Ratio)
         check_counted(
             mask,
             logprobs=logprobs,

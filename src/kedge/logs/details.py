@@ -70,7 +70,7 @@ def _quantiles(values: Tensor) -> list[float]:
 
 
 def _epoch(experience: Experience, logprobs: Tensor, clip: tuple[float, float] | None) -> dict[str, Any]:
-    seen = experience.action_mask & ~logprobs.isnan()
+    seen = experience.rollout.action_mask & ~logprobs.isnan()
     log_ratio = (logprobs - experience.old_logprobs)[seen]
     advantages = experience.advantages[seen]
     raised = advantages >= 0

@@ -163,7 +163,7 @@ def _sample(
     entropies: Tensor | None,
     new_logprobs: Tensor | None,
 ) -> Sample:
-    mask = experience.action_mask[row]
+    mask = experience.rollout.action_mask[row]
 
     def counted(values: Tensor) -> list[float]:
         return values[row][mask].tolist()

@@ -12,6 +12,8 @@ __all__ = ["WARMUP_STATE", "Coefficients", "Controllers", "KLController", "Value
 
 KLController = Literal["fixed", "ziegler", "schulman"]
 
+ZIEGLER_HORIZON = 10_000
+
 
 @dataclass(frozen=True)
 class Controllers:
@@ -20,18 +22,38 @@ class Controllers:
     Attributes:
         kl: The controller of β: `fixed`, Ziegler's, or Schulman's (the PPO paper's).
         kl_target: Target KL to the reference, nats per response.
-        kl_horizon: Responses over which Ziegler's controller may change β by 20 %.
-        kl_wait_updates: Updates of the policy before β first changes; can be a fraction.
+        horizon: Responses over which Ziegler's controller may change β by 20 %; None chooses them by the run's length.
+        wait_fraction: Share of the policy's updates before β first changes.
+        num_policy_updates: Updates that train the policy.
+        responses_per_update: Responses in each.
         entropy_target: Target entropy, nats per token; None keeps the entropy coefficient fixed.
         surrogate_kl_target: Target KL of one update, nats per token; None keeps the surrogate's β fixed.
     """
 
-    kl: KLController
-    kl_target: float
-    kl_horizon: int
-    kl_wait_updates: float
+    kl: KLController = "fixed"
+    kl_target: float = 1.0
+    horizon: int | None = None
+    wait_fraction: float = 0.0
+    num_policy_updates: int = 1
+    responses_per_update: int = 1
     entropy_target: float | None = None
     surrogate_kl_target: float | None = None
+
+    @property
+    def kl_wait_updates(self) -> float:
+        """Updates of the policy before β first changes; can be a fraction."""
+        return self.wait_fraction * self.num_policy_updates
+
+    @property
+    def kl_horizon(self) -> int:
+        """The given horizon, else Ziegler's, but at most 1/30 of the responses that train the policy.
+
+        An update of n responses changes β by at most a factor 1 ± 0.2·n/horizon. With a horizon of 10,000, β would
+        hardly change in a run of a few thousand responses; with 1/30 of the responses it can change by a factor of e^6
+        up or down.
+        """
+        responses = self.num_policy_updates * self.responses_per_update
+        return self.horizon or max(1, min(ZIEGLER_HORIZON, responses // 30))
 
 
 @dataclass

@@ -125,12 +125,13 @@ class Objective:
 
     def divisors(self, minibatch: Batch) -> Divisors:
         """The divisors of this minibatch, independent of its split into micro-batches (spec §6.30)."""
+        mask = minibatch.action_mask
         return Divisors(
-            policy=int(aggregation_normalizer(minibatch.action_mask, aggregation=self.aggregation)),
+            policy=int(aggregation_normalizer(mask, aggregation=self.aggregation)),
             value=int(aggregation_normalizer(minibatch.reward_mask, aggregation=self.aggregation)),
-            actions=int(minibatch.action_mask.sum()),
+            actions=int(mask.sum()),
             value_slots=int(minibatch.reward_mask.sum()),
-            positive=1 if minibatch.positive is None else max(1, int(minibatch.action_mask[minibatch.positive].sum())),
+            positive=1 if minibatch.positive is None else max(1, int(mask[minibatch.positive].sum())),
         )
 
     def __call__(self, outputs: PolicyOutputs, batch: Batch, divisors: Divisors) -> Terms:

@@ -194,13 +194,7 @@ def _environments(config: Config, spec: EnvironmentSpec, stream: str) -> Environ
 def _coefficients(use: ControlConfig) -> Coefficients:
     """The first update's coefficients; β of the adaptive KL penalty changes during the run."""
     adapts = use.policy_loss == "kl_penalty_adaptive"
-    controllers = Controllers(
-        kl="fixed",
-        kl_target=1.0,
-        kl_horizon=1,
-        kl_wait_updates=0,
-        surrogate_kl_target=use.kl_target if adapts else None,
-    )
+    controllers = Controllers(surrogate_kl_target=use.kl_target if adapts else None)
     return Coefficients(
         controllers, kl_coef=0.0, entropy_coef=use.entropy_coef, surrogate_kl_coef=use.surrogate_kl_coef
     )
@@ -210,7 +204,7 @@ def objective_of(use: ControlConfig, clip_range: float, kl_coef: float) -> Objec
     """The total loss of an update, with the numbers that change between updates."""
     name = "unclipped" if use.is_trpo else use.policy_loss
     return Objective(
-        surrogate=named_surrogate(name, clip_range=clip_range, kl_coef=kl_coef),
+        surrogate=named_surrogate(name, clip=(clip_range, clip_range), kl_coef=kl_coef),
         value_clip_range=None,
         value_coef=use.value_coef,
         entropy_coef=use.entropy_coef,

@@ -205,11 +205,12 @@ def test_any_other_manifest_is_refused(two, text):
 
 
 def test_an_unsupported_format_is_named(two, monkeypatch):
-    monkeypatch.setattr("kedge.training.checkpoint.files.READABLE", (3,))
+    monkeypatch.setattr("kedge.training.checkpoint.files.FORMAT", 4)
     lines: list[str] = []
     assert newest_valid(two, on_rejected=lines.append) is None
     assert len(lines) == 2
-    assert "manifest.json: has format 2 of kedge " in lines[0]
+    assert "manifest.json: has format 3 of kedge " in lines[0]
+    assert lines[0].endswith("this version reads format 4")
 
 
 def test_a_file_instead_of_a_folder_is_named(two):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,12 +12,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from kedge.models import ActorCritic, ModelCard, load_language_model, load_tokenizer, save_policy
-from kedge.training.checkpoint.files import _canonical_json
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import module_tensors
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, open_checkpoint, save_checkpoint
 from tests.tiny import save_tiny_policy
-from tests.training.checkpoint.saver import refuse
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +49,7 @@ def assert_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
 @pytest.mark.parametrize("saves", [1, 2])
 def test_plain_transformers_loads_it_and_no_weight_is_stored_twice(tmp_path, actor_critic, saves):
     module, model = actor_critic
-    tensors, model = module_tensors(module), CheckpointModel(model._module, model._save)
+    tensors, model = module_tensors(module), CheckpointModel(model.module, model._save)
     found = [save(tmp_path / str(number), tensors, model) for number in range(saves)][-1]
     assert_equal(found.tensors("actor_critic"), tensors)
     loaded = AutoModelForCausalLM.from_pretrained(found.folder / "model")
@@ -75,7 +72,7 @@ def test_a_weight_that_saving_converts_is_kept_beside_the_model(tmp_path, actor_
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
     tensors = module_tensors(module)
-    converting = CheckpointModel(model._module, rounded)
+    converting = CheckpointModel(model.module, rounded)
     for name in ("first", "second"):
         found = save(tmp_path / name, tensors, converting)
         assert_equal(found.tensors("actor_critic"), tensors)
@@ -94,14 +91,3 @@ def test_the_models_files_are_checked(tmp_path, actor_critic):
     (found.folder / "model" / "more.bin").write_bytes(b"")
     newest_valid(tmp_path, on_rejected=lines.append)
     assert lines[1].endswith("model/more.bin: is not in the manifest")
-
-
-def test_a_checkpoint_of_format_1_is_read(tmp_path, actor_critic):
-    tensors = module_tensors(actor_critic[0])
-    manifest = save(tmp_path, tensors, None).folder / "manifest.json"
-    fields = json.loads(manifest.read_bytes())
-    del fields["sha256"], fields["held"]
-    manifest.write_bytes(_canonical_json({**fields, "format": 1}))
-    found = newest_valid(tmp_path, on_rejected=refuse)
-    assert found is not None
-    assert_equal(found.tensors("actor_critic"), tensors)

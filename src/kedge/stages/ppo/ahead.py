@@ -40,6 +40,7 @@ from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.sampling import SampledBatch, Sampling
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
+from kedge.training.runtime import stream_seed
 
 __all__ = ["SamplingAhead", "check_ahead", "open_sampling", "with_background"]
 
@@ -80,21 +81,24 @@ def _with_copy(engine: Engine) -> Engine:
 
 
 def open_sampling(
-    prompts: PromptStream, trainer: Trainer, loop: CheckpointedLoop, *, say: Callable[[str], None]
+    config: Config, trainer: Trainer, loop: CheckpointedLoop, *, say: Callable[[str], None]
 ) -> Sampling | SamplingAhead:
     """The sampling of a run's batches, each when it is needed, or ahead; resumed with the run.
 
     Args:
-        prompts: The stream of prompts.
+        config: The configuration of the data.
         trainer: Samples and scores.
         loop: The run's loop.
         say: Prints a line to the user.
     """
+    roles = trainer.roles
+    seed = stream_seed(trainer.run_settings.seed, "prompts")
+    prompts = PromptStream(roles.prompts, seed=seed, curriculum=config.data.curriculum, mixture=roles.mixture)
     loop.register("prompts", prompts)
-    if trainer.roles.missing_eos is not None:
-        loop.register("missing EOS", trainer.roles.missing_eos)
+    if roles.missing_eos is not None:
+        loop.register("missing EOS", roles.missing_eos)
     check = (lambda _: None) if trainer.guard is None else trainer.guard.check_rollout
-    engine = trainer.roles.engine
+    engine = roles.engine
     if not isinstance(engine, BackgroundEngine):
         return Sampling(prompts, trainer, check=check, say=say)
     ahead = SamplingAhead(prompts, trainer, engine, check=check, say=say)

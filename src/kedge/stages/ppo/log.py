@@ -41,6 +41,7 @@ from kedge.system.ranks import budget_metrics
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.host_state import unwrapped
 from kedge.training.optimizer_kinds import state_bytes
+from kedge.training.runtime import memory_in_use
 from kedge.training.update import UpdateResult
 
 __all__ = ["Event", "PpoLog", "ppo_log", "write_roles"]
@@ -93,6 +94,7 @@ class PpoLog:
         critic_checks: The checks of the critic.
         progress: The progress display.
         doctor: Prints serious findings as they appear.
+        frozen_dtype: Number format of the frozen models.
     """
 
     trainer: Trainer
@@ -103,9 +105,10 @@ class PpoLog:
     critic_checks: EvaluationsLog
     progress: Progress
     doctor: LiveDoctor
+    frozen_dtype: str
 
     def describe(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
-        """The metrics of the current update's experience, scores, optimizer steps and settings."""
+        """The metrics of the current update's experience, scores, optimizer steps, settings and memory."""
         trainer = self.trainer
         settings = self.trainer.settings
         rates = trainer.learning_rates()
@@ -126,6 +129,7 @@ class PpoLog:
             "policy/staleness": trainer.update - 1 - int(batch.trained.rollout.policy_version.min()),
             "prompt/distinct": len({prompt.text for prompt in batch.prompts}) / len(batch.prompts),
             **{f"schedule/{field}": value for field, value in settings.scheduled.items()},
+            **memory_in_use(trainer.run.device),
         }
 
     def after_update(self, event: Event) -> None:
@@ -160,11 +164,11 @@ class PpoLog:
 
     def _warn_of_rounding(self, error: float) -> None:
         """Warn if the KL is measured against a reference that rounding has changed."""
-        held = self.trainer.settings.config.runtime.frozen_dtype
-        if error > MAX_REFERENCE_ERROR and held not in ("auto", "fp32"):
+        if error > MAX_REFERENCE_ERROR and self.frozen_dtype not in ("auto", "fp32"):
             self.progress.say(
-                f"Held in {held}, the reference differs from the policy by {error:.2g} nats per token before the first "
-                "step, and every KL by as much; runtime.frozen_dtype=auto rounds only what changes no result."
+                f"Held in {self.frozen_dtype}, the reference differs from the policy by {error:.2g} nats per token "
+                "before the first step, and every KL by as much; runtime.frozen_dtype=auto rounds only what changes no "
+                "result."
             )
 
     def _flops(self, batch: SampledBatch, result: UpdateResult) -> dict[str, float]:
@@ -218,7 +222,17 @@ def ppo_log(config: Config, run: Run, trainer: Trainer, loop: CheckpointedLoop) 
         doctor = LiveDoctor(
             run.folder, run.facts, config.model_dump(mode="json"), say=progress.say, advice=field_advice
         )
-        yield PpoLog(trainer, metrics, details, samples, evaluations, critic_checks, progress, doctor)
+        yield PpoLog(
+            trainer,
+            metrics,
+            details,
+            samples,
+            evaluations,
+            critic_checks,
+            progress,
+            doctor,
+            config.runtime.frozen_dtype,
+        )
 
 
 @dataclass(frozen=True)

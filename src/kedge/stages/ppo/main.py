@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from kedge.config import Config
-from kedge.data import PromptStream
 from kedge.logs.stopwatch import Stopwatch
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
@@ -30,7 +29,6 @@ from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
-from kedge.training.runtime import memory_in_use, stream_seed
 
 __all__ = ["PpoResult", "run_ppo"]
 
@@ -95,11 +93,9 @@ def train(
 ) -> None:
     """The PPO loop: each update samples, scores, estimates advantages, and improves policy and critic."""
     trainer = Trainer.of(config, run, roles)
-    seed = stream_seed(config.runtime.seed, "prompts")
-    prompts = PromptStream(roles.prompts, seed=seed, curriculum=config.data.curriculum, mixture=roles.mixture)
     with ppo_log(config, run, trainer, loop) as log:
         guard = trainer.guard = new_guard(config, run, roles, loop, warn=log.progress.say)
-        sampling = open_sampling(prompts, trainer, loop, say=log.progress.say)
+        sampling = open_sampling(config, trainer, loop, say=log.progress.say)
         measurements = Measurements(trainer, log, loop)
         observers = observers_of(trainer, measurements, log, loop, callback=callback, on_update=on_update)
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer))
@@ -121,7 +117,6 @@ def train(
                 **log.describe(batch, experience, result),
                 **clock.metrics(num_tokens=batch.num_tokens),
                 **sampling.metrics(),
-                **memory_in_use(run.device),
             }
             event = Event(update, metrics, batch, experience, result)
             for observer in observers:

@@ -24,7 +24,7 @@ from kedge.algorithm.group_advantages import (
     OptimalBaselineAdvantage,
     ProcessAdvantage,
 )
-from kedge.algorithm.policy_losses import Surrogate, named_surrogate
+from kedge.algorithm.policy_losses import Surrogate, clip_ranges, named_surrogate
 from kedge.config import Config, config_at, parameter, scheduled_values, word
 from kedge.rollout import Estimation
 from kedge.training.controllers import Coefficients, Controllers, ValueWarmup
@@ -35,7 +35,6 @@ __all__ = [
     "PpoSettings",
     "advantage_of",
     "coefficients_of",
-    "controllers_of",
     "learns_in_returns_std",
     "value_bins_of",
     "value_warmup_of",
@@ -43,7 +42,6 @@ __all__ = [
 
 IMPORTANCE_CAP = 2.0
 """`ppo.importance_cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
-ZIEGLER_HORIZON = 10_000
 LENGTH_ADAPTIVE_ALPHA = 0.05
 """VAPO's α, the share of a response over which GAE looks ahead."""
 SURROGATE_KL_TARGET = 0.01
@@ -137,15 +135,8 @@ class PpoSettings:
         """
         ppo = config.ppo
         rollout = config.rollout
-        surrogate = partial(
-            named_surrogate,
-            ppo.policy_loss,
-            clip_range=ppo.clip_range,
-            clip_range_high=ppo.clip_range_high,
-            dual_clip=ppo.dual_clip,
-        )
-        high = ppo.clip_range_high
-        clip = (ppo.clip_range, ppo.clip_range if high is None else high)
+        clip = clip_ranges(ppo.clip_range, ppo.clip_range_high)
+        surrogate = partial(named_surrogate, ppo.policy_loss, clip=clip, dual_clip=ppo.dual_clip)
         is_clipped = ppo.policy_loss == "clipped" and ppo.ratio == "token"
         return cls(
             seed=config.runtime.seed,
@@ -265,27 +256,18 @@ def advantage_of(config: Config) -> Advantage:
 def coefficients_of(config: Config) -> Coefficients:
     """The first update's coefficients and their controllers."""
     ppo = config.ppo
-    controllers = controllers_of(config, ppo.num_policy_updates)
-    return Coefficients(controllers, ppo.kl_coef, ppo.entropy_coef, ppo.surrogate_kl_coef)
-
-
-def controllers_of(config: Config, num_policy_updates: int) -> Controllers:
-    """The controllers of the coefficients.
-
-    Args:
-        config: The configuration.
-        num_policy_updates: Updates that train the policy; waiting time and horizon are shares of them.
-    """
-    ppo = config.ppo
     adaptive = ppo.policy_loss == "kl_penalty_adaptive"
-    return Controllers(
+    controllers = Controllers(
         kl=cast('Literal["fixed", "ziegler", "schulman"]', word(ppo.kl_controller)),
         kl_target=ppo.kl_target,
-        kl_horizon=parameter(ppo.kl_controller, _automatic_horizon(config, num_policy_updates)),
-        kl_wait_updates=ppo.kl_wait_fraction * num_policy_updates,
+        horizon=parameter(ppo.kl_controller, None),
+        wait_fraction=ppo.kl_wait_fraction,
+        num_policy_updates=ppo.num_policy_updates,
+        responses_per_update=config.responses_per_update,
         entropy_target=ppo.entropy_target,
         surrogate_kl_target=SURROGATE_KL_TARGET if adaptive else None,
     )
+    return Coefficients(controllers, ppo.kl_coef, ppo.entropy_coef, ppo.surrogate_kl_coef)
 
 
 def value_warmup_of(config: Config) -> ValueWarmup | None:
@@ -348,15 +330,6 @@ def _loss_of(config: Config, surrogate: Surrogate) -> Objective:
         aggregation=ppo.aggregation,
         constant_length=config.rollout.max_new_tokens,
     )
-
-
-def _automatic_horizon(config: Config, num_policy_updates: int) -> int:
-    """Ziegler's horizon, but at most 1/30 of the updates that train the policy.
-
-    An update of n responses changes β by at most a factor 1 ± 0.2·n/horizon. With a horizon of 10,000, β would hardly
-    change in a run of a few thousand responses; with 1/30 of the responses it can change by a factor of e^6 up or down.
-    """
-    return max(1, min(ZIEGLER_HORIZON, num_policy_updates * config.responses_per_update // 30))
 
 
 def _returns_unit(experience: Experience) -> float:

@@ -20,7 +20,7 @@ from kedge.rewards.score import ScoredRollout, score_rollout
 from kedge.rollout import Engine, Models, collect_experience
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
-from kedge.stages.ppo.settings import PpoSettings, coefficients_of, controllers_of, value_warmup_of
+from kedge.stages.ppo.settings import PpoSettings, coefficients_of, value_warmup_of
 from kedge.system.ranks import AdaptiveTokens
 from kedge.training.controllers import Coefficients, ValueWarmup
 from kedge.training.guard import Guard
@@ -81,8 +81,8 @@ class Trainer:
         self.settings = self.run_settings.at(update)
         if self.warmup is not None:
             if self.warmup.ends_by_result:
-                num_policy_updates = self.warmup.num_policy_updates
-                self.coefficients.controllers = controllers_of(self.settings.config, num_policy_updates)
+                controllers = self.coefficients.controllers
+                self.coefficients.controllers = replace(controllers, num_policy_updates=self.warmup.num_policy_updates)
             if update == self.warmup.num_updates + 1 and self.guard is not None:
                 self.guard.forget_steps()  # the critic's alone; the policy's are larger
         if self.settings.scheduled:

@@ -187,10 +187,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118, not a mapping
 
 
-FORMAT = 2
-FORMAT_WITH_SHARDS = 3
-READABLE = (1, 2, 3)
-"""Format 1 had no model: every tensor was in the file of its group. Format 3 is 2 with groups in several files."""
+FORMAT = 3
 
 MANIFEST_FILE = "manifest.json"
 
@@ -219,10 +216,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The file's contents: canonical JSON including its own hash, so that any changed byte is detected."""
-        fields = dataclasses.asdict(self)
-        if not self.shards:  # so that earlier versions of kedge can read it
-            del fields["shards"]
-        return _canonical_json({"format": FORMAT_WITH_SHARDS if self.shards else FORMAT, **fields})
+        return _canonical_json({"format": FORMAT, **dataclasses.asdict(self)})
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -239,9 +233,9 @@ def read_manifest(path: Path) -> Manifest:
         fields = None
     if not isinstance(fields, dict) or fields.pop("sha256", None) is None or _canonical_json(fields) != text:
         raise DataError(f"{path}: is damaged (its hash does not match)")
-    if (found := fields.pop("format", None)) not in READABLE:
+    if (found := fields.pop("format", None)) != FORMAT:
         version = fields.get("kedge_version")
-        raise DataError(f"{path}: has format {found} of kedge {version}; this version reads format {READABLE[-1]}")
+        raise DataError(f"{path}: has format {found} of kedge {version}; this version reads format {FORMAT}")
     try:
         files = {name: FileRecord(**record) for name, record in fields.pop("files").items()}
         return Manifest(**fields, files=files)
