@@ -88,7 +88,7 @@ class Advantage(Protocol):
             `.advantages` and `.returns`, 0 in masked slots. No gradient.
 
         Raises:
-            ShapeError: shapes differ, nothing counts, or what the estimator needs is missing.
+            ShapeError: shapes differ, nothing counts, or an input of the estimator is missing.
         """
         ...
 

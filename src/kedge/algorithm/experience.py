@@ -261,7 +261,7 @@ def join_rows(parts: Sequence[Tensor], *, fill: float = 0, left: bool = False) -
     Args:
         parts: shaped `[rows, width]`.
         fill: content of the additional slots.
-        left: whether these come before the row, as in prompts.
+        left: these come before the row, as in prompts.
     """
     width = max(part.shape[1] for part in parts)
     missing = [width - part.shape[1] for part in parts]

@@ -43,7 +43,7 @@ class GroupScores:
         count: responses.
         mean: mean score.
         std: standard deviation of the scores, of the population.
-        has_spread: whether two of its scores differ by more than rounding; see `rounding_of`. The scores themselves
+        has_spread: two of its scores differ by more than rounding; see `rounding_of`. The scores themselves
             are compared: an estimate of the deviation can be above 0 for equal ones.
     """
 

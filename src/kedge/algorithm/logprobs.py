@@ -60,7 +60,7 @@ def token_logprobs_and_entropy(
             entropy or its gradient.
         tokens: as in `token_logprobs`.
         temperature: as in `token_logprobs`.
-        entropy_gradient: whether the entropy is differentiable.
+        entropy_gradient: the entropy is differentiable.
 
     Raises:
         ShapeError: when the leading shapes differ.

@@ -72,7 +72,7 @@ def rounding_of(largest: Float[Tensor, "*shape"], dtype: torch.dtype) -> Float[T
 
     Args:
         largest: The largest absolute value of the numbers, or of the terms that they are sums of.
-        dtype: The format in which they were computed.
+        dtype: Their number format when they were computed.
     """
     return _ROUNDING_STEPS * torch.finfo(dtype).eps * largest
 

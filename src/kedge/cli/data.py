@@ -29,7 +29,7 @@ def data(
     examples: Annotated[int, typer.Option(min=0, metavar="N", help="Rows to show.")] = 2,
     rows: Annotated[int, typer.Option(min=1, metavar="N", help="Rows to read.")] = 10_000,
 ) -> None:
-    """Preview rows as a stage reads them: columns, lengths, what is dropped and why, and examples in tokens."""
+    """Preview rows as a stage reads them: columns, lengths, dropped rows with reasons, and examples in tokens."""
     from kedge.config import load_config
 
     resolved = load_config(config, overrides or (), {"model": model}, preset)

@@ -1,4 +1,4 @@
-"""`kedge push` and `kedge merge`: what becomes of a trained model."""
+"""`kedge push` and `kedge merge`: publish a trained model, or merge its adapter."""
 
 from pathlib import Path
 from typing import Annotated

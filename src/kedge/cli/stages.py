@@ -177,7 +177,7 @@ def time_dry_run(config: Config, stage: str, resume: str | None) -> None:
     """Check and time a stage without writing anything.
 
     Raises:
-        ConfigError: A run is to be resumed: its folder says what is left of it.
+        ConfigError: A run is to be resumed: the number of its updates left is in its folder.
     """
     if resume is not None:
         raise ConfigError("--dry-run starts a new run; leave --resume out")

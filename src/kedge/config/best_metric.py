@@ -16,8 +16,8 @@ class BestMetric:
 
     Attributes:
         name: As in `metrics.jsonl`.
-        higher_is_better: Whether its best value is the largest.
-        is_kept: Whether the best checkpoint is kept; otherwise the metric only serves `ppo.eval_patience`.
+        higher_is_better: Its best value is the largest.
+        is_kept: The best checkpoint is kept; otherwise the metric only serves `ppo.eval_patience`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Answers for an argument of another library: which library has it, and what it is called here."""
+"""Counterparts of other libraries' arguments: the library, and the field in kedge."""
 
 import re
 from collections.abc import Iterable, Iterator

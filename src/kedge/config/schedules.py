@@ -82,7 +82,7 @@ def check_schedules(config: Config) -> None:
 
 
 def _check_conflicts(config: Config) -> None:
-    """Refuse schedules of what a controller changes, or of what is planned for before the first update."""
+    """Refuse schedules of fields that a controller changes, or that are fixed before the first update."""
     ppo, schedules = config.ppo, config.schedules
     controllers = {
         "ppo.kl_coef": f"ppo.kl_controller={word(ppo.kl_controller)}" if ppo.kl_controller != "fixed" else "",

@@ -1,4 +1,4 @@
-"""Checks that a configuration has what a stage needs, before anything is loaded."""
+"""Checks that a configuration is complete for a stage, before anything is loaded."""
 
 from kedge.config.best_metric import best_metric
 from kedge.config.presets import check_presets
@@ -10,7 +10,7 @@ __all__ = ["check_stage"]
 
 
 def check_stage(config: Config, name: str) -> None:
-    """Check that a stage has what it needs.
+    """Check that the configuration is complete for a stage.
 
     Raises:
         ConfigError: Names the first missing field and its flag, or what does not fit.

@@ -52,7 +52,7 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, in_
     Args:
         tokenizer: The model's.
         messages: The conversation.
-        in_full: Whether a template that leaves out a part of a message is an error.
+        in_full: Refuse a template that leaves out a part of a message.
 
     Raises:
         DataError: The tokenizer has no chat template.

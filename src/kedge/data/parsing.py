@@ -201,10 +201,10 @@ class ReadingOptions:
         template: `tldr` builds prompts from the fields `subreddit`, `title` and `post`.
         max_prompt_tokens: the longest prompt, tokens, BOS included; None for no limit.
         max_length: the longest prompt plus answer, tokens, BOS and EOS included; None for no limit.
-        truncate: what to do with a prompt that is too long alone or with its answers; answers to learn are never
+        truncate: treatment of a prompt that is too long alone or with its answers; answers to learn are never
             cut, answers of comparisons lose their end.
         columns: names of columns, ours → theirs; see `columns_of`.
-        train_on: which of the assistant's messages a demonstration teaches: all of them, or the last one.
+        train_on: the assistant's messages that a demonstration teaches: all of them, or the last one.
         cuts: counts the prompts that were cut.
     """
 

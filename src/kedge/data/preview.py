@@ -1,4 +1,4 @@
-"""A preview of data: what a stage would read, how long it is, and what it would drop."""
+"""A preview of data: the rows that a stage would read, their lengths, and the rows that it would drop."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Preview:
 
     Attributes:
         stage: the stage.
-        usage: rows, and how many of them are dropped for which reason.
+        usage: rows, and the number dropped for each reason.
         columns: columns of the first row, each with the kind of its value.
         lengths: length of each part of every usable row, by the part's name, and of whole rows as `row`.
         examples: the first usable rows, in parts.
-        unit: what is counted: `tokens`, or `characters` without a model.
+        unit: the unit of lengths: `tokens`, or `characters` without a model.
     """
 
     stage: str
@@ -116,7 +116,7 @@ class Part:
 
     Attributes:
         name: `prompt`, `completion`, `chosen`, …
-        use: what the stage does with it: `read`, `trained on`, `scored`, `continued by the policy`.
+        use: the stage's use of it: `read`, `trained on`, `scored`, `continued by the policy`.
         length: its tokens, special tokens included.
         pieces: the text of each token; of a very long part those at both ends.
     """

@@ -204,7 +204,7 @@ class Split(Generic[RecordT]):
         train: Records to train on.
         eval: Records held out.
         train_rows: Positions of the training records among all.
-        by_prompt: Whether the two share no prompt; False if all records have the same one.
+        by_prompt: The two share no prompt; False if all records have the same one.
     """
 
     train: list[RecordT]

@@ -61,10 +61,10 @@ def read_demonstrations(
         max_length: the longest prompt with its completion, tokens, EOS included; None for no limit.
         max_prompt_tokens: the longest prompt, tokens; None for no limit.
         template: `tldr` builds the prompt from `subreddit`, `title` and `post`, cut at a paragraph where necessary.
-        truncate: what to do with a plain-text prompt or conversation over a limit: reject the row, or keep the start
+        truncate: treatment of a plain-text prompt or conversation over a limit: reject the row, or keep the start
             or the end of the prompt (see `truncate_prompt`, `truncate_conversation`). Completions are never cut.
         columns: names of columns, ours → theirs: `{"prompt": "dialogue"}`; see `rename_columns`.
-        train_on: which of the assistant's messages in `messages` are learned: all of them, or the last one.
+        train_on: the assistant's messages in `messages` that are learned: all of them, or the last one.
         max_rejected_fraction: share of unusable rows above which reading fails, 0 to 1.
         rejected_to: the `rejected.jsonl` that unusable rows are appended to, even if reading then fails.
 
@@ -124,7 +124,7 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
 
     Args:
         source: files, folders, hub ids or rows: see `rows_of`.
-        role: what the rows are read as.
+        role: the role that the rows are read in.
         options: how they are parsed.
         num_rows: rows to read; None for all.
 

@@ -108,7 +108,7 @@ def table_rows(data: Any, name: str) -> Iterable[Any]:
     Args:
         data: a list of rows, a `Dataset`, an `IterableDataset`, a `DatasetDict` (its split `train`, or its only one) or
             a DataFrame or Arrow table; of a pandas DataFrame, missing values are left out of their rows.
-        name: what it is, for errors.
+        name: its name in errors.
 
     Raises:
         DataError: It is not a table, or has several splits but no `train`.
@@ -287,7 +287,7 @@ class Rejection:
     Attributes:
         source: the file, data set or list that holds it.
         line: its line or row number, counted from 1.
-        reason: what is wrong with it.
+        reason: its fault.
         preview: its first characters, safe to print.
         kind: the reason without what differs between rows; rows are counted by it.
     """

@@ -27,7 +27,7 @@ __all__ = [
 
 Truncate: TypeAlias = Literal["never", "keep_start", "keep_end"]
 
-# The decoder's replacement for a character whose bytes were cut apart.
+# The decoder's replacement for a character with bytes on both sides of a cut.
 _HALF_CHARACTER = "\ufffd"
 
 # More than the average characters per token of any tokenizer.
@@ -50,7 +50,7 @@ def reject_oversized(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: 
         tokenizer: measures the text.
         text: the text.
         max_tokens: the limit.
-        name: what the text is, for the reason.
+        name: the text's name in the reason.
         kind: see `RowError`.
 
     Raises:

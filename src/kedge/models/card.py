@@ -137,7 +137,7 @@ class ModelCard:
         samples: Responses of the model.
         settings: The configuration that differs from the defaults, as YAML.
         prompt_form: The form of the prompts that the model was trained on.
-        adds_special_tokens: Whether a prompt gets the tokenizer's special tokens, as in training.
+        adds_special_tokens: A prompt gets the tokenizer's special tokens, as in training.
     """
 
     stage: str

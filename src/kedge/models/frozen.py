@@ -347,7 +347,7 @@ def _linear_layers(body: nn.Module, kept: Collection[nn.Parameter]) -> list[tupl
 
 
 def _fits(layer: nn.Linear | Conv1D, dtype: BaseDtype) -> bool:
-    """True if a layer can be held so."""
+    """True if a layer can be held in this number format."""
     if dtype == "auto":  # GPT-2's layers multiply in another order, with another rounding
         rows = layer.weight.split(4096)
         return isinstance(layer, nn.Linear) and all(torch.equal(part, part.bfloat16().float()) for part in rows)
@@ -365,7 +365,7 @@ def num_weights(parameters: Iterable[Tensor]) -> int:
 
 
 def _in_int8(weight: Tensor) -> dict[str, Tensor]:
-    """The numbers, and the scales in bf16, which multiplies without a further rounding of them."""
+    """The numbers, and the scales in bf16, so that the product rounds them no further."""
     scales = (weight.abs().amax(dim=1) / 127).bfloat16()
     scales = torch.where(scales > 0, scales, 1)
     return {"packed": (weight / scales[:, None].float()).round().clamp(-127, 127).to(torch.int8), "scales": scales}

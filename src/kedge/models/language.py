@@ -358,7 +358,7 @@ class ActorCritic(nn.Module):
     Args:
         policy: The policy; its value head, if any, is the critic.
         critic: A separate critic, for a policy without a value head.
-        value_gradient: Whether the gradient of the values reaches the trunk that a value head shares with the policy,
+        value_gradient: The gradient of the values reaches the trunk that a value head shares with the policy,
             or ends at the head.
 
     Attributes:

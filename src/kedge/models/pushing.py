@@ -41,7 +41,7 @@ def check_push(repo: str, *, existing: bool = False) -> None:
 
     Args:
         repo: `org/name`.
-        existing: Whether a repository with content that kedge did not write may get a commit.
+        existing: Allow a commit to a repository with content that kedge did not write.
 
     Raises:
         ConfigError: The model could not be pushed, and why.

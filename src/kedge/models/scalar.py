@@ -54,11 +54,11 @@ class ScalarModel(nn.Module):
         ranks: If they shard their models, the first has the weights, and checks them for all.
 
     Attributes:
-        trained_here: Whether kedge trained it, so that it is read as in training.
-        pads_with_eos: Whether it came with EOS as its padding, and so was never read at EOS.
+        trained_here: kedge trained it, so it is read as in training.
+        pads_with_eos: It came with EOS as its padding, and so was never read at EOS.
         trunk: Gives states at every token; None if only whole texts have a score.
         batching: How texts of different lengths share a batch, without a trunk.
-        has_values: Whether every token has a score that depends on earlier tokens only, as a critic needs.
+        has_values: Every token has a score that depends on earlier tokens only, as a critic needs.
 
     Raises:
         ModelError: The model has more than one label, fewer embeddings than the tokenizer has tokens, or a

@@ -117,7 +117,7 @@ def find_model(source: str | Path, *, in_shards: bool = False) -> str:
 
     Args:
         source: The name.
-        in_shards: Whether its weights may be in a checkpoint's shards.
+        in_shards: Its weights may be in a checkpoint's shards.
 
     Raises:
         ModelError: The run has no such checkpoint, no model yet, or does not exist; the line lists what there is. Or

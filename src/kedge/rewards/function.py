@@ -96,7 +96,7 @@ class FunctionReward:
         """The function's scores, awaited if it is async.
 
         Raises:
-            RewardError: The function raised, or `checked_scores` rejected what it returned.
+            RewardError: The function raised, or `checked_scores` rejected its result.
         """
         returned = self._call(responses)
         if inspect.isawaitable(returned):

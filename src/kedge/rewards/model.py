@@ -156,9 +156,9 @@ class Reader:
     Args:
         tokenizer: The reward model's.
         policy_tokenizer: The policy's; None if the reward model has the policy's tokens.
-        trained_here: Whether kedge trained the model.
-        pooled: Whether it is read as a whole (an encoder), not at its last token.
-        pads_with_eos: Whether the model came with EOS as padding.
+        trained_here: kedge trained the model.
+        pooled: The text is read as a whole (an encoder), not at its last token.
+        pads_with_eos: The model came with EOS as padding.
         chat_template: Used instead of the tokenizer's own, and instead of the reading of kedge's training.
 
     Source: spec §1 (reward-model read-out), §2.4.
@@ -189,7 +189,7 @@ class Reader:
         """Check that the reward model can tell a complete text from the start of one.
 
         Args:
-            conversations: Whether the prompts are conversations.
+            conversations: The prompts are conversations.
 
         Raises:
             RewardError: Its tokenizer has no token for the end of a text.
@@ -248,7 +248,7 @@ class Reader:
         return render_prompt(self._tokenizer, messages, in_full=False), closed
 
     def _spells(self, sampled: list[int], completion: str, read: str) -> bool:
-        """True if the sampled ids spell the text that is read: the completion, and what the template closes it with."""
+        """True if the sampled ids spell the text that is read: the completion, and the template's closing."""
         if not read.startswith(completion) or not self._same.issuperset(sampled):
             return False
         return str(self._tokenizer.decode(sampled)).endswith(read[len(completion) :])

@@ -63,7 +63,7 @@ class CallResult:
         scores: One entry per response.
         dropped: Rows to be left out of the update, because the function failed on them.
         failures: Failed calls, including retries.
-        timeouts: How many of them did not finish in time.
+        timeouts: Number that did not finish in time.
         given_up: Responses without a successful call.
     """
 

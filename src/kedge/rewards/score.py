@@ -222,7 +222,7 @@ class MissingEos:
 
     Attributes:
         score: The score or the amount to subtract; None for no penalty.
-        mode: Whether it replaces the score, or its absolute value is subtracted.
+        mode: It replaces the score, or its absolute value is subtracted.
 
     Source: spec §4.16; −1 is N+'s, one standard deviation below the mean of normalized scores.
     """
@@ -247,7 +247,7 @@ class MissingEos:
         return self.score != "auto"
 
     def metrics(self) -> dict[str, float]:
-        """`reward/missing_eos_score`, if there is a penalty: the score, or with `subtract` what is added to it."""
+        """`reward/missing_eos_score`, if there is a penalty: the score, or with `subtract` the number added to it."""
         if self.score is None or self.score == "auto":
             return {}
         return {"reward/missing_eos_score": self.score if self.mode == "replace" else -abs(self.score)}

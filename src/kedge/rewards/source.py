@@ -1,4 +1,4 @@
-"""The reward source protocol: what a source reads and returns, and the checks on what it returned."""
+"""The reward source protocol: a source's inputs and results, and the checks on its results."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ class _Responses:
         return cls(torch.full((rows, time), pad_id, device=device), zeros, zeros.clone())
 
     def clear(self, rows: Sequence[int], pad_id: int) -> None:
-        """Forget what was sampled of some rows."""
+        """Discard the tokens sampled for some rows."""
         for table, value in ((self.ids, pad_id), (self.logprobs, 0.0), (self.values, 0.0)):
             table[list(rows)] = value
 

@@ -62,7 +62,7 @@ class DataLog:
         self.roles[role] = DataUsage(tuple(sources), rows, len(table.records), cut=table.num_cut, dropped=dropped)
 
     def add(self, role: str, *, held_out: int = 0, note: str = "", used: int | None = None) -> None:
-        """Add to what is noted of a role: rows held out, rows used if only a part is, or a further fact."""
+        """Add to the notes of a role: rows held out, rows used if only a part is, or a further fact."""
         before = self.roles[role]
         self.roles[role] = replace(
             before,

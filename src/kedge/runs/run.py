@@ -180,7 +180,7 @@ class Run:
         mark_finished(self.folder, self.stage, summary)
 
     def abandon(self) -> bool:
-        """Remove the folder that `start` created, unless it contains log rows or other files; whether it did not.
+        """Remove the folder that `start` created, unless it contains log rows or other files; True if it was removed.
 
         The corrected command can then use the same folder. The file of rejected rows is kept.
         """
@@ -358,7 +358,7 @@ def _say_if_merged(source: str) -> None:
 
 
 def _find_folder(config: Config, stage: str, resume: Resume | None, ranks: Ranks) -> tuple[Path, bool]:
-    """The run's folder, the same on every rank, and whether it has a run that is resumed."""
+    """The run's folder, the same on every rank, and True if a run in it is resumed."""
 
     def find() -> tuple[str, bool]:
         if resume is not None and config.out is not None and is_run(Path(config.out)):

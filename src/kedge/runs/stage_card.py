@@ -1,4 +1,4 @@
-"""The model card of a stage, from its configuration, its data and what the run's folder holds so far."""
+"""The model card of a stage, from its configuration, its data and the files in the run's folder."""
 
 from __future__ import annotations
 

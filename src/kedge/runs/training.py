@@ -60,8 +60,8 @@ class Update:
         metrics: Its row of `metrics.jsonl`; read-only.
         folder: The run's folder; its files include the row.
         model: The trained model with its current weights: the transformers model of the policy, the reward model or
-            the critic; in control, the networks. It may be read, and a policy sampled from; what is changed in it is
-            trained on.
+            the critic; in control, the networks. It may be read, and a policy sampled from; changes to it take
+            effect.
         tokenizer: Its tokenizer; None in control.
     """
 
@@ -80,7 +80,7 @@ class Update:
 
 
 Callback: TypeAlias = Callable[[Update], object]
-"""Called with each update; what it returns is ignored, and what it raises ends the run."""
+"""Called with each update; its result is ignored, and an exception ends the run."""
 
 
 def watched(
@@ -94,7 +94,7 @@ def watched(
 ) -> Callable[[int, Mapping[str, float]], None]:
     """A function of an update's number and metrics that shows the update to the user's callback.
 
-    The update is complete by then: what the callback raises does not undo it.
+    The update is complete by then: an exception in the callback does not undo it.
 
     Args:
         callback: The user's function; None for none.
@@ -212,7 +212,7 @@ def _best(config: Config, stage: str) -> BestUpdate | None:
 
 @contextmanager
 def running(config: Config, run: Run, *, save: Callable[..., object] | None = None) -> Iterator[dict[str, object]]:
-    """Start a run, and end it: mark it as finished, say what was found and what comes next, push the model.
+    """Start a run, and end it: mark it as finished, print the findings and the next command, push the model.
 
     If the block fails, the line that resumes the run is printed, or the folder is removed if it has no results.
 
@@ -250,7 +250,7 @@ def measuring(run: Run) -> Iterator[Callable[[str, int, int], None]]:
     """Start a run that trains nothing; it ends between two phases on Ctrl-C or SIGTERM.
 
     Yields:
-        A function of a phase's name, what is done of it and its total, for `progress.jsonl`.
+        A function of a phase's name, its completed part and its total, for `progress.jsonl`.
     """
     with run.started(), stopping_together(run.ranks) as check_stop, closing(PhaseLog(run.folder)) as log:
 

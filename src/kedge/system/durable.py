@@ -117,7 +117,7 @@ def make_folder(folder: Path) -> None:
 
 
 def is_part(path: Path) -> bool:
-    """True if this is a file or folder that is being written, or what a killed process left of one."""
+    """True if this is a file or folder that is being written, or that a killed process left unfinished."""
     return PART.fullmatch(path.name) is not None
 
 

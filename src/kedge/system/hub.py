@@ -83,7 +83,7 @@ def adapter_snapshot(name: str) -> str | None:
     try:
         hf_hub_download(name, adapter)
         folder = snapshot_download(name, allow_patterns=list(ADAPTER_FILES))
-    except Exception:  # no such file, or the network: transformers loads the name as a model, and says what is wrong
+    except Exception:  # no such file, or the network: transformers loads the name as a model, and reports the error
         return None
     if os.path.isfile(os.path.join(folder, whole)) and (has_whole_weights(folder) or _is_there(name, WEIGHTS)):
         raise two_models(name)

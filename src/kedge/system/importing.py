@@ -1,4 +1,4 @@
-"""Imports what a user names: `path/to/file.py:function` or `package.module:function`."""
+"""Imports functions named by the user: `path/to/file.py:function` or `package.module:function`."""
 
 from __future__ import annotations
 

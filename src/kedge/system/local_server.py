@@ -96,7 +96,7 @@ class LocalServer:
     Args:
         answer: Answers a request; called from several threads.
         port: The local port; 0 picks a free one.
-        takes_posts: Whether POST is allowed; without it nothing can be changed.
+        takes_posts: POST is allowed; without it nothing can be changed.
 
     Raises:
         ConfigError: The port is taken or not permitted.

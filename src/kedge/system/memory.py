@@ -263,7 +263,7 @@ class Exhaustion:
 def is_out_of_memory(error: BaseException | None) -> bool:
     """True if an exception, or the one that it was raised from, says that memory ran out.
 
-    An error of kedge's own has said already what is wrong, such as a file that is too large.
+    kedge's own errors already have a message, such as for a file that is too large.
     """
     while error is not None and not (isinstance(error, KedgeError) and not isinstance(error, OutOfMemoryError)):
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not loaded

@@ -60,7 +60,7 @@ class Controllers:
 class Coefficients:
     """The coefficients of the current update; `adapt` changes them for the next one.
 
-    They adapt after an update of the policy only: what a frozen policy does says nothing about its coefficients.
+    They adapt after an update of the policy only: a frozen policy's behavior does not depend on them.
 
     Attributes:
         controllers: How they adapt.

@@ -263,7 +263,7 @@ class Guard:
             self._spikes.clear()
 
     def metrics(self) -> dict[str, float]:
-        """Skipped steps, and whether the weights were rolled back."""
+        """Skipped steps, and 1 if the weights were rolled back."""
         skipped = self._options.num_steps - self._taken if self._consequence else 0
         return {"guard/skipped_steps": skipped, "guard/rolled_back": float(self._consequence == "rollback")}
 

@@ -39,7 +39,7 @@ UNIT = "output_unit"
 """Parameter group key of an output layer: the unit of its outputs, in which its gradients and steps are taken."""
 
 CRITIC = "is_critic"
-"""Parameter group key: whether the group belongs to a critic that shares no gradient with the policy."""
+"""Parameter group key: True if the group belongs to a critic that shares no gradient with the policy."""
 
 FUSED_DEVICES = frozenset({"cpu", "cuda"})
 """Devices with a fused implementation; on a CPU it is two to four times as fast as the loop over parameters."""

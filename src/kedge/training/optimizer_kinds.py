@@ -5,7 +5,7 @@
 | adamw | 8 bytes | torch |
 | adamw8bit | 2 bytes, and 8 per block of 256 | bitsandbytes |
 | adafactor | 4 bytes per row and per column | transformers |
-| muon | 4 bytes; 8 for what is not a matrix inside the model | torch |
+| muon | 4 bytes; 8 for all but matrices inside the model | torch |
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def state_shape(key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def share_codes(optimizer: Optimizer) -> None:
-    """Give a restored state of adamw8bit what is the same for all parameters; nothing for other kinds.
+    """Add the entries shared by all parameters to a restored state of adamw8bit; nothing for other kinds.
 
     It has to be the same tensor as well: on a CPU bitsandbytes looks numbers up in a table that it makes per tensor.
     """

@@ -1,4 +1,4 @@
-"""Descriptions of fields and values: what a field accepts, how a value is written, which name was probably meant."""
+"""Descriptions of fields and values: accepted values, the notation of a value, suggestions for unknown names."""
 
 import difflib
 import json
@@ -198,7 +198,7 @@ def _jsonable(value: object) -> object:
 
 
 def unknown(name: str, known: Iterable[str], *, kind: str = "a field", stage: str | None = None) -> str:
-    """The line for a name that is not in the schema: the counterpart of another library's name, or what was meant.
+    """The line for a name that is not in the schema: the counterpart of another library's name, or the closest names.
 
     Args:
         name: The name as given, dotted or bare.

@@ -10,7 +10,7 @@ SMALL_SHARE = 0.2
 
 
 def schedule_in_words(config: Config, num_prompts_available: int | None = None, num_held_out: int | None = None) -> str:
-    """Describe what a PPO run amounts to: responses, tokens, optimizer steps.
+    """Describe the size of a PPO run: responses, tokens, optimizer steps.
 
     Args:
         config: The resolved configuration.
@@ -161,7 +161,7 @@ def _warmup(config: Config, warmup: int) -> str:
 
 
 def _evaluation(config: Config, num_held_out: int | None) -> list[str]:
-    """The evaluations on held-out prompts, and what they cost."""
+    """The evaluations on held-out prompts, and their cost."""
     evaluation, updates = config.ppo, config.ppo.num_updates
     if evaluation.eval_every is None:
         return []
@@ -178,7 +178,7 @@ def _evaluation(config: Config, num_held_out: int | None) -> list[str]:
 
 
 def _critic_checks(config: Config, num_held_out: int | None) -> list[str]:
-    """The checks of the critic, and what they cost."""
+    """The checks of the critic, and their cost."""
     check, updates = config.ppo, config.ppo.num_updates
     if check.critic_check is None:
         return []

@@ -281,7 +281,7 @@ def _dotted(error: ErrorDetails) -> str:
         depth += 1
     if error["type"] == "extra_forbidden" and depth == 1 and isinstance(error["input"], dict):
         inside = cast("dict[object, object]", error["input"])
-        return ".".join([*parts, *(str(field) for field in list(inside)[:1])])  # a better hint at what was meant
+        return ".".join([*parts, *(str(field) for field in list(inside)[:1])])  # gives a better suggestion
     return ".".join(parts[:depth])
 
 

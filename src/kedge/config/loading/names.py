@@ -14,7 +14,7 @@ __all__ = ["full_name", "initial_critic"]
 
 
 def initial_critic(critic: str | None) -> dict[str, str | None]:
-    """The field that `--critic` and `kedge.ppo(critic=…)` set: the kind of critic, or else what it starts from.
+    """The field that `--critic` and `kedge.ppo(critic=…)` set: the kind of critic, or else its start.
 
     Raises:
         ConfigError: It is a word with a meaning, and a folder has this name as well.

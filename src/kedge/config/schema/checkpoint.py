@@ -1,4 +1,4 @@
-"""`checkpoint` and `push`: what is saved for `--resume`, and what goes to the hub."""
+"""`checkpoint` and `push`: state saved for `--resume`, and uploads to the hub."""
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section

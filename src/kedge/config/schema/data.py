@@ -1,4 +1,4 @@
-"""`data`: what is read, and how rows that do not fit are handled."""
+"""`data`: sources, and the handling of rows that do not fit."""
 
 import difflib
 import math

@@ -173,7 +173,7 @@ class RolloutConfig(Section):
         """The score of a response without a stop token; None keeps its own, `auto` leaves it to the first update.
 
         Args:
-            reward_model: Whether any reward that is learned from is a reward model; if not, `auto` is None.
+            reward_model: A reward that is learned from is a reward model; if False, `auto` is None.
         """
         score = cast('float | Literal["auto"] | None', parameter(self.missing_eos_score, self.missing_eos_score))
         return None if score == "auto" and not reward_model else score

@@ -1,4 +1,4 @@
-"""`runtime`: device, numerics, seed, and what a run writes."""
+"""`runtime`: device, numerics, seed, and the files of a run."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ MOST_TOKENS = 8192
 
 
 class RuntimeConfig(Section):
-    """Device, numerics, seed, and what a run writes. The same for all stages."""
+    """Device, numerics, seed, and the files of a run. The same for all stages."""
 
     seed: int = field(
         0,

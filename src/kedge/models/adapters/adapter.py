@@ -41,7 +41,7 @@ MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
 """Kinds of models in which PEFT refuses adapters on `out_proj`."""
 
 OUTPUT_LAYERS = ("lm_head", "embed_out")
-"""Names in `modules_to_save` of what a classifier on the same base does not have: it has a head in its place."""
+"""Modules in `modules_to_save` that a classifier on the same base replaces by its own head."""
 
 NAME = "default"
 """The adapter's name in the model. A model has one adapter; other roles on the same base have separate layers."""

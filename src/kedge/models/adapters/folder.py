@@ -3,7 +3,7 @@
     adapter/
         adapter_config.json           kind, rank, targets, and the base: a folder or hub id
         adapter_model.safetensors     the adapter's weights, and whole modules such as the head of a reward model
-        score_shift.json              of a reward model or critic that kedge trained: what is subtracted from its scores
+        score_shift.json              of a reward model or critic by kedge: the shift subtracted from its scores
 
 Settings that name a model accept such a folder: it means the base with the adapter.
 
@@ -172,7 +172,7 @@ class AdapterFolder:
         return {name.removeprefix(PREFIX) for name in self.shapes if ".lora_" not in name}
 
     def check(self, model: nn.Module) -> None:
-        """Refuse settings that would fill the memory, or take for ever, before PEFT makes layers of them.
+        """Refuse settings that would fill the memory or take forever, before PEFT creates the layers.
 
         Args:
             model: The base.
@@ -251,7 +251,7 @@ def _is_crowded(name: str, value: object) -> bool:
 
 
 def write_shift(folder: Path, shift: float) -> None:
-    """Write what is subtracted from an adapter's scores."""
+    """Write the shift that is subtracted from an adapter's scores."""
     (folder / SHIFT_FILE).write_text(json.dumps({SHIFT: shift}) + "\n", encoding="utf-8")
 
 

@@ -399,7 +399,7 @@ class Decoder(Protocol):
 
     Attributes:
         hidden: The hidden state at each row's last token.
-        can_drop_rows: Whether `keep` is supported.
+        can_drop_rows: `keep` is supported.
     """
 
     hidden: Float[Tensor, "rows dim"]

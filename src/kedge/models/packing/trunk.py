@@ -1,4 +1,4 @@
-"""Runs a transformer without its head: packed if its attention allows it, else padded; and in which number format."""
+"""Runs a transformer without its head, packed if its attention allows it, else padded, in a chosen number format."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class Trunk:
         return self._error_decoding("packed decoding", start, drop_rows=True, longest=self._reach) <= TOLERANCE
 
     def _padded_decoding(self) -> tuple[DecoderKind, bool]:
-        """How to sample without packing, and whether finished rows can be dropped."""
+        """The way to sample without packing, and True if finished rows can be dropped."""
         for kind, drop_rows in product(DECODERS, (True, False)):
             start = partial(self._start, kind, pad_id=self._pad_id, can_drop_rows=drop_rows)
             way = f"{kind} decoding, drop_rows={drop_rows}"
@@ -268,8 +268,8 @@ class PaddedDecoder:
         model: A trunk.
         prompts: One per row.
         pad_id: Token id of the padding.
-        takes_positions: Whether the model accepts position ids.
-        can_drop_rows: Whether rows of its cache can be selected.
+        takes_positions: The model accepts position ids.
+        can_drop_rows: Rows of its cache can be selected.
 
     Raises:
         ModelError: The model has no cache.

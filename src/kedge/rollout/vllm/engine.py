@@ -78,7 +78,7 @@ class Answer:
     Attributes:
         tokens: Its tokens, the stop token included.
         logprobs: Their log probabilities.
-        versions: The weights that sampled it; empty if the server does not say so.
+        versions: The weights that sampled it; empty if the server does not report them.
     """
 
     tokens: list[int]

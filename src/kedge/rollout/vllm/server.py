@@ -75,7 +75,7 @@ class ServerOptions:
         port: None takes a free one.
         arguments: Further arguments, as in a shell.
         start_timeout: Seconds until it must answer.
-        trust_remote_code: Whether the model's own code may run.
+        trust_remote_code: Run Python code that comes with the model.
         eager: Compile nothing: the server starts faster and samples slower.
     """
 

@@ -60,7 +60,7 @@ def _end_group(group: int) -> None:
 
 
 def _kill(group: int, signum: int) -> bool:
-    """Send a signal to a group; whether there is one."""
+    """Send a signal to a group; True if the group exists."""
     try:
         os.killpg(group, signum)
     except (ProcessLookupError, PermissionError):

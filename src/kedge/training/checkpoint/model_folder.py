@@ -64,7 +64,7 @@ class CheckpointModel:
         self._is_plain = False
 
     def try_saving(self, folder: Path) -> None:
-        """Save everything but the weights, and delete it: what cannot be saved must not be found out after training.
+        """Save everything but the weights, and delete it: a model that cannot be saved must be found before training.
 
         Args:
             folder: An existing folder.

@@ -87,11 +87,11 @@ def _write(part: Path, ranks: Ranks, groups: Mapping[str, Mapping[str, Tensor]])
 
 
 def shard_pieces(tensors: Mapping[str, Tensor], *, is_first: bool) -> Iterator[bytes | memoryview]:
-    """The contents of one rank's file: its rows of what is in parts; on the first rank, also what is not.
+    """The contents of one rank's file: its rows of sharded tensors; on the first rank, also the other tensors.
 
     Args:
         tensors: All tensors of the group, by name.
-        is_first: Whether this is the first rank.
+        is_first: This is the first rank.
     """
     parts: dict[str, Tensor] = {}
     begins: dict[str, object] = {}

@@ -109,8 +109,8 @@ class BestUpdate:
 
     Attributes:
         metric: The metric, as in `metrics.jsonl`.
-        higher_is_better: Whether its best value is the largest.
-        is_kept: Whether the checkpoint of the best update is kept.
+        higher_is_better: Its best value is the largest.
+        is_kept: The checkpoint of the best update is kept.
         update: The update with the best value; None before the first value.
         value: The best value.
         num_since: Values since the best one, none of them better.

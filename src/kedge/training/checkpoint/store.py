@@ -211,7 +211,7 @@ def newest_valid(folder: Path, *, on_rejected: Callable[[str], None], ranks: Ran
 
     Args:
         folder: The run's checkpoint folder; it need not exist and is not modified.
-        on_rejected: Receives one line for each newer invalid checkpoint: the file and what is wrong with it.
+        on_rejected: Receives one line for each newer invalid checkpoint: the file and its fault.
         ranks: Share the checks out: all of them call this, and get the same.
     """
     for path in reversed(_checkpoints(folder)):

@@ -186,7 +186,7 @@ def train_supervised(
         inner_matrices: The matrices of layers.
         head_parameters: The output layer whose outputs have the unit `value_unit`; see `set_learning_rate`.
         value_unit: That unit.
-        offload_optimizer: Whether its state is in the host's memory between steps.
+        offload_optimizer: Keep its state in the host's memory between steps.
         weight_decay: Decay of the weights.
         adam_eps: Adam's ε.
         adam_eps_mode: Where ε is added.

@@ -229,7 +229,7 @@ def fit_head(
 
 @dataclass(frozen=True)
 class Head:
-    """The last layer of a critic, and what is added to its output.
+    """The last layer of a critic, and the shift added to its output.
 
     A value head has that as its bias; a separate critic as its score shift, which is not one of its weights, so that a
     checkpoint has to keep it.

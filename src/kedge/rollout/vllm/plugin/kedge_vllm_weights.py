@@ -27,7 +27,7 @@ BACKEND = "kedge_folder"
 
 @dataclass
 class NoInit(WeightTransferInitInfo):
-    """Nothing has to be agreed on beforehand."""
+    """Empty setup data: updates need no agreement beforehand."""
 
 
 @dataclass
