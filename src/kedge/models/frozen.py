@@ -87,7 +87,7 @@ def load_bitsandbytes(purpose: str, device: torch.device) -> Any:
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer that is not trained, instead of one.
+    """A replacement for a linear layer that is not trained, with its matrix in fewer bits.
 
     Args:
         layer: The layer; its bias is kept as it is.
@@ -231,9 +231,9 @@ def hold_bases(models: Iterable[nn.Module], dtype: BaseDtype, device: torch.devi
 def hold_frozen(
     model: LanguageModel | ScalarModel, dtype: FrozenDtype, precision: Precision, ranks: Ranks = ALONE
 ) -> None:
-    """Freeze a model, and hold its weights in a number format, in place.
+    """Freeze a model in place, and hold its weights in a number format.
 
-    auto: bf16 for what changes no result where products run in bf16: the matrices of linear layers, and embeddings
+    auto: bf16 where that changes no result of products in bf16: the matrices of linear layers, and embeddings
     whose numbers bf16 can represent (most published models are saved in bf16). Where products run in fp32, nothing.
     bf16: also all other embeddings, and the matrices of experts. The role's products then run in bf16.
     int8, nf4: as bf16, and linear layers in 8 or 4 bits; not the output layer: its rounding reaches every logit.

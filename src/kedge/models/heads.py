@@ -49,7 +49,7 @@ MARGIN = 0.05
 
 
 class HistogramHead(nn.Module):
-    """A linear layer from a hidden state to the logits of a histogram; its expectation is the value.
+    """A linear layer from a hidden state to the logits of a histogram; the histogram's expectation is the value.
 
     It starts from a scalar head v = w·h + b, as the Gaussian with mean v and standard deviation s:
 

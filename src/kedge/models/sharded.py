@@ -31,8 +31,8 @@ def shard_model(
 
     The first rank's weights are used.
 
-    A tied embedding and the heads stay whole: they are read outside the trunk's own passes. So is the output layer,
-    which is gathered once per pass, because ranks compute its logits in different numbers of chunks.
+    A tied embedding and the heads stay whole: they are read outside the trunk's own passes. So is the output layer:
+    it is gathered once per pass, because ranks compute its logits in different numbers of chunks.
 
     With products in bf16, layers are gathered in bf16: autocast would round the same matrices in every pass. What is
     read in fp32, such as normalization, then stays whole as well, as FSDP gathers a layer in one number format.

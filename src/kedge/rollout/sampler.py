@@ -125,7 +125,7 @@ class Sampler:
         return {}
 
     def close(self) -> None:
-        """Do nothing: there is no other process; see `Engine`."""
+        """Do nothing: sampling runs in this process; see `Engine`."""
 
     def _batches(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """All rows in one batch, or batches sorted by prompt length, to limit the padding of shorter prompts."""

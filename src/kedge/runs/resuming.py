@@ -234,7 +234,7 @@ def finished_run(config: Config) -> Path | None:
     if not find_stage(stage).makes_model or (problem := damage(folder)) is None:
         return folder
     if find_stage(stage).length and newest_valid(folder / CHECKPOINTS, on_rejected=say) is None:
-        raise DataError(f"{problem}, and {folder} has no checkpoint to repeat it from; train anew, in another --out")
+        raise DataError(f"{problem}, and {folder} has no checkpoint to repeat it from; train again, in another --out")
     say(f"{problem}: the end of the run is repeated")
     return None
 

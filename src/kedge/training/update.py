@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 ExtraLoss = Callable[[], Iterable[Tensor]]
-"""An additional loss for a step (ptx mixing), in parts that add up, so that each is freed before the next."""
+"""An additional loss for a step (ptx mixing), in parts that add up; each part is freed before the next."""
 
 # As in SB3 and Spinning Up, where, as here, only the policy's steps end; spec §6.31.
 EARLY_STOP_MARGIN = 1.5
@@ -347,7 +347,7 @@ def critic_pass(
     check_step: StepCheck,
     repeated: Repeated,
 ) -> tuple[list[dict[str, float]], bool]:
-    """One step on the value term per minibatch, on the parameters that only the critic has.
+    """Take one step on the value term per minibatch, on the parameters that only the critic has.
 
     The policy is not evaluated, and no gradient reaches it: of a shared trunk only the forward pass is computed. Its
     weights, moments and step counts stay as they are.

@@ -25,7 +25,7 @@ _TYPES: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Encode a message in one line.
+    """Encode a message as a line of JSON.
 
     Dates, times, decimals and bytes keep their type; tuples become lists, and numeric keys become texts.
 
