@@ -152,7 +152,7 @@ def reward(
     Args:
         model: Folder or hub id to start from, ideally the fine-tuned policy.
         comparisons: Rows with `prompt`, `chosen`, `rejected`, or with `prompt`, `responses`, `ranks`.
-        demonstrations: Texts whose mean score is set to 0; by default the preferred responses.
+        demonstrations: Texts that get a mean score of 0; by default the preferred responses.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
@@ -341,7 +341,7 @@ def dry_run(stage: str, **arguments: Any) -> DryRun:
 
     Args:
         stage: sft, reward, critic, ppo or rlhf.
-        arguments: Those of the stage's function.
+        arguments: Arguments of the stage's function.
 
     Raises:
         KedgeError: As when the stage itself starts.

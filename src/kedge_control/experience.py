@@ -148,7 +148,7 @@ def experience_of(
     Args:
         steps: The rollout.
         policy: With the weights that sampled it.
-        normalization: With the statistics that it was sampled with; those of rewards may be newer.
+        normalization: With the statistics that it was sampled with; the rewards' may be newer.
         gamma: Discount γ.
         gae_lambda: λ.
         micro_batch: Transitions of a forward pass; None for all.

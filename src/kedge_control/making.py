@@ -80,7 +80,7 @@ def make_environments(
         settings: Keyword arguments for the source.
 
     Raises:
-        ConfigError: There is no such environment, its package is missing, its settings are wrong, or its observations
+        ConfigError: The environment is unknown, its package is missing, its settings are wrong, or its observations
             or actions are not supported.
     """
     spec = source if isinstance(source, EnvironmentSpec) else EnvironmentSpec(source, settings or {})

@@ -1,6 +1,6 @@
 """The TRPO update: one natural-gradient step of the policy within a KL, then the critic's passes.
 
-Parameters, gradients and steps are flat vectors, in the order in which the parameters are given.
+Parameters, gradients and steps are flat vectors, in the order of the given parameters.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def _is_number(value: object) -> bool:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Context in which a run's record is used.
+    """Context for using a run's record.
 
     Raises:
         DataError: Something in its files is not what any run writes, such as a text in the place of a number.
@@ -253,7 +253,7 @@ def _last_written(folder: Path) -> float:
 
 
 def read_json_object(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file; empty if there is no such file.
+    """The object in a JSON file; empty without a file.
 
     Raises:
         DataError: The file is damaged.

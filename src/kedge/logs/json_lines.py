@@ -102,7 +102,7 @@ class RunLog:
 
     Args:
         path: The file.
-        is_lazy: Whether it is created with its first row.
+        is_lazy: True to create it with its first row.
     """
 
     def __init__(self, path: Path, *, is_lazy: bool = False) -> None:

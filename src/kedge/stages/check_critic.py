@@ -191,7 +191,7 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
 
     Raises:
         ConfigError: The run has no critic, or something is missing or contradicts the run.
-        ModelError: There is no such run, checkpoint or model.
+        ModelError: The run, checkpoint or model does not exist.
         DataError: The checkpoint is damaged.
     """
     source = str(config.evaluate.critic)

@@ -213,7 +213,7 @@ def _loaded() -> Iterator[Stage]:
 
 @cache
 def stages() -> Mapping[str, Stage]:
-    """All stages by name: those that make a model, then the others; kedge's own come before registered ones."""
+    """All stages by name: the ones that make a model, then the others; kedge's own come before registered ones."""
     from kedge.stages.descriptions import OWN
 
     found = (*OWN, *registered_stages())

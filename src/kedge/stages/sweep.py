@@ -362,7 +362,7 @@ def _combinations(swept: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
 
 
 def _draws(swept: Mapping[str, Sequence[str]], count: int) -> list[dict[str, str]]:
-    """Distinct random settings, the same in every call; fewer if there are no more."""
+    """Distinct random settings, the same in every call; fewer if all are drawn."""
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for attempt in range(20 * count):
         source = random.Random(f"sweep {attempt}")

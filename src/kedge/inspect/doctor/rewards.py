@@ -31,7 +31,7 @@ MOSTLY_UNSCORED = 0.5
 5 %; at half, by 40 %, and half of the sampling is wasted."""
 
 NEARLY_CONSTANT = 1e-3
-"""Standard deviation, relative to the mean, that is no more than rounding."""
+"""Standard deviation, relative to the mean, that rounding explains."""
 
 PATIENCE = 12
 """Updates after which a score should have improved; the demo's has after three."""

@@ -164,11 +164,11 @@ class Rule:
         means: The problem, in one or two sentences.
         check: Looks for it. None without a sign of it, or with too little data. Its docstring is the documentation.
         needs: Metrics without which the rule cannot clear a run; of `one|other`, one is enough.
-        also: Further metrics that it reads; `NAME` stands for the name of a reward term.
+        also: Further metrics that it reads; `NAME` is the name of a reward term.
         updates: Smallest number of updates with the metrics.
         stages: The stages that it is about.
         of_policy: Whether the updates that train the critic alone do not count.
-        fits: Whether it is about a run with these settings at all.
+        fits: True if it applies to a run with these settings.
         lacks: Anything else that is missing, or an empty text.
     """
 

@@ -81,7 +81,7 @@ SHORT_UPDATE = 0.5
 """Seconds; shorter updates are fast enough, regardless of what dominates them."""
 
 WARMUP = 2
-"""First updates, in which memory is allocated once and kept."""
+"""First updates: memory is allocated once and kept."""
 
 GROWTH = 0.15
 GROWTH_GIB = 0.1

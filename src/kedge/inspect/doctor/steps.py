@@ -13,7 +13,7 @@ from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of
 
 OFTEN = 0.1
-"""Share of affected updates above which it is no longer an accident."""
+"""Share of affected updates above which chance does not explain them."""
 
 NEIGHBORS = 8
 """Updates on either side that a gradient norm is compared with, since norms drift over a run."""
@@ -291,7 +291,7 @@ def _by_epoch(run: RunRecord) -> str:
 
 
 def _lacks_kl(run: RunRecord) -> str:
-    """Of an update's only step, neither ratio nor clip tells anything."""
+    """Neither ratio nor clip of an update's only step is informative."""
     return "" if _has_further_steps(run) or run.series("objective/kl")[0] else WHY_MISSING["objective/kl"]
 
 
@@ -363,7 +363,7 @@ def _distance(kl: Series | None) -> str:
 
 
 NUM_FIRST = 2
-"""Updates that are examined: the policy's first, and the first in which a trained critic is measured."""
+"""Updates that are examined: the policy's first, and the first that measures a trained critic."""
 
 CLIPPED = 0.15
 MOVED = 0.05

@@ -67,7 +67,7 @@ Rows = Mapping[int, Mapping[str, Any]]
 
 
 def mean_curves(records: Sequence[RunRecord], *, most_points: int) -> dict[str, Any]:
-    """The mean over seeds of every metric, in columns like those of `curves`, with a band.
+    """The mean over seeds of every metric, in columns as in `curves`, with a band.
 
     There is a mean and its 95 % interval where at least two seeds have a value. Where a single seed of several has one,
     because it is ahead or the others ended early, the value is in `tails` instead: the mean of other seeds is no

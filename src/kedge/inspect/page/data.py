@@ -39,7 +39,7 @@ class ReportedRun:
         record: The content of its folder.
         findings: The doctor's, each with `rule`, `severity`, `seen`, `means`, `try`, and the `field` to change if there
             is one. None if the run was not diagnosed.
-        verdict: The doctor's line on what it checked; empty if it has no rules for the stage.
+        verdict: The doctor's line on its checks; empty if it has no rules for the stage.
         is_clean: Whether the doctor checked something and found nothing.
         frontier: Values of judges outside the run.
         reward_models: The runs that trained its reward models, by name, if they are not on the page themselves.
@@ -75,7 +75,7 @@ def page_data(
     """The data of the page in JSON types, bounded in size however long the runs are.
 
     Args:
-        runs: The runs; those of one stage are overlaid.
+        runs: The runs; runs of one stage are overlaid.
         title: Title of the page.
         headlines: Results shown above all runs.
         written: When the page was written, as text.
@@ -147,7 +147,7 @@ def grouped_findings(findings: Sequence[Sequence[Mapping[str, str]] | None]) -> 
     cause, or one problem that several runs have.
 
     Args:
-        findings: Those of each run, or None for a run that was not diagnosed. A finding may name its `field`.
+        findings: Findings of each run, or None for a run that was not diagnosed. A finding may name its `field`.
 
     Returns:
         Groups with the `severity` of their worst finding and their `findings`, the worst first, each with the index of

@@ -286,7 +286,7 @@ def _updates(record: RunRecord) -> int | None:
 
 
 OTHER = Look(rows=SUPERVISED_ROWS, sentences=sentences.of_fine_tuning)
-"""That of a stage without one."""
+"""The look of a stage without its own."""
 
 PPO = Look(
     rows=PPO_ROWS,

@@ -46,7 +46,7 @@ def numbers_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 def noise(values: Sequence[float]) -> float:
     """Standard deviation of a series around its trend; 0 for fewer than 3 values.
 
-    From second differences, in which a steady rise or fall cancels; independent noise has 6 times its variance there.
+    From second differences, where a steady rise or fall cancels; independent noise has 6 times its variance there.
     """
     second = np.diff(np.asarray(values, dtype=float), n=2)
     return float(np.sqrt(np.mean(second**2) / 6)) if len(second) else 0.0

@@ -235,7 +235,7 @@ def judge_agreement(records: Mapping[str, RunRecord]) -> list[dict[str, Any]]:
     with the same frequencies of won, tied and lost; null if both judges always decide alike.
 
     Args:
-        records: Runs by name; those that are not evaluations are left out.
+        records: Runs by name; only evaluations are shown.
 
     Source: Cohen 1960, A coefficient of agreement for nominal scales, eq. 1.
     """

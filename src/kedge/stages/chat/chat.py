@@ -219,7 +219,7 @@ class Chat:
         """Change a sampling setting.
 
         Raises:
-            ConfigError: There is no such setting, or the value is invalid.
+            ConfigError: The setting is unknown, or the value is invalid.
         """
         if name not in SETTINGS:
             raise ConfigError(f"{name!r} is not a setting; choose one of {', '.join(SETTINGS)}")

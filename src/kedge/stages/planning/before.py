@@ -40,7 +40,7 @@ def plan_before(config: Config, stage: str, *, anyway: bool = False, label: str 
         label: Prefix of the messages.
 
     Returns:
-        The plan; None for a run on several ranks, one that is small, or one whose models cannot be planned.
+        The plan; None for a run on several ranks, a small one, or one with models that cannot be planned.
 
     Raises:
         ConfigError: It cannot fit.

@@ -74,9 +74,9 @@ class Device:
     Attributes:
         name: As in a report.
         memory: Bytes that the run can have; None where that is unknown.
-        accelerator: Whether it is one: bf16 products, and attention in bf16.
+        accelerator: True for an accelerator: bf16 products, and attention in bf16.
         speed: None for this machine's, which is measured.
-        is_this: Whether it is this machine, with its own limit.
+        is_this: True for this machine, with its own limit.
         shares_memory: True if accelerator and processor share memory, so that nothing is moved between them.
         bound: The limit on the memory.
     """

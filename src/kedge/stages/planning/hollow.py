@@ -315,7 +315,7 @@ def _tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
 
 
 def _choose_packing(model: Model) -> None:
-    """Pad the rows of a model whose code cannot be packed, or read token by token so; no numbers are needed."""
+    """Pad the rows of a model with code that cannot pack, or read token by token; no numbers are needed."""
     trunk = model.trunk
     assert trunk is not None
     try:

@@ -24,7 +24,7 @@ __all__ = ["LEAST_TOKENS", "Counted", "as_on", "count_stage", "plan_machine", "r
 
 PHASES = ("rollout", "reward", "experience", "fit", "train", "step")
 PROCESS = 0.6 * 2**30
-"""Of Python, torch and transformers."""
+"""Bytes of Python, torch and transformers."""
 ALLOCATOR = 0.06
 ALLOCATOR_ON_CPU = 0.2
 """Shares of the tensors' bytes that the allocators of CUDA and of a CPU add; the latter keeps freed memory for the next
@@ -143,7 +143,7 @@ def plan_machine(
         price_per_hour: Of the device; None for no costs.
 
     Raises:
-        KedgeError: A model has no usable config.json, or there is no such device.
+        KedgeError: A model has no usable config.json, or the device is unknown.
     """
     if stage == "rlhf":
         given: Any = {"device_name": device_name, "price_per_hour": price_per_hour}

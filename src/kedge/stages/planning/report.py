@@ -29,7 +29,7 @@ GIB = 2**30
 SHOWN = 2**14
 """Bytes below which a row is left out."""
 NEAR = 0.9
-"""Share of the memory above which a plan says that it may not fit."""
+"""Share of the memory above which a plan warns that it may not fit."""
 
 UNITS: Final[Mapping[str, str]] = MappingProxyType({"ppo": "update", "critic": "part"})
 """The unit of a plan's time, where it is not an optimizer step: for a critic, the responses sampled together."""
@@ -158,12 +158,12 @@ def verdict(plan: MachinePlan, device: Device) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """Such as `1.9 GiB` or `340 MiB`."""
+    """Format bytes, such as `1.9 GiB` or `340 MiB`."""
     return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / 2**20:,.0f} MiB"
 
 
 def format_seconds(seconds: float) -> str:
-    """Such as `0.8 s`, `12 min` or `3.5 h`."""
+    """Format seconds, such as `0.8 s`, `12 min` or `3.5 h`."""
     if seconds < 100:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:,.1f} h"

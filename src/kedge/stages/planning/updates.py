@@ -237,7 +237,7 @@ def _ppo(subject: Subject, models: Models, phases: Phases) -> None:
 
 
 def _trial_rows(rows: Rows, minibatches: int) -> tuple[Rows, int]:
-    """Rows that hold as much as those of an update, and their minibatches."""
+    """Rows that hold as much as an update's, and their minibatches."""
     if rows.budget is None:
         return rows, minibatches
     if minibatches == 1:

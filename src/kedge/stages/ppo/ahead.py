@@ -137,7 +137,7 @@ class SamplingAhead:
     """Samples and scores batches in the background, at most `rollout.max_staleness` updates ahead.
 
     Args:
-        prompts: The stream of prompts; those of an update are drawn when its sampling is given to the background.
+        prompts: The stream of prompts; an update's are drawn when its sampling is given to the background.
         trainer: Samples and scores.
         engine: Samples in the background.
         check: Called with the responses of each round, when the batch is taken.

@@ -164,7 +164,7 @@ def with_saved_critic(config: Config) -> Config:
     """The configuration with the kind of the critic that `ppo.critic_init` names.
 
     Raises:
-        ModelError: There is no such model.
+        ModelError: The model does not exist.
         ConfigError: `ppo.critic` asks for the other kind.
     """
     value = config.ppo

@@ -69,7 +69,7 @@ class PpoSettings:
         temperature: Divides the logits.
         constant_groups: Treatment of groups of responses that all score the same.
         max_resamples: Additional rounds of sampling.
-        max_staleness: Updates between the weights that sample and those that are trained.
+        max_staleness: Updates between the sampling weights and the trained ones.
         gamma: Discount of the rewards.
         estimation: Settings that turn scores into advantages, without the current coefficients.
         num_epochs: Epochs over an update's experience.

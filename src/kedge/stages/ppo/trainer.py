@@ -51,7 +51,7 @@ class Trainer:
         guard: Checks experience and steps; None checks nothing.
         update: The current update, from 1.
         settings: The current update's settings.
-        staleness: Updates between the weights that sample and those that are trained.
+        staleness: Updates between the sampling weights and the trained ones.
     """
 
     run: Run

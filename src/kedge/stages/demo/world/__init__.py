@@ -1,6 +1,6 @@
 """The embedded world: TL;DR summarization in miniature, with a gold judge that has the facts of every post.
 
-world       posts with distractions, authors of differing skill, the gold judge, and what they write and prefer
+world       posts with distractions, authors of differing skill, the gold judge, and the authors' texts and preferences
 words       the language: values of the facts, and sentences
 """
 

@@ -41,7 +41,7 @@ __all__ = [
 
 
 ANNOTATOR_TEMPERATURE: Final = 0.06
-"""In units of gold quality: a difference of this size is labeled correctly 73 % of the time, lapses aside."""
+"""Noise of the annotator in units of gold quality: 73 % of such differences are labeled correctly, lapses aside."""
 ANNOTATOR_LAPSE_RATE: Final = 0.05
 """Share of labels that the annotator gives at random."""
 
