@@ -134,7 +134,7 @@ _READERS: Mapping[str, Any] = {
     "reward": lambda value: {"reward": weighted_rewards(value)},
     "ppo.critic_init": initial_critic,
 }
-"""How the values of a field are written on the command line, where that is not plain."""
+"""Notations of values on the command line, for fields where that is not obvious."""
 
 
 IN_MEMORY = "python:in_memory"

@@ -1,4 +1,4 @@
-"""A command as one of several ranks, which end together and say once why."""
+"""Runs a command as one of several ranks, which end together and print an error once."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def resolve(
 
 
 def resume_from(config: Config, stage: Stage, resume: str | None, allow_changes: list[str] | None) -> Any:
-    """How the pipeline resumes; None for a new run. Exits if the run has finished and is not extended."""
+    """The way to resume; None for a new run. Exits if the run has finished and is not extended."""
     if resume is None:
         if allow_changes:
             raise ConfigError("--allow-changes needs --resume")
@@ -160,7 +160,7 @@ def _check_field(name: str) -> None:
 
 
 def _check_same_settings(folder: Path, config: Config, allowed: Collection[str]) -> None:
-    """Check that a run that has finished is asked for with its own settings; it may be asked to be shorter.
+    """Check that a finished run is requested with its own settings; a shorter run is allowed.
 
     Raises:
         ConfigError: Settings are given that would change the result.

@@ -53,7 +53,7 @@ class _Turns:
 
 @dataclass(frozen=True)
 class BackgroundEngine:
-    """An engine for a separate thread, and between two pieces of work for the trainer.
+    """An engine for a separate thread, which the trainer can use between two tasks.
 
     Work is done in order, one piece at a time, so weights change only where nothing is sampled. Work samples with the
     weights of the time at which it was given, which are copied then. The trainer's own calls (evaluations, fixed
@@ -82,7 +82,7 @@ class BackgroundEngine:
         return replace(self, engine=engine)
 
     def start(self, work: Callable[[Engine, dict[str, float]], T]) -> Future[T]:
-        """Do some work in the background, after all that was given before, with the weights published last.
+        """Do some work in the background, after all earlier work, with the weights published last.
 
         Args:
             work: Gets the engine, and the metrics of its publishing.

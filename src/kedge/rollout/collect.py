@@ -53,7 +53,7 @@ class Scored(Protocol):
 
 @dataclass(frozen=True)
 class Models:
-    """The models that read responses, and how.
+    """The models that read responses, with their options.
 
     Attributes:
         actor_critic: Policy and critic, with the weights used for sampling.
@@ -76,7 +76,7 @@ class Models:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimation:
-    """How scores become rewards, and rewards become advantages.
+    """Options for turning scores into rewards, and rewards into advantages.
 
     Attributes:
         advantage: Estimates advantages and returns from rewards and values.

@@ -85,7 +85,7 @@ def _read(whole: Rollout, place: int) -> list[int]:
 
 
 def _append(whole: Rollout, places: Sequence[int], cuts: Sequence[int], sampled: Rollout) -> None:
-    """Write sampled tokens behind the kept ones, cut to the limit of the whole response, in place."""
+    """Append sampled tokens to the kept ones, in place; the whole response is cut to its limit."""
     width = whole.response_ids.shape[1]
     lengths = sampled.response_lengths.tolist()
     for row, (place, cut) in enumerate(zip(places, cuts, strict=True)):

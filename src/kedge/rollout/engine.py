@@ -64,5 +64,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """End what was started to sample; nothing is sampled after it."""
+        """End the processes started to sample; nothing is sampled afterwards."""
         ...

@@ -20,7 +20,7 @@ __all__ = ["SharedEngine"]
 
 @dataclass(frozen=True)
 class SharedEngine:
-    """An engine on every rank, as one.
+    """Engines on all ranks that act as one.
 
     A row's tokens depend on its prompt, its seed and the weights alone, so they do not depend on the number of ranks.
     Neighboring rows stay together: responses to one prompt share its reading.

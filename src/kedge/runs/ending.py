@@ -1,4 +1,4 @@
-"""The end of a stage: writes the report, prints the doctor's findings, what was made, and how to continue."""
+"""The end of a stage: writes the report, prints the doctor's findings, the results, and the next command."""
 
 from __future__ import annotations
 

@@ -118,10 +118,10 @@ def _value(settings: Mapping[str, Any], dotted: str) -> Any:
 T = TypeVar("T")
 
 THREADS = "threads"
-"""The fact in `config.yaml` that tells a run's number of threads."""
+"""The name of the number of threads in the facts of `config.yaml`."""
 
 DATE = "date"
-"""The fact in `config.yaml` that tells the day on which a run started, which some chat templates write."""
+"""The name of the start day in the facts of `config.yaml`; some chat templates write the day."""
 
 
 def check_unchanged(

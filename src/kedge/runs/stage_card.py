@@ -28,7 +28,7 @@ __all__ = ["recipe_of", "stage_card"]
 NUM_SAMPLES = 2
 
 NOT_SHOWN = ("out", "preset", "runtime", "checkpoint", "push")
-"""Parts of the configuration that say nothing about the result, or only about the machine."""
+"""Parts of the configuration that do not affect the result, or only describe the machine."""
 
 
 def stage_card(

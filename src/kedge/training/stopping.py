@@ -1,4 +1,4 @@
-"""Handles SIGTERM, SIGHUP and Ctrl-C: how a run stops early."""
+"""Stops a run early on SIGTERM, SIGHUP and Ctrl-C."""
 
 from __future__ import annotations
 
