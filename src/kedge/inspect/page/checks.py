@@ -225,7 +225,7 @@ def _place(record: RunRecord, check: Mapping[str, Any]) -> str:
 
 
 def _critic_sentence(check: Mapping[str, Any], place: str) -> str:
-    """The number of comparisons, and the better baseline: the critic or the prompt's mean."""
+    """Sentences on the size of the check, and on the better baseline: the critic or the prompt's mean return."""
     gain = _interval(check, "gain")
     verdict = ""
     if gain is not None and gain["low"] is None:

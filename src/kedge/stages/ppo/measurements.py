@@ -275,7 +275,7 @@ class PrefixSample:
         """The figures; see `prefix_test`.
 
         Raises:
-            UnscoredError: All responses are too short to have a prefix.
+            UnscoredError: No prefix has enough scored continuations.
         """
         if not self.num:
             raise UnscoredError("no response of two or more tokens has enough scored continuations")
@@ -307,7 +307,7 @@ def sample_prefixes(
     Args:
         trainer: Samples, scores and evaluates as in training.
         prompts: The prompts.
-        num_prefixes: Prefixes per prompt; 0 for responses of one token.
+        num_prefixes: Prefixes per prompt; a response of one token gets no prefix.
         num_continuations: Continuations per prefix, and further responses per prompt.
         policy_version: Updates that the policy has completed.
         first_prompt: Number of the first prompt, for prompts that are sampled in several parts.
