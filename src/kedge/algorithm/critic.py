@@ -71,7 +71,7 @@ def clipped_value_loss(
         held = values.clamp(old_values - clip_range, old_values + clip_range)
         losses = torch.maximum(free, (held - returns).square())
     loss = 0.5 * aggregate(losses, mask, **averaging)
-    return ValueLoss(loss=loss, clip_fraction=(losses > free).to(losses.dtype).sum() / mask.sum())
+    return ValueLoss(loss=loss, clip_fraction=masked_mean((losses > free).to(losses.dtype), mask))
 
 
 @torch.no_grad()
@@ -103,9 +103,8 @@ def explained_variance(
 
 
 def _variance(x: Tensor, mask: Tensor) -> Tensor:
-    count = mask.sum()
-    mean = torch.where(mask, x, 0.0).sum() / count
-    return torch.where(mask, (x - mean).square(), 0.0).sum() / count
+    x = keep_counted(x, mask)
+    return masked_mean((x - masked_mean(x, mask)).square(), mask)
 
 
 SIGMA_PER_WIDTH = 0.75

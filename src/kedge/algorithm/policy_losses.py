@@ -20,6 +20,7 @@ from typing_extensions import Unpack
 from kedge.algorithm.masking import (
     Averaging,
     aggregate,
+    check_choice,
     check_counted,
     check_positive,
     keep_counted,
@@ -327,6 +328,7 @@ class Tokens:
         **averaging: Unpack[Averaging],
     ) -> Tokens:
         """The arguments as in `clipped_policy_loss`."""
+        check_choice("ratio", ratio, Ratio)
         check_counted(
             mask,
             logprobs=logprobs,
