@@ -293,9 +293,3 @@ def test_gspo_agrees_with_a_loop_over_the_sequences(ragged, seed, low, high):
     torch.testing.assert_close(gradient, expected)
     assert found.loss.item() == pytest.approx(-objective.item() / len(batch.mask))
     assert found.clip_fraction.item() == pytest.approx(held / int(batch.mask.sum()))
-
-
-def test_a_ratio_that_does_not_exist_is_refused() -> None:
-    one = torch.zeros(1, 2)
-    with pytest.raises(ConfigError, match="ratio"):
-        clipped_policy_loss(one, one, one, one == 0, clip_range=0.2, ratio="sequences")  # pyright: ignore
