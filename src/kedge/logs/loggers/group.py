@@ -38,6 +38,8 @@ class LoggerGroup:
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
         """Log the metrics of one update; values that are null or text in `metrics.jsonl` are left out."""
+        if not self._loggers:
+            return
         numbers = _numbers(metrics)
         done = [each.name for each in self._loggers if each.call(update, lambda logger: logger.write(update, numbers))]
         self._state.record(update, done)
