@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import kedge
-from kedge.api import _resolved  # pyright: ignore[reportPrivateUsage]
 from kedge.config import load_config
 from kedge.data import read_demonstrations, read_prompts
 from kedge.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge.rewards import RewardTerm
+from kedge.stages.arguments import resolved_arguments
 from kedge.stages.stage import find_stage
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
@@ -165,11 +165,11 @@ def test_each_kind_of_data_goes_where_it_belongs():
         (["Once"], ["Once"], []),
         ((text for text in ["Once"]), ["Once"], []),
     ]:
-        config, objects = _resolved(find_stage("ppo"), {"model": "m", "prompts": data})
+        config, objects = resolved_arguments(find_stage("ppo"), {"model": "m", "prompts": data})
         assert objects.get("prompts") == rows
         assert config.data.prompts == sources
     # A text cannot be a comparison, so texts are names of files.
-    config, objects = _resolved(find_stage("reward"), {"model": "m", "comparisons": ["a.jsonl", "org/name"]})
+    config, objects = resolved_arguments(find_stage("reward"), {"model": "m", "comparisons": ["a.jsonl", "org/name"]})
     assert not objects
     assert config.data.comparisons == ["a.jsonl", "org/name"]
 
@@ -178,25 +178,25 @@ def test_conversations_may_be_lists_of_messages():
     template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     tokenizer = tiny_tokenizer(chat_template=template)
     asked = [{"role": "user", "content": "Once?"}]
-    _, objects = _resolved(find_stage("ppo"), {"model": "m", "prompts": [asked]})
+    _, objects = resolved_arguments(find_stage("ppo"), {"model": "m", "prompts": [asked]})
     [prompt] = read_prompts(objects["prompts"], tokenizer=tokenizer).records
     assert "Once?" in prompt.text
     answered = [*asked, {"role": "assistant", "content": "Twice."}]
-    _, objects = _resolved(find_stage("sft"), {"model": "m", "demonstrations": [answered]})
+    _, objects = resolved_arguments(find_stage("sft"), {"model": "m", "demonstrations": [answered]})
     assert read_demonstrations(objects["demonstrations"], tokenizer=tokenizer).records
 
 
 def test_each_kind_of_reward_goes_where_it_belongs():
     terms = [Path("rm"), RewardTerm("f.py:g", 0.5, {"window": 1}, "short")]
-    config, objects = _resolved(find_stage("ppo"), {"model": "m", "reward": terms})
+    config, objects = resolved_arguments(find_stage("ppo"), {"model": "m", "reward": terms})
     assert not objects
     first, second = config.reward
     assert (first.source, first.weight) == ("rm", 1.0)
     assert (second.source, second.weight, second.settings, second.name) == ("f.py:g", 0.5, {"window": 1}, "short")
-    config, objects = _resolved(find_stage("ppo"), {"model": "m", "reward": count_letters})
+    config, objects = resolved_arguments(find_stage("ppo"), {"model": "m", "reward": count_letters})
     assert objects["reward"] == [RewardTerm(count_letters)]
     assert config.reward == []
-    _, objects = _resolved(find_stage("ppo"), {"model": "m", "reward": {"rm": 1, count_letters: 2}})
+    _, objects = resolved_arguments(find_stage("ppo"), {"model": "m", "reward": {"rm": 1, count_letters: 2}})
     assert objects["reward"] == [RewardTerm("rm"), RewardTerm(count_letters, 2.0)]
 
 

@@ -1,0 +1,162 @@
+"""The arguments of a stage's Python function: settings for the configuration, and Python objects beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from kedge.config import Config, config_from_settings, initial_critic
+from kedge.data.fields import is_conversation
+from kedge.data.records import table_rows
+from kedge.errors import ConfigError
+from kedge.rewards import RewardSpec, RewardTerm
+from kedge.runs.claim import claim_free_folder
+from kedge.runs.loaded_models import LoadedModel, NamedModels, is_pretrained
+from kedge.stages.stage import Stage
+from kedge.system.output import IN_MEMORY_FOLDER, check_output, is_run
+
+__all__ = [
+    "Data",
+    "Model",
+    "Reward",
+    "StrPath",
+    "Weighted",
+    "named_models",
+    "read_argument",
+    "resolved_arguments",
+    "with_named_models",
+]
+
+StrPath: TypeAlias = "str | os.PathLike[str]"
+"""A folder, a file or a hub id."""
+
+Model: TypeAlias = "StrPath | LoadedModel | tuple[Any, Any]"
+"""A model's folder or hub id; or the model and its tokenizer, loaded, also as a pair."""
+
+Data: TypeAlias = "StrPath | Iterable[Any]"
+"""A file, folder or hub id; a list of texts, rows or files; a `Dataset`, `DatasetDict` or pandas DataFrame."""
+
+Reward: TypeAlias = "RewardSpec | LoadedModel | RewardTerm"
+Weighted: TypeAlias = "Reward | Sequence[Reward] | Mapping[RewardSpec | LoadedModel, float]"
+"""A reward model by name or loaded, `module:function`, or a function; a list of them, or a mapping to weights."""
+
+LOADED = "kedge.LoadedModel(model, tokenizer)"
+
+
+@contextmanager
+def with_named_models(stage: Stage, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The arguments with folders of the run instead of loaded models, which are saved there."""
+    found = NamedModels(Path())
+    named_models(stage, given, found)
+    if not found.models:
+        yield dict(given)
+        return
+    run = _output(given.get("out"), stage.name)
+    named = NamedModels(run / IN_MEMORY_FOLDER)
+    replaced = named_models(stage, given, named)
+    with named.saved():
+        yield {**replaced, "out": str(run)}
+
+
+def named_models(stage: Stage, given: Mapping[str, Any], models: NamedModels) -> dict[str, Any]:
+    """The arguments with folders instead of loaded models; rows of data hold none."""
+    named = {name for name, field in _fields(stage).items() if not field.startswith("data.")}
+    folders = {name: "model" if name == "policy" else name for name in named}
+    return {name: models.name(value, folders[name]) if name in named else value for name, value in given.items()}
+
+
+def _fields(stage: Stage) -> dict[str, str]:
+    """The fields that the parameters of a stage's function set."""
+    flags = {name.strip("-"): flag.field for flag in stage.flags for name in flag.names}
+    return {**flags, **stage.arguments, "out": "out"}
+
+
+def _output(out: StrPath | None, stage: str) -> Path:
+    if out is None:
+        return claim_free_folder(Path("runs") / stage)
+    return Path(out).expanduser() if is_run(Path(out)) else check_output(out)
+
+
+def resolved_arguments(stage: Stage, given: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
+    """The configuration from the arguments of a stage's function, and the Python objects that it cannot hold."""
+    if given.get("model") is not None and given.get("policy") is not None:
+        raise ConfigError("model and policy are two names of the same argument; give one of them")
+    fields = _fields(stage)
+    own = {name: value for name, value in given.items() if name in fields and value is not None}
+    settings = {name: value for name, value in given.items() if name not in fields}
+    objects: dict[str, Any] = {}
+    for name, value in own.items():
+        values, kept = read_argument(fields[name], value, name)
+        if repeated := settings.keys() & values.keys():
+            raise ConfigError(f"{min(repeated)} is given twice: by its own argument and as a setting")
+        settings |= values
+        if kept is not None:
+            objects[name] = kept
+    return config_from_settings(stage.name, settings), objects
+
+
+def read_argument(field: str, value: Any, name: str) -> tuple[Mapping[str, Any], Any]:
+    """The settings that an argument sets, and its Python object if it has no name.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if field.startswith("data."):
+        return _rows(field, value)
+    if field == "reward":
+        return _rewards(value)
+    if callable(value) and not is_pretrained(value):
+        return {}, value
+    if field == "ppo.critic_init" and isinstance(value, str):
+        return initial_critic(value), None
+    if not isinstance(value, (str, os.PathLike)):
+        raise ConfigError(f"{name} must be a folder, a hub id or {LOADED}, not {_shown(value)}")
+    return {field: os.fspath(cast("StrPath", value))}, None
+
+
+def _rows(field: str, data: Any) -> tuple[Mapping[str, Any], list[Any] | None]:
+    """Rows or texts as an object; names of files as a setting."""
+    if isinstance(data, (str, os.PathLike)):
+        return {field: [os.fspath(cast("StrPath", data))]}, None
+    entries = list(table_rows(data, field))
+    named = (str, os.PathLike) if field == "data.comparisons" else os.PathLike
+    if entries and all(isinstance(entry, named) for entry in entries):
+        return {field: [os.fspath(entry) for entry in entries]}, None
+    return {}, [{"messages": entry} if is_conversation(entry) else entry for entry in entries]
+
+
+def _rewards(reward: Any) -> tuple[Mapping[str, Any], list[RewardTerm] | None]:
+    """Rewards as objects, if at least one is a Python function; otherwise as a setting."""
+    if isinstance(reward, Mapping):
+        terms = [_weighted(spec, weight) for spec, weight in cast("Mapping[Any, Any]", reward).items()]
+    else:
+        entries: Sequence[Any] = reward if isinstance(reward, (list, tuple)) else [reward]
+        terms = [entry if isinstance(entry, RewardTerm) else _weighted(entry, 1.0) for entry in entries]
+    if any(callable(term.reward) for term in terms):
+        return {}, terms
+    return {
+        "reward": [
+            {"source": str(term.reward), "weight": term.weight, "settings": dict(term.settings), "name": term.name}
+            for term in terms
+        ]
+    }, None
+
+
+def _weighted(spec: Any, weight: object) -> RewardTerm:
+    if is_pretrained(spec) or not (isinstance(spec, (str, os.PathLike)) or callable(spec)):
+        raise ConfigError(
+            f"reward must be a folder, a hub id, 'module:function', a function, {LOADED}, or a list of these; not "
+            f"{_shown(spec)}"
+        )
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+        raise ConfigError(f"the weight of a reward must be a number, not {weight!r}")
+    return RewardTerm(os.fspath(spec) if isinstance(spec, os.PathLike) else spec, float(weight))
+
+
+def _shown(value: object) -> str:
+    """A value of the wrong type, for an error."""
+    alone = " without its tokenizer" if is_pretrained(value) and hasattr(value, "forward") else ""
+    return f"a {type(value).__name__}{alone}"
