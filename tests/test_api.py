@@ -16,7 +16,7 @@ from kedge.data import read_demonstrations, read_prompts
 from kedge.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge.rewards import RewardTerm
 from kedge.stages.arguments import resolved_arguments
-from kedge.stages.stage import find_stage
+from kedge.system.stage import find_stage
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 PROMPTS = [f"Deck {number}:" for number in range(4)]

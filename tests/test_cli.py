@@ -13,7 +13,7 @@ import yaml
 from kedge.cli import main
 from kedge.config import PRESETS, Config, load_config, presets_of, resolved_yaml
 from kedge.errors import ConfigError, ModelError
-from kedge.stages.stage import stages
+from kedge.system.stage import stages
 from kedge.system.version import __version__
 
 STAGES = ("sft", "reward", "critic", "ppo", "control", "rlhf", "generate", "evaluate")

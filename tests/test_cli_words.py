@@ -14,7 +14,7 @@ from kedge.cli import main
 from kedge.cli.options import literal_prompts, weighted_rewards
 from kedge.config import completions
 from kedge.errors import ConfigError
-from kedge.stages.stage import stages
+from kedge.system.stage import stages
 from tests.test_cli import COMMANDS, STAGES, calls, kedge  # noqa: F401
 
 

@@ -25,7 +25,7 @@ from kedge.rewards.pairwise import PairwiseJudge
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
-from kedge.stages.stage import stages
+from kedge.system.stage import stages
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent

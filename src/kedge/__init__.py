@@ -87,7 +87,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     if not name.startswith("_") and name in (added := _added()):
-        return importlib.import_module("kedge.stages.stage").imported(added[name])
+        return importlib.import_module("kedge.system.stage").imported(added[name])
     raise AttributeError(f"module 'kedge' has no attribute {name!r}")
 
 
@@ -98,6 +98,6 @@ def __dir__() -> list[str]:
 
 def _added() -> dict[str, str]:
     """The names that registered stages add, and what they stand for."""
-    from kedge.stages.stage import registered_stages
+    from kedge.system.stage import registered_stages
 
     return {name: reference for stage in registered_stages() for name, reference in stage.python.items()}

@@ -46,8 +46,8 @@ from kedge.stages.arguments import (
     resolved_arguments,
     with_named_models,
 )
-from kedge.stages.stage import find_stage, imported, stages
 from kedge.system.invocation import refuse_nested_run
+from kedge.system.stage import find_stage, imported, stages
 
 if TYPE_CHECKING:
     from kedge.stages.check_critic import CriticCheckResult

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kedge.config import Config, load_config, resolved_yaml, schedule_in_words, with_values
 from kedge.config.explain.describe import all_fields, section_type
-from kedge.stages.stage import find_stage
+from kedge.system.stage import find_stage
 from tests.fuzz.outcome import case_counts, debris, fuzz, kedge, line_or_result
 from tests.fuzz.values import JSON, TEXTS
 

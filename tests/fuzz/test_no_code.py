@@ -24,7 +24,7 @@ FORBIDDEN_CALLS = {
 # Files and modules are imported by name only for functions that a user names, kedge's own modules, and stages of
 # installed packages.
 IMPORTING = {"importlib.import_module", "importlib.util", "spec.loader.exec_module", "runpy", "imp"}
-IMPORTERS = {"system/importing.py", "rewards/__init__.py", "stages/stage.py", "__init__.py"}
+IMPORTERS = {"system/importing.py", "rewards/__init__.py", "system/stage.py", "__init__.py"}
 PACKAGE = Path(kedge.__file__).parent
 
 

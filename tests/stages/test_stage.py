@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kedge.stages.stage import imported, stages
+from kedge.system.stage import imported, stages
 
 DESCRIPTION = """
-from kedge.stages.stage import Flag, Stage
+from kedge.system.stage import Flag, Stage
 
 WALK = Stage(
     "walk",

@@ -11,9 +11,9 @@ import typer
 from kedge.cli import chat, config, data, inspect, launch, models, plan, stages, sweep
 from kedge.cli.command import Command, Group
 from kedge.errors import ConfigError, KedgeError, OutputError, PushError, is_panic
-from kedge.stages.stage import stages as known_stages
 from kedge.system.invocation import mark_command_line, num_ranks
 from kedge.system.memory import Exhaustion, is_out_of_memory
+from kedge.system.stage import stages as known_stages
 from kedge.system.streams import lasting_streams, refused_output
 from kedge.system.texts import error_text, printable
 from kedge.system.version import __version__

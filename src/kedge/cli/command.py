@@ -8,7 +8,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from kedge.config import PRESETS, full_name, stage_of
 from kedge.errors import ConfigError
-from kedge.stages.stage import stages
+from kedge.system.stage import stages
 
 __all__ = ["Command", "Group"]
 

@@ -18,7 +18,7 @@ from kedge.config import (
     resolved_yaml,
     schedule_in_words,
 )
-from kedge.stages.stage import imported, registered_stages, value_of
+from kedge.system.stage import imported, registered_stages, value_of
 
 __all__ = ["app"]
 

@@ -10,7 +10,7 @@ import typer
 
 from kedge.cli.command import Command
 from kedge.errors import ConfigError
-from kedge.stages.stage import find_stage, stages
+from kedge.system.stage import find_stage, stages
 
 __all__ = ["RANKED", "Launch", "launch"]
 

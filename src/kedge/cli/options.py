@@ -16,7 +16,7 @@ from typer.models import OptionInfo
 from kedge.config import LANGUAGE_PRESETS, PRESETS, completions, initial_critic
 from kedge.errors import ConfigError
 from kedge.stages.descriptions import REWARD
-from kedge.stages.stage import Flag, stages
+from kedge.system.stage import Flag, stages
 from kedge.system.texts import printable
 
 __all__ = [

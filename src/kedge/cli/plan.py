@@ -7,7 +7,7 @@ import typer
 from kedge.cli.options import ConfigFile, PresetName, weighted_rewards
 from kedge.config import initial_critic, load_config, preset_conflicts
 from kedge.errors import ConfigError
-from kedge.stages.stage import find_stage, stages
+from kedge.system.stage import find_stage, stages
 
 __all__ = ["plan"]
 

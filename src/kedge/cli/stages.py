@@ -34,9 +34,9 @@ from kedge.config import Config, changed_settings, check_stage, effective_settin
 from kedge.errors import ConfigError
 from kedge.runs.claim import claim_free_folder, claims
 from kedge.stages.demo.recipe import DURATION
-from kedge.stages.stage import Stage, imported, stages
 from kedge.system.invocation import num_ranks
 from kedge.system.output import CONFIG_FILE, check_output, is_run
+from kedge.system.stage import Stage, imported, stages
 from kedge.system.texts import printable
 
 __all__ = ["add_stages"]

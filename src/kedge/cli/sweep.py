@@ -11,7 +11,7 @@ import typer
 from kedge.cli.options import ConfigFile, Out, Overrides, PresetName, parameter, parameters_of, settings_of
 from kedge.config import Config, check_stage, load_config
 from kedge.errors import ConfigError
-from kedge.stages.stage import stages
+from kedge.system.stage import stages
 
 __all__ = ["sweep"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from kedge.config.explain.describe import suggestion
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
-from kedge.stages.stage import Stage, find_stage, value_of
+from kedge.system.stage import Stage, find_stage, value_of
 
 __all__ = ["BestMetric", "best_metric", "metric_in_chain"]
 

@@ -4,7 +4,7 @@ from kedge.config.best_metric import best_metric
 from kedge.config.presets import check_presets
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
-from kedge.stages.stage import find_stage, stages, value_of
+from kedge.system.stage import find_stage, stages, value_of
 
 __all__ = ["check_stage"]
 

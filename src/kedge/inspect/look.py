@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from kedge.inspect.record import RunRecord
-from kedge.stages.stage import imported, stages
+from kedge.system.stage import imported, stages
 
 if TYPE_CHECKING:
     from kedge.inspect.doctor.rule import Rule

@@ -13,8 +13,8 @@ from typing import Any
 from kedge.config import Config, changed_values, load_config
 from kedge.errors import KedgeError
 from kedge.inspect.record import read_config
-from kedge.stages.stage import find_stage, imported, stages
 from kedge.system.output import CONFIG_FILE
+from kedge.system.stage import find_stage, imported, stages
 from kedge.system.texts import printable
 
 __all__ = ["TO_FILL_IN", "Call", "following_call", "next_calls", "resuming_call"]

@@ -15,7 +15,7 @@ from kedge.errors import DataError
 from kedge.logs.json_lines import plain_json
 from kedge.models import find_model
 from kedge.models.adapters import is_adapter, read_adapter
-from kedge.stages.stage import stages, value_of
+from kedge.system.stage import stages, value_of
 from kedge.system.texts import names_function
 from kedge.training.checkpoint.files import record_file
 

@@ -12,9 +12,9 @@ from kedge.config import Config
 from kedge.errors import ModelError, OutOfMemoryError
 from kedge.runs.claim import claims
 from kedge.runs.resuming import finished_run
-from kedge.stages.stage import Stage, find_stage
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.memory import Exhaustion, is_out_of_memory, release
+from kedge.system.stage import Stage, find_stage
 from kedge.system.streams import lasting_streams
 
 __all__ = ["memory_in_one_line", "stage_function"]

@@ -15,8 +15,8 @@ from kedge.errors import ConfigError, DataError
 from kedge.inspect.record import read_config, read_json_object
 from kedge.logs.progress import say
 from kedge.runs.fingerprint import changed_inputs
-from kedge.stages.stage import Stage, find_stage, value_of
 from kedge.system.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
+from kedge.system.stage import Stage, find_stage, value_of
 from kedge.training.checkpoint.files import FileRecord, record_file
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.runtime import available_cores, set_threads

@@ -40,7 +40,6 @@ from kedge.runs.resuming import (
     mark_finished,
     threads_before,
 )
-from kedge.stages.stage import find_stage, stages
 from kedge.system.durable import make_folder, remove_parts, sync_folder
 from kedge.system.output import (
     CHECKPOINTS,
@@ -54,6 +53,7 @@ from kedge.system.output import (
 )
 from kedge.system.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
 from kedge.system.ranks.start import join_ranks, local_rank
+from kedge.system.stage import find_stage, stages
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer_kinds import check_optimizer
 from kedge.training.runtime import (

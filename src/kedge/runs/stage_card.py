@@ -21,7 +21,7 @@ from kedge.models import ModelCard
 from kedge.models.card import CardSample, hub_id, public_name
 from kedge.rewards import names_function
 from kedge.runs.run import Run
-from kedge.stages.stage import find_stage
+from kedge.system.stage import find_stage
 
 __all__ = ["recipe_of", "stage_card"]
 

@@ -15,8 +15,8 @@ from kedge.errors import ConfigError
 from kedge.rewards import RewardSpec, RewardTerm
 from kedge.runs.claim import claim_free_folder
 from kedge.runs.loaded_models import LoadedModel, NamedModels, is_pretrained
-from kedge.stages.stage import Stage
 from kedge.system.output import IN_MEMORY_FOLDER, check_output, is_run
+from kedge.system.stage import Stage
 
 __all__ = [
     "Data",

@@ -1,4 +1,4 @@
-"""kedge's own stages; see `kedge.stages.stage` for the meaning of each attribute."""
+"""kedge's own stages; see `kedge.system.stage` for the meaning of each attribute."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kedge.errors import ConfigError
-from kedge.stages.stage import Flag, Stage
+from kedge.system.stage import Flag, Stage
 
 if TYPE_CHECKING:
     from kedge.config import Config

@@ -1,4 +1,4 @@
-"""Control as a stage; see `kedge.stages.stage` for the meaning of each attribute."""
+"""Control as a stage; see `kedge.system.stage` for the meaning of each attribute."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import ConfigError, install_line
-from kedge.stages.stage import Flag, Stage, value_of
+from kedge.system.stage import Flag, Stage, value_of
 
 if TYPE_CHECKING:
     from kedge.config import Config

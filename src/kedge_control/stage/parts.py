@@ -17,9 +17,9 @@ from kedge.algorithm.policy_losses import named_surrogate
 from kedge.config import Config
 from kedge.errors import ConfigError
 from kedge.runs.run import Run
-from kedge.stages.stage import value_of
 from kedge.system.importing import find_named
 from kedge.system.ranks import tokens_of
+from kedge.system.stage import value_of
 from kedge.training.checkpoint.state import Stateful
 from kedge.training.controllers import Coefficients, Controllers
 from kedge.training.objective import Objective

@@ -16,7 +16,7 @@ from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
 from kedge.config.table import read_table
-from kedge.stages.stage import registered_stages
+from kedge.system.stage import registered_stages
 from kedge.system.texts import printable
 
 __all__ = [

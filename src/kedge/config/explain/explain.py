@@ -26,7 +26,7 @@ from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
 from kedge.config.table import read_table
 from kedge.errors import ConfigError
-from kedge.stages.stage import find_stage
+from kedge.system.stage import find_stage
 
 __all__ = ["SOURCES", "cited_works", "completions", "describe_presets", "explain"]
 

@@ -18,7 +18,7 @@ from kedge.config.schedules import check_schedules
 from kedge.config.schema.rewards import RewardTermConfig
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
-from kedge.stages.stage import find_stage
+from kedge.system.stage import find_stage
 from kedge.system.version import __version__
 
 __all__ = [

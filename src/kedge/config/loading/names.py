@@ -8,7 +8,7 @@ from kedge.config.explain.describe import FORMER, USUAL, all_fields, fields_name
 from kedge.config.libraries import foreign_answer
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
-from kedge.stages.stage import find_stage, registered_stages
+from kedge.system.stage import find_stage, registered_stages
 
 __all__ = ["full_name", "initial_critic"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from kedge.config.presets.recipe import Cited, Preset, read_presets
 from kedge.errors import ConfigError
-from kedge.stages.stage import imported, registered_stages
+from kedge.system.stage import imported, registered_stages
 
 __all__ = [
     "FAMILY",

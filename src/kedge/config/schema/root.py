@@ -21,7 +21,7 @@ from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.runtime import RuntimeConfig
 from kedge.config.schema.section import Section, as_list, word
 from kedge.config.schema.supervised import RewardModelConfig, SftConfig
-from kedge.stages.stage import imported, registered_stages
+from kedge.system.stage import imported, registered_stages
 
 __all__ = ["Config"]
 

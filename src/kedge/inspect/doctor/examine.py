@@ -26,7 +26,7 @@ from kedge.inspect.doctor import (
 from kedge.inspect.doctor.rule import DOCS, Advice, Finding, Gap, Rule, Severity, Symptom, no_advice, severity_rank
 from kedge.inspect.look import look_of
 from kedge.inspect.record import RunRecord
-from kedge.stages.stage import stages
+from kedge.system.stage import stages
 from kedge.system.texts import printable
 
 __all__ = ["RULES", "Examination", "diagnose", "examine", "merge", "one_line", "print_examinations"]

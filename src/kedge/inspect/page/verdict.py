@@ -10,7 +10,7 @@ from kedge.inspect.page.numbers import numbers_of, rounded, typographic
 from kedge.inspect.page.sentences import Ends, ends_of
 from kedge.inspect.record import RESULTS, RunRecord
 from kedge.inspect.resolved import KL_COSTS, charges_kl
-from kedge.stages.stage import stages
+from kedge.system.stage import stages
 
 __all__ = ["data_sentences", "describe_run", "first_and_last"]
 

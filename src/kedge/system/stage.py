@@ -1,7 +1,8 @@
 """The description of a stage: a command that trains, samples or evaluates.
 
 The command line, the Python API, resuming, the report, the doctor and the plan read descriptions instead of comparing
-names, so that a stage is described in one place. This module and the descriptions import no torch.
+names, so that a stage is described in one place. This module and the descriptions import no torch, and this module
+nothing of kedge but its errors, so that all of them may read it.
 
 Another package registers a stage through an entry point of its distribution:
 
@@ -10,7 +11,7 @@ Another package registers a stage through an entry point of its distribution:
 
 where `kedge_walk/description.py` holds only
 
-    from kedge.stages.stage import Flag, Stage
+    from kedge.system.stage import Flag, Stage
 
     WALK = Stage(
         "walk",
@@ -38,17 +39,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kedge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from kedge.config import Config
 
 __all__ = ["Flag", "Stage", "find_stage", "imported", "registered_stages", "stages", "value_of"]
 
 GROUP = "kedge.stages"
 """The entry points of other packages' stages."""
+
+OWN = "kedge.stages.descriptions:OWN"
+"""kedge's own stages, imported like everything that a description names: a checkout needs no entry points for them."""
+
+Config = Any
+"""A `kedge.config.Config`, which is above this floor."""
 
 
 @dataclass(frozen=True)
@@ -214,9 +218,7 @@ def _loaded() -> Iterator[Stage]:
 @cache
 def stages() -> Mapping[str, Stage]:
     """All stages by name: the ones that make a model, then the others; kedge's own come before registered ones."""
-    from kedge.stages.descriptions import OWN
-
-    found = (*OWN, *registered_stages())
+    found = (*imported(OWN), *registered_stages())
     return {each.name: each for each in sorted(found, key=lambda stage: not stage.makes_model)}
 
 
