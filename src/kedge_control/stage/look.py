@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kedge.inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
-from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, fmt, need, rose
+from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, fmt, rose
 from kedge.inspect.look import Look, Panel, Row
 from kedge.inspect.page.looks import PPO
 from kedge.inspect.page.numbers import figure
@@ -34,7 +34,7 @@ and 0.3 to 0.5 without a clip."""
     updates=2 * MIN_TREND,
     stages=CONTROL,
 )
-def return_collapsed(run: RunRecord) -> Symptom | None:
+def return_collapsed(run: RunRecord, returns: Series) -> Symptom | None:
     """Seen: `episode/return_mean` rose and fell again.
 
     Try: Lower `control.learning_rate` to a third; end updates early with `control.early_stop_kl`. The best checkpoint
@@ -43,7 +43,6 @@ def return_collapsed(run: RunRecord) -> Symptom | None:
     Threshold: More than half of the gain is lost, from the best three updates to the last quarter, and more than three
     standard errors.
     """
-    returns = need(run, "episode/return_mean", at_least=2 * MIN_TREND)
     if returns.peak <= returns.early:
         return None
     lost = (returns.peak - returns.late) / (returns.peak - returns.early)
@@ -53,7 +52,7 @@ def return_collapsed(run: RunRecord) -> Symptom | None:
         "serious",
         f"the mean return fell from {fmt(returns.peak)} (update {returns.peak_updates[0]}) to {fmt(returns.late)} "
         f"({returns.late_span}): {lost:.0%} of what it had gained",
-        tuple(_smaller_steps(run)),
+        _smaller_steps(run),
     )
 
 
@@ -63,7 +62,7 @@ def return_collapsed(run: RunRecord) -> Symptom | None:
     updates=4 * MIN_TREND,
     stages=CONTROL,
 )
-def return_flat(run: RunRecord) -> Symptom | None:
+def return_flat(run: RunRecord, returns: Series) -> Symptom | None:
     """Seen: `episode/return_mean` neither rose nor had a peak.
 
     Try: More environments, a larger `control.entropy_coef`, a longer run; and check the reward.
@@ -71,16 +70,15 @@ def return_flat(run: RunRecord) -> Symptom | None:
     Threshold: After 32 updates, neither the last quarter nor any three updates are three standard errors above the
     first three.
     """
-    returns = need(run, "episode/return_mean", at_least=4 * MIN_TREND)
     if rose(returns) or returns.peak - returns.early > 3 * returns.rise_error:
         return None
     return Symptom(
         "warning",
         f"the mean return stayed near {fmt(returns.late)} for {len(returns)} updates",
         (
-            scale(run, "control.num_envs", 2.0),
-            scale(run, "control.entropy_coef", 2.0),
-            scale(run, "control.total_steps", 3.0),
+            scale("control.num_envs", 2.0),
+            scale("control.entropy_coef", 2.0),
+            scale("control.total_steps", 3.0),
         ),
         "check that the reward differs between good and bad behavior within an episode's reach",
     )
@@ -92,7 +90,7 @@ def return_flat(run: RunRecord) -> Symptom | None:
     updates=MIN_LEVEL,
     stages=CONTROL,
 )
-def updates_too_large(run: RunRecord) -> Symptom | None:
+def updates_too_large(run: RunRecord, moved: Series) -> Symptom | None:
     """Seen: `policy/distance_moved` is high late in the run.
 
     Try: `control.policy_loss=clipped`, if it is unclipped; lower `control.learning_rate` to a third; end updates early
@@ -101,22 +99,21 @@ def updates_too_large(run: RunRecord) -> Symptom | None:
     Threshold: 0.1 nats per step is a warning, 1 is serious. In the first ten updates on HalfCheetah-v5 it is at most
     0.015 with a clip range of 0.2, and 0.3 to 0.5 without a clip.
     """
-    moved = need(run, "policy/distance_moved")
     if moved.late <= FAR:
         return None
     return Symptom(
         "serious" if moved.late > TOO_FAR else "warning",
         f"an update moves the policy by {fmt(moved.late)} nats per step ({moved.late_span})",
-        tuple(_smaller_steps(run)),
+        _smaller_steps(run),
     )
 
 
 def _smaller_steps(run: RunRecord) -> Iterator[Remedy]:
     if run.setting("control.policy_loss") == "unclipped" and (run.setting("control.num_epochs") or 1) > 1:
-        yield set_to(run, "control.policy_loss", "clipped", why="so that steps have a bound")
-    yield scale(run, "control.learning_rate", 1 / 3)
+        yield set_to("control.policy_loss", "clipped", why="so that steps have a bound")
+    yield scale("control.learning_rate", 1 / 3)
     if run.setting("control.early_stop_kl") is None:
-        yield set_to(run, "control.early_stop_kl", 0.02, why="to end an update that moves too far")
+        yield set_to("control.early_stop_kl", 0.02, why="to end an update that moves too far")
 
 
 def _sentences(record: RunRecord, progress: str) -> list[str]:

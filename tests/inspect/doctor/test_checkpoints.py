@@ -47,7 +47,7 @@ def test_a_falling_win_rate_on_held_out_prompts_is_found(tmp_path):
     rate = [0.5, *(0.5 + 0.04 * step for step in range(1, 8)), *(0.78 - 0.05 * step for step in range(1, 9))]
     run = replace(synthetic_run(metrics={"reward/score_mean": lambda done: 1 + done, "eval/win_rate": rate}),
                   folder=tmp_path)  # fmt: skip
-    symptom = proxy_up_judge_down.check(run)
+    symptom = proxy_up_judge_down.find(run)
     assert symptom is not None
     assert "eval/win_rate, measured on held-out prompts, falls from 0.740" in symptom.seen
     assert "ppo.eval_every=1 with checkpoint.keep_best=eval/win_rate" in symptom.advice

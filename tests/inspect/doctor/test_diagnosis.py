@@ -355,7 +355,7 @@ def test_lambda_is_raised_where_the_critic_explains_nothing(
     ],
 )
 def test_an_advised_value_loads(field: str, factor: float, settings: dict[str, Any], value: float) -> None:
-    assert scale(record_of(settings), field, factor).value == value
+    assert scale(field, factor)(record_of(settings)).value == value
 
 
 def test_all_that_is_advised_loads() -> None:

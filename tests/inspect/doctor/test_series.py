@@ -61,8 +61,8 @@ def test_a_part_of_a_series_keeps_its_updates() -> None:
 
 
 def test_metrics_of_the_same_update_are_combined() -> None:
-    run = run_with(5, {"a": [1.0, 2.0, 3.0, 4.0, 5.0], "b": [2.0, 2.0, 2.0, 0.0, 2.0]})
-    series = combine(run, ("a", "b"), lambda a, b: a / b if b else None)
+    first, second = series_of(1.0, 2.0, 3.0, 4.0, 5.0), series_of(2.0, 2.0, 2.0, 0.0, 2.0)
+    series = combine(lambda a, b: a / b if b else None, first, second)
     assert series is not None
     assert (list(series.updates), list(series.values)) == ([1, 2, 3, 5], [0.5, 1.0, 1.5, 2.5])
-    assert combine(run, ("a", "missing"), max) is None
+    assert combine(max, first, Series([9], [1.0])) is None

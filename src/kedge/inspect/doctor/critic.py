@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from kedge.inspect.doctor.rule import Direction, Remedy, Symptom, rule, scale, set_to
-from kedge.inspect.doctor.series import MIN_TREND, WINDOW, fmt, read, rose
+from kedge.inspect.doctor.rule import SMALLER_STEPS, Remedy, Symptom, rule, scale, set_to
+from kedge.inspect.doctor.series import MIN_TREND, WINDOW, Series, fmt, read, rose
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of
 
@@ -87,12 +87,9 @@ def has_critic(run: RunRecord) -> bool:
     return critic_of(run) != "none"
 
 
-def _critic(run: RunRecord) -> _Critic | None:
-    explained = read(run, "value/explained_variance", at_least=MIN_TREND)
-    mean = read(run, "value/mean", at_least=MIN_TREND)
-    returns = read(run, "value/returns_mean", at_least=MIN_TREND)
+def _critic(run: RunRecord, explained: Series, mean: Series, returns: Series) -> _Critic | None:
     unit = read(run, "value/returns_std", at_least=MIN_TREND) or read(run, "reward/score_std", at_least=MIN_TREND)
-    if explained is None or mean is None or returns is None or unit is None or unit.late <= 0:
+    if unit is None or unit.late <= 0:
         return None
     scores = read(run, "reward/score_std")
     if scores is not None and scores.late <= SATURATED * scores.first:
@@ -109,15 +106,37 @@ def _critic(run: RunRecord) -> _Critic | None:
     )
 
 
+def _below_zero(run: RunRecord) -> Symptom | None:
+    """A run too short for a verdict on its critic, with values that do harm at the end."""
+    explained = read(run, "value/explained_variance", at_least=2)
+    if explained is None or len(explained) >= MIN_TREND:
+        return None
+    if explained.values[-1] < DESTROYED:
+        return Symptom(
+            "serious",
+            f"explained variance is {fmt(explained.values[-1])} in update {explained.updates[-1]}",
+            _train_critic_less(run),
+        )
+    if run.state == "running" or len(explained) < WINDOW or explained.late >= 0:
+        return None
+    return Symptom(
+        "note",
+        f"explained variance is {fmt(explained.late)} at the end ({explained.late_span}), after {len(explained)} "
+        "updates of training the critic",
+        _train_critic_less(run) if explained.late < NOISY else _train_critic_more(run),
+    )
+
+
 @rule(
     "The critic predicts hardly better than a constant, or worse. The advantages are then little more than the raw "
     "score, with all its noise, on every token.",
     needs=NEEDED,
     also=CRITIC_METRICS,
+    early=_below_zero,
     updates=MIN_TREND,
     fits=has_critic,
 )
-def dead_critic(run: RunRecord) -> Symptom | None:
+def dead_critic(run: RunRecord, explained: Series, mean: Series, returns: Series) -> Symptom | None:
     """Seen: `value/explained_variance` is 0.05 or below, or `value/mean` is far from `value/returns_mean`.
 
     Try: A value head on the policy's trunk learns as slowly as the policy does: `ppo.critic=separate` gives the critic
@@ -135,10 +154,8 @@ def dead_critic(run: RunRecord) -> Symptom | None:
     explain anything. A finished run of 3 to 7 updates gets a note if its explained variance ends below 0. Skipped once
     the scores' standard deviation has fallen to a tenth, because nothing is left to explain.
     """
-    critic = _critic(run)
-    if critic is None:
-        return _below_zero(run)
-    if critic.explained > USELESS and critic.bias < BIASED:
+    critic = _critic(run, explained, mean, returns)
+    if critic is None or (critic.explained > USELESS and critic.bias < BIASED):
         return None
     constant = critic.values_std is not None and critic.values_std < CONSTANT
     serious = critic.bias >= BIASED or critic.explained < HARMFUL or constant
@@ -155,34 +172,13 @@ def dead_critic(run: RunRecord) -> Symptom | None:
     return Symptom(severity, seen, (*train, *instead))
 
 
-def _below_zero(run: RunRecord) -> Symptom | None:
-    """A run too short for a verdict on its critic, with values that do harm at the end."""
-    explained = read(run, "value/explained_variance", at_least=2)
-    if explained is None or len(explained) >= MIN_TREND:
-        return None
-    if explained.values[-1] < DESTROYED:
-        return Symptom(
-            "serious",
-            f"explained variance is {fmt(explained.values[-1])} in update {explained.updates[-1]}",
-            tuple(_train_critic_less(run)),
-        )
-    if run.state == "running" or len(explained) < WINDOW or explained.late >= 0:
-        return None
-    return Symptom(
-        "note",
-        f"explained variance is {fmt(explained.late)} at the end ({explained.late_span}), after {len(explained)} "
-        "updates of training the critic",
-        tuple(_train_critic_less(run) if explained.late < NOISY else _train_critic_more(run)),
-    )
-
-
 def _train_critic_less(run: RunRecord) -> Iterator[Remedy]:
     if run.setting("ppo.critic_learning_rate"):
-        yield scale(run, "ppo.critic_learning_rate", 1 / 3)
+        yield scale("ppo.critic_learning_rate", 1 / 3)
     elif critic_of(run) == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1:
-        yield scale(run, "ppo.value_head_rate", 1 / 3)
+        yield scale("ppo.value_head_rate", 1 / 3)
     else:
-        yield scale(run, "ppo.learning_rate", 1 / 3)
+        yield SMALLER_STEPS
     yield from _warm_up(run)
 
 
@@ -190,34 +186,34 @@ def _train_critic_more(run: RunRecord) -> Iterator[Remedy]:
     if critic_of(run) == "separate":
         yield from _raise_critic_rate(run)
     else:
-        yield set_to(run, "ppo.critic", "separate", why="for a critic with its own weights and learning rate")
-        yield scale(run, "ppo.value_coef", 3.0)
-        yield scale(run, "ppo.value_head_rate", 3.0)
+        yield set_to("ppo.critic", "separate", why="for a critic with its own weights and learning rate")
+        yield scale("ppo.value_coef", 3.0)
+        yield scale("ppo.value_head_rate", 3.0)
     yield from _warm_up(run)
 
 
 def _raise_critic_rate(run: RunRecord) -> Iterator[Remedy]:
     """Adam's steps hardly depend on the weight of a loss that no other shares, so value_coef would not help."""
     if run.setting("ppo.value_coef") == 0:
-        yield set_to(run, "ppo.value_coef", 0.1, "too_low")
+        yield set_to("ppo.value_coef", 0.1, "too_low")
     own = run.setting("ppo.critic_learning_rate")
     policy = run.setting("ppo.learning_rate")
     if own:
-        yield scale(run, "ppo.critic_learning_rate", 3.0)
+        yield scale("ppo.critic_learning_rate", 3.0)
     elif policy:
-        yield set_to(run, "ppo.critic_learning_rate", float(f"{CRITIC_RATE * policy:.2g}"), "too_low")
+        yield set_to("ppo.critic_learning_rate", float(f"{CRITIC_RATE * policy:.2g}"), "too_low")
 
 
 def _rely_on_it_less(run: RunRecord) -> Iterator[Remedy]:
     """With λ below 1 a score reaches early tokens through the values alone (bench/study/RESULTS.md)."""
     gae_lambda = run.setting("ppo.gae_lambda")
     if isinstance(gae_lambda, (int, float)) and gae_lambda < 1 and run.setting("ppo.advantage") in (None, "gae"):
-        yield set_to(run, "ppo.gae_lambda", 1.0, "too_low", why="as long as the critic explains so little")
+        yield set_to("ppo.gae_lambda", 1.0, "too_low", why="as long as the critic explains so little")
 
 
 def _warm_up(run: RunRecord) -> Iterator[Remedy]:
     if not run.setting("ppo.value_warmup_updates"):
-        yield set_to(run, "ppo.value_warmup_updates", 5, why="to train the critic alone first")
+        yield set_to("ppo.value_warmup_updates", 5, why="to train the critic alone first")
 
 
 @rule(
@@ -228,7 +224,9 @@ def _warm_up(run: RunRecord) -> Iterator[Remedy]:
     updates=MIN_TREND,
     fits=lambda run: has_critic(run) and (not run.config or run.setting("ppo.value_clip_range") is not None),
 )
-def value_clip_binding(run: RunRecord) -> Symptom | None:
+def value_clip_binding(
+    run: RunRecord, clipped: Series, explained: Series, mean: Series, returns: Series
+) -> Symptom | None:
     """Seen: `value/clip_fraction` stays high.
 
     Try: Raise `ppo.value_clip_range` fivefold.
@@ -236,16 +234,15 @@ def value_clip_binding(run: RunRecord) -> Symptom | None:
     Threshold: Half of the values late in the run, which is most of the critic's gradient. A warning; serious if the
     mean value is a standard deviation away from the mean return.
     """
-    critic = _critic(run)
-    clipped = read(run, "value/clip_fraction", at_least=MIN_TREND)
-    if critic is None or clipped is None or clipped.late < BINDING:
+    critic = _critic(run, explained, mean, returns)
+    if critic is None or clipped.late < BINDING:
         return None
     return Symptom(
         "serious" if critic.bias >= BIASED else "warning",
         f"{clipped.late:.0%} of the values are clipped ({clipped.late_span}); explained variance is "
         f"{fmt(critic.explained)}, and the mean value is {fmt(critic.bias)} standard deviations away from the mean "
         "return",
-        (scale(run, "ppo.value_clip_range", 5.0),),
+        (scale("ppo.value_clip_range", 5.0),),
     )
 
 
@@ -257,7 +254,7 @@ def value_clip_binding(run: RunRecord) -> Symptom | None:
     updates=MIN_TREND,
     fits=has_critic,
 )
-def value_scale_mismatch(run: RunRecord) -> Symptom | None:
+def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, returns: Series) -> Symptom | None:
     """Seen: `value/std` is far larger than `value/returns_std`; or `value/returns_std` is far from 1 with
     `ppo.value_unit=score`, or `value/mean` from `value/returns_mean`; or, with `ppo.value_loss=hl_gauss`,
     `value/outside_support` stays above 0, or the bins are wide compared with `value/returns_std`.
@@ -272,7 +269,7 @@ def value_scale_mismatch(run: RunRecord) -> Symptom | None:
     outside the support, a warning, serious from half of them on; or bins twice as wide as the standard deviation of the
     returns, a note.
     """
-    critic = _critic(run)
+    critic = _critic(run, explained, mean, returns)
     if critic is None:
         return None
     if critic.values_std is not None and critic.values_std > TOO_WIDE:
@@ -280,23 +277,21 @@ def value_scale_mismatch(run: RunRecord) -> Symptom | None:
             "serious",
             f"the values' standard deviation is {fmt(critic.values_std)} times that of the returns ({critic.span})",
             (
-                set_to(run, "ppo.critic_init", "policy", why="to start with equal values"),
-                scale(run, "ppo.value_coef", 3.0),
+                set_to("ppo.critic_init", "policy", why="to start with equal values"),
+                scale("ppo.value_coef", 3.0),
             ),
         )
     if run.setting("ppo.value_loss") == "hl_gauss":
-        return support_symptom(run, critic.returns_std)
+        return _support_symptom(run, returns, critic.returns_std)
     is_far = critic.bias >= BIASED
     if run.setting("ppo.value_unit") != "score" or (SMALL <= critic.returns_std <= LARGE and not is_far):
         return None
     loss = read(run, "value/loss")
-    mean = read(run, "value/mean")
-    returns = read(run, "value/returns_mean")
     seen = (
         f"the returns' standard deviation is {fmt(critic.returns_std)} ({critic.span}), and the value loss grows with "
         "its square" + (f": it is {fmt(loss.late)}" if loss else "")
     )
-    if is_far and mean is not None and returns is not None:
+    if is_far:
         seen = (
             f"the mean value is {fmt(mean.late)} where the mean return is {fmt(returns.late)} ({critic.span}): the "
             "critic's steps are too small for scores of this size"
@@ -304,7 +299,7 @@ def value_scale_mismatch(run: RunRecord) -> Symptom | None:
     return Symptom(
         "serious" if critic.returns_std > LARGE or is_far else "warning",
         seen,
-        (set_to(run, "ppo.value_unit", "returns_std", why="to make both independent of the reward's scale"),),
+        (set_to("ppo.value_unit", "returns_std", why="to make both independent of the reward's scale"),),
     )
 
 
@@ -322,17 +317,11 @@ REACH = 5.0
 """Distance of the suggested ends from the mean return, in standard deviations of the returns."""
 
 
-def support_symptom(run: RunRecord, returns_std: float) -> Symptom | None:
-    """A support that is too narrow or too wide for the returns; None if it fits, or for a critic without one.
-
-    Args:
-        run: The run.
-        returns_std: Late standard deviation of its returns.
-    """
+def _support_symptom(run: RunRecord, mean: Series, returns_std: float) -> Symptom | None:
+    """A support that is too narrow or too wide for the returns; None if it fits, or for a critic without one."""
     outside = read(run, "value/outside_support", at_least=MIN_TREND)
-    mean = read(run, "value/returns_mean", at_least=MIN_TREND)
     bins = run.setting("ppo.value_bins")
-    if outside is None or mean is None or not isinstance(bins, list):
+    if outside is None or not isinstance(bins, list):
         return None
     low, high, num_bins = cast("list[float]", bins)
     wanted = [_outwards(mean.late + sign * REACH * returns_std, sign) for sign in (-1, 1)]
@@ -341,7 +330,7 @@ def support_symptom(run: RunRecord, returns_std: float) -> Symptom | None:
             "serious" if outside.late >= MOSTLY_OUTSIDE else "warning",
             f"{outside.late:.0%} of the returns are outside the critic's support, {fmt(low)} to {fmt(high)} "
             f"({outside.late_span})",
-            (_set_bins(run, min(low, wanted[0]), max(high, wanted[1]), num_bins, "too_low"),),
+            (set_to("ppo.value_bins", [min(low, wanted[0]), max(high, wanted[1]), num_bins], "too_low"),),
         )
     width = (high - low) / num_bins
     if width < COARSE * returns_std:
@@ -350,12 +339,8 @@ def support_symptom(run: RunRecord, returns_std: float) -> Symptom | None:
         "note",
         f"a bin of the critic's support is {fmt(width)} wide, and the returns' standard deviation is "
         f"{fmt(returns_std)} ({mean.late_span})",
-        (_set_bins(run, wanted[0], wanted[1], num_bins, "too_high"),),
+        (set_to("ppo.value_bins", [*wanted, num_bins], "too_high"),),
     )
-
-
-def _set_bins(run: RunRecord, low: float, high: float, num_bins: float, direction: Direction) -> Remedy:
-    return set_to(run, "ppo.value_bins", [low, high, num_bins], direction)
 
 
 def _outwards(value: float, sign: int) -> float:
@@ -431,16 +416,8 @@ def critic_worse_than_prompt_mean(run: RunRecord) -> Symptom | None:
         seen += f"; its values order {_share(across)} of the pairs of different prompts right, where chance is 50%"
     is_chance = across is not None and across["low"] <= CHANCE
     severity = "serious" if is_chance else "warning" if explained["low"] <= 0 else "note"
-    return Symptom(severity, seen, _remedies(run), "or compare with groups of that size (--preset rloo)")
-
-
-def _remedies(run: RunRecord) -> tuple[Remedy, ...]:
-    if run.stage == "evaluate":
-        return ()
-    train = scale(run, "ppo.value_coef", 3.0)
-    if run.setting("ppo.value_warmup_updates"):
-        return (train,)
-    return (train, set_to(run, "ppo.value_warmup_updates", 5, why="to train the critic alone first"))
+    remedies = () if run.stage == "evaluate" else (scale("ppo.value_coef", 3.0), *_warm_up(run))
+    return Symptom(severity, seen, remedies, "or compare with groups of that size (--preset rloo)")
 
 
 @rule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kedge.inspect.doctor.rule import Remedy, Symptom, adjust, rule, scale
+from kedge.inspect.doctor.rule import Symptom, adjust, rule, scale
 from kedge.inspect.record import RunRecord
 
 MOSTLY = 0.5
@@ -36,16 +36,6 @@ ENOUGH_PROMPTS = 8
 STAGES = ("evaluate", "generate")
 
 
-def _number(run: RunRecord, name: str) -> float | None:
-    value = run.summary.get(name)
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def _interval(run: RunRecord, name: str) -> Mapping[str, Any] | None:
-    value = run.summary.get(name)
-    return value if isinstance(value, Mapping) and {"value", "low", "high"} <= set(value) else None
-
-
 def _no_result(run: RunRecord) -> str:
     return "" if run.summary else "the run has no result yet" if run.state == "running" else "the run has no result"
 
@@ -55,23 +45,23 @@ def _has_responses(run: RunRecord) -> bool:
     return run.setting("evaluate.critic") is None
 
 
+RESULT: dict[str, Any] = {"updates": 0, "stages": ("evaluate",), "fits": _has_responses, "lacks": _no_result}
+"""What the rules about a result have in common."""
+
+
 @rule(
     "The interval includes 50%: on these prompts the two cannot be told apart. It does not prove that they are equal.",
-    updates=0,
-    stages=("evaluate",),
-    fits=_has_responses,
-    lacks=_no_result,
+    figures=("win_rate", "num_judged"),
+    **RESULT,
 )
-def win_rate_undecided(run: RunRecord) -> Symptom | None:
+def win_rate_undecided(run: RunRecord, rate: Mapping[str, Any], judged: float) -> Symptom | None:
     """Seen: The win rate with its interval.
 
     Try: Judge more prompts (the finding estimates how many), or report that no difference was found.
 
     Threshold: The interval of 95 % includes 50%: a note.
     """
-    rate = _interval(run, "win_rate")
-    judged = _number(run, "num_judged")
-    if rate is None or judged is None or not rate["low"] <= 0.5 <= rate["high"]:
+    if not rate["low"] <= 0.5 <= rate["high"]:
         return None
     distance = abs(rate["value"] - 0.5)
     reach = (rate["high"] - rate["low"]) / 2
@@ -80,52 +70,43 @@ def win_rate_undecided(run: RunRecord) -> Symptom | None:
     return Symptom(
         "note",
         f"the win rate is {rate['value']:.0%} ({rate['low']:.0%} to {rate['high']:.0%}) on {judged:,.0f} prompts",
-        _more_prompts(run),
+        () if run.setting("evaluate.num_prompts") is None else (scale("evaluate.num_prompts", 4.0),),
         f"judge {needed} to tell a difference of this size, or report that none was found",
     )
 
 
-def _more_prompts(run: RunRecord) -> tuple[Remedy, ...]:
-    return () if run.setting("evaluate.num_prompts") is None else (scale(run, "evaluate.num_prompts", 4.0),)
-
-
 @rule(
     "Ties count half, so the win rate is close to 50% whichever policy is better.",
-    updates=0,
-    stages=("evaluate",),
-    fits=_has_responses,
-    lacks=_no_result,
+    figures=("tied", "num_judged"),
+    **RESULT,
 )
-def mostly_ties(run: RunRecord) -> Symptom | None:
+def mostly_ties(run: RunRecord, tied: float, judged: float) -> Symptom | None:
     """Seen: The number of ties, and of ties with equal texts.
 
     Try: A judge with a finer scale; if the texts are equal, policies that differ or a higher temperature.
 
     Threshold: Half of the decided pairs: a warning.
     """
-    tied = _number(run, "tied")
-    judged = _number(run, "num_judged")
-    if tied is None or not judged or tied / judged < MOSTLY:
+    if not judged or tied / judged < MOSTLY:
         return None
-    equal = _number(run, "num_equal") or 0.0
+    equal = run.summary.get("num_equal") or 0
     texts = f", {equal:,.0f} of them with equal texts" if equal else ""
-    if equal >= MOSTLY * tied:
-        advice = "compare policies that differ, or sample at a temperature at which their responses differ"
-        return Symptom("warning", f"{tied:,.0f} of {judged:,.0f} pairs are ties{texts}", (), advice)
     return Symptom(
-        "warning", f"{tied:,.0f} of {judged:,.0f} pairs are ties{texts}", (), "use a judge with a finer scale"
+        "warning",
+        f"{tied:,.0f} of {judged:,.0f} pairs are ties{texts}",
+        advice="compare policies that differ, or sample at a temperature at which their responses differ"
+        if equal >= MOSTLY * tied
+        else "use a judge with a finer scale",
     )
 
 
 @rule(
     "The judge looks at the position of a response rather than at its text. The pairs on which it contradicts itself "
     "say nothing about the policies.",
-    updates=0,
-    stages=("evaluate",),
-    fits=lambda run: run.setting("evaluate.judge_mode") == "pairwise",
-    lacks=_no_result,
+    figures=("position_bias",),
+    **{**RESULT, "fits": lambda run: run.setting("evaluate.judge_mode") == "pairwise"},
 )
-def judge_contradicts_itself(run: RunRecord) -> Symptom | None:
+def judge_contradicts_itself(run: RunRecord, bias: Mapping[str, float]) -> Symptom | None:
     """Seen: The share of pairs with another winner in the other order (a tie is not a winner), and how often the
     response shown first wins.
 
@@ -134,8 +115,7 @@ def judge_contradicts_itself(run: RunRecord) -> Symptom | None:
     Threshold: 25% of the pairs is a warning, 50%, the share of a coin, is serious. Only for
     `evaluate.judge_mode=pairwise`.
     """
-    bias = run.summary.get("position_bias")
-    if not isinstance(bias, Mapping) or bias["contradicted"] < CONTRADICTED:
+    if bias["contradicted"] < CONTRADICTED:
         return None
     place = "first" if bias["first_rate"] >= 0.5 else "second"
     rate = max(bias["first_rate"], 1 - bias["first_rate"])
@@ -150,12 +130,10 @@ def judge_contradicts_itself(run: RunRecord) -> Symptom | None:
 
 @rule(
     "The win rate may measure length: a policy can win it by writing more.",
-    updates=0,
-    stages=("evaluate",),
-    fits=_has_responses,
-    lacks=_no_result,
+    figures=("longer_wins",),
+    **RESULT,
 )
-def judge_prefers_length(run: RunRecord) -> Symptom | None:
+def judge_prefers_length(run: RunRecord, longer: Mapping[str, Any]) -> Symptom | None:
     """Seen: The share of pairs that the longer response wins, and the mean lengths of both sides.
 
     Try: Compare responses of similar length, or use a second judge that ignores length.
@@ -163,14 +141,12 @@ def judge_prefers_length(run: RunRecord) -> Symptom | None:
     Threshold: The longer response wins 70% of the pairs of different length, with an interval above 50%, and there are
     at least 20 of them: a note.
     """
-    longer = _interval(run, "longer_wins")
-    pairs = _number(run, "num_unequal_lengths")  # unknown in evaluations of earlier versions
-    if longer is None or longer["value"] < LONGER_WINS or longer["low"] <= 0.5:
-        return None
-    if pairs is not None and pairs < ENOUGH_PAIRS:
+    pairs = run.summary.get("num_unequal_lengths")  # unknown in evaluations of earlier versions
+    is_few = pairs is not None and pairs < ENOUGH_PAIRS
+    if longer["value"] < LONGER_WINS or longer["low"] <= 0.5 or is_few:
         return None
     counted = "" if pairs is None else f"{pairs:,.0f} "
-    lengths = [_number(run, name) for name in ("length", "length_against")]
+    lengths = [run.summary.get(name) for name in ("length", "length_against")]
     means = f"; mean lengths are {lengths[0]:.3g} and {lengths[1]:.3g} tokens" if None not in lengths else ""
     return Symptom(
         "note",
@@ -183,10 +159,7 @@ def judge_prefers_length(run: RunRecord) -> Symptom | None:
 
 @rule(
     "The figures leave out part of the responses, and those may differ from the rest.",
-    updates=0,
-    stages=STAGES,
-    fits=_has_responses,
-    lacks=_no_result,
+    **{**RESULT, "stages": STAGES},
 )
 def unjudged_responses(run: RunRecord) -> Symptom | None:
     """Seen: The number of pairs that the judge did not decide, or of responses that the reward did not score.
@@ -196,7 +169,7 @@ def unjudged_responses(run: RunRecord) -> Symptom | None:
     Threshold: A tenth is a warning, half is serious.
     """
     names = ("num_prompts", "num_judged") if "num_judged" in run.summary else ("num_responses", "num_scored")
-    total, judged = (_number(run, name) for name in names)
+    total, judged = (run.summary.get(name) for name in names)
     if not total or judged is None or (share := (total - judged) / total) < UNJUDGED:
         return None
     what = "pairs have no decision" if "num_judged" in run.summary else "responses have no score"
@@ -210,50 +183,43 @@ def unjudged_responses(run: RunRecord) -> Symptom | None:
 
 @rule(
     "Most responses end in the middle. Their scores are those of fragments.",
-    updates=0,
-    stages=STAGES,
-    fits=_has_responses,
-    lacks=_no_result,
+    figures=("eos_rate", "length"),
+    **{**RESULT, "stages": STAGES},
 )
-def responses_cut_off(run: RunRecord) -> Symptom | None:
+def responses_cut_off(run: RunRecord, rate: float, length: float) -> Symptom | None:
     """Seen: The share of the policy's responses that reach the token limit.
 
     Try: Raise `generate.max_new_tokens`; check that the model ends its responses with a token of `rollout.stop_token`.
 
     Threshold: Fewer than half of the responses end with a stop token: a warning.
     """
-    rate = _number(run, "eos_rate")
-    if rate is None or "length" not in run.summary or rate >= FEW_STOPPED:
+    if rate >= FEW_STOPPED:
         return None
     return Symptom(
         "warning",
         f"{1 - rate:.0%} of the policy's responses are cut off at the token limit",
-        (adjust(run, "generate.max_new_tokens", "too_low"),),
+        (adjust("generate.max_new_tokens", "too_low"),),
         "check that the model ends its responses with a token of rollout.stop_token",
     )
 
 
 @rule(
     "Different prompts get the same response: the policy has collapsed, or the prompts are the same.",
-    updates=0,
-    stages=("generate",),
-    fits=_has_responses,
-    lacks=_no_result,
+    figures=("num_distinct", "num_prompts"),
+    **{**RESULT, "stages": ("generate",)},
 )
-def responses_alike(run: RunRecord) -> Symptom | None:
+def responses_alike(run: RunRecord, distinct: float, prompts: float) -> Symptom | None:
     """Seen: The number of different responses to the prompts.
 
     Try: Check the prompts; raise `generate.temperature` if it is responses to one prompt that are to differ.
 
     Threshold: Fewer different responses than half of the prompts, from 8 prompts on: a warning.
     """
-    distinct = _number(run, "num_distinct")
-    prompts = _number(run, "num_prompts")
-    if distinct is None or not prompts or prompts < ENOUGH_PROMPTS or distinct >= FEW_DISTINCT * prompts:
+    if prompts < ENOUGH_PROMPTS or distinct >= FEW_DISTINCT * prompts:
         return None
     return Symptom(
         "warning",
         f"{prompts:,.0f} prompts have only {distinct:,.0f} different responses",
-        (adjust(run, "generate.temperature", "too_low"),),
+        (adjust("generate.temperature", "too_low"),),
         "check that prompts differ; if they do, the policy answers without reading them",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -178,7 +178,7 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
     """
     symptoms = [(each, each.find(record)) for each in look_of(record.stage).rules or RULES]
     findings = _as_severe_as_consequences(
-        [_finding(rule, symptom, advice) for rule, symptom in symptoms if symptom is not None]
+        [_finding(record, rule, symptom, advice) for rule, symptom in symptoms if symptom is not None]
     )
     silent = [rule for rule, symptom in symptoms if symptom is None and rule.concerns(record)]
     gaps = [gap for rule in silent if (gap := rule.gap(record)) is not None]
@@ -201,27 +201,23 @@ def _as_severe_as_consequences(findings: list[Finding]) -> list[Finding]:
     return [replace(found, severity="serious") if found.rule == cause else found for found in findings]
 
 
-def _finding(rule: Rule, symptom: Symptom, advice: Advice) -> Finding:
-    first = symptom.remedies[0] if symptom.remedies else None
+def _finding(run: RunRecord, rule: Rule, symptom: Symptom, advice: Advice) -> Finding:
+    changes = [remedy(run) for remedy in symptom.remedies]
+    steps = [symptom.advice] if symptom.advice else []
+    for each in changes:
+        why = advice(each.field, each.direction)
+        steps.append(f"{each.text} (if {each.direction.replace('_', ' ')}: {why})" if why else each.text)
     return Finding(
         rule.name,
         symptom.severity,
         symptom.seen,
         rule.means,
-        first.field if first else "",
-        first.direction if first else "switch",
-        "; ".join(_steps(symptom, advice)),
+        changes[0].field if changes else "",
+        changes[0].direction if changes else "switch",
+        "; ".join(steps),
         f"{DOCS}#{rule.name}",
-        {remedy.field: remedy.value for remedy in symptom.remedies if remedy.value is not None},
+        {each.field: each.value for each in changes if each.value is not None},
     )
-
-
-def _steps(symptom: Symptom, advice: Advice) -> Iterator[str]:
-    if symptom.advice:
-        yield symptom.advice
-    for remedy in symptom.remedies:
-        why = advice(remedy.field, remedy.direction)
-        yield f"{remedy.change} (if {remedy.direction.replace('_', ' ')}: {why})" if why else remedy.change
 
 
 def gaps_in_words(run: RunRecord, gaps: Sequence[Gap]) -> str:

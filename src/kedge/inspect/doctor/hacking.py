@@ -5,9 +5,10 @@ A reward term of weight 0 is a *judge*: it is measured as `score/NAME` and not t
 
 from __future__ import annotations
 
+from kedge.inspect.doctor.kl import STRONGER_KL
 from kedge.inspect.doctor.responses import eos_is_scored
-from kedge.inspect.doctor.rule import Remedy, Symptom, adjust, rule, scale
-from kedge.inspect.doctor.series import MIN_TREND, SIGNIFICANT, Series, fell, fmt, need, needed, read, rose, span
+from kedge.inspect.doctor.rule import Symptom, adjust, rule
+from kedge.inspect.doctor.series import MIN_TREND, SIGNIFICANT, Series, fell, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
 from kedge.system.output import best_checkpoint, kept_checkpoints
 
@@ -37,17 +38,8 @@ FEWER_STOPS = 0.25
 """Fall in the share of responses that stop."""
 
 
-def _rising_score(run: RunRecord) -> Series | None:
-    score = read(run, "reward/score_mean", at_least=MIN_TREND)
-    return score if rose(score) else None
-
-
 def _while_score_rises(score: Series) -> str:
     return f"while the mean score rises from {fmt(score.first)} to {fmt(score.late)}"
-
-
-def _stronger_kl(run: RunRecord) -> Remedy:
-    return scale(run, "ppo.kl_coef", 3.0)
 
 
 @rule(
@@ -55,7 +47,7 @@ def _stronger_kl(run: RunRecord) -> Remedy:
     needs=("reward/score_mean", "response/length", "reward/length_correlation"),
     updates=MIN_TREND,
 )
-def hacking_by_length(run: RunRecord) -> Symptom | None:
+def hacking_by_length(run: RunRecord, score: Series, length: Series, correlation: Series) -> Symptom | None:
     """Seen: While the score rises, `response/length` changes, and `reward/length_correlation` is high.
 
     Try: Add a length penalty to the reward, or train the reward model on pairs of equal length; triple `ppo.kl_coef`.
@@ -64,20 +56,17 @@ def hacking_by_length(run: RunRecord) -> Symptom | None:
     have 0.3 to 0.5), with 40 % longer responses: a warning; 75 % is serious. The demo's responses grow by a quarter to
     a third. Likewise a correlation of −0.5 and half the length: serious.
     """
-    score = needed(_rising_score(run))
-    length = need(run, "response/length", at_least=MIN_TREND)
-    correlation = need(run, "reward/length_correlation")
     growth = length.late / max(length.first, 1.0)
     strongest = max((correlation.early, correlation.late), key=abs)  # late lengths may all be the same
     longer = growth >= LONGER and rose(length) and strongest >= CORRELATED
     shorter = growth <= SHORTER and strongest <= -CORRELATED
-    if not (longer or shorter):
+    if not rose(score) or not (longer or shorter):
         return None
     return Symptom(
         "serious" if growth >= MUCH_LONGER or shorter else "warning",
         f"responses go from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span}) "
         f"{_while_score_rises(score)}; the correlation of score and length is {fmt(strongest)}",
-        (_stronger_kl(run),),
+        (STRONGER_KL,),
         f"add a penalty for {'short' if shorter else 'long'} responses to the reward, or train the reward model on "
         "pairs of equal length",
     )
@@ -88,7 +77,7 @@ def hacking_by_length(run: RunRecord) -> Symptom | None:
     needs=("reward/score_mean", "response/repetition"),
     updates=MIN_TREND,
 )
-def hacking_by_repetition(run: RunRecord) -> Symptom | None:
+def hacking_by_repetition(run: RunRecord, score: Series, repetition: Series) -> Symptom | None:
     """Seen: While the score rises, `response/repetition` rises.
 
     Try: Add a repetition penalty such as `kedge.rewards.penalties:repetitive`; triple `ppo.kl_coef`.
@@ -96,18 +85,14 @@ def hacking_by_repetition(run: RunRecord) -> Symptom | None:
     Threshold: 0.1 more repeated 4-grams than in the first update is a warning, 0.2 serious. Natural short text has
     almost none.
     """
-    score = needed(_rising_score(run))
-    repetition = need(run, "response/repetition", at_least=MIN_TREND)
-    if not rose(repetition):
-        return None
     increase = repetition.late - repetition.first
-    if increase < REPETITIVE:
+    if not rose(score) or not rose(repetition) or increase < REPETITIVE:
         return None
     return Symptom(
         "serious" if increase >= VERY_REPETITIVE else "warning",
         f"{repetition.late:.0%} of a response's 4-grams are repeats ({repetition.late_span}), up from "
         f"{repetition.first:.0%}, {_while_score_rises(score)}",
-        (_stronger_kl(run),),
+        (STRONGER_KL,),
         "add a repetition penalty to the reward, such as kedge.rewards.penalties:repetitive",
     )
 
@@ -118,7 +103,7 @@ def hacking_by_repetition(run: RunRecord) -> Symptom | None:
     also=("reward/length_correlation",),
     updates=MIN_TREND,
 )
-def hacking_by_not_stopping(run: RunRecord) -> Symptom | None:
+def hacking_by_not_stopping(run: RunRecord, score: Series, stops: Series) -> Symptom | None:
     """Seen: While the score rises, `response/eos_rate` falls.
 
     Try: Lower `rollout.missing_eos_score` until a response without a stop token scores below every one with it; triple
@@ -127,9 +112,7 @@ def hacking_by_not_stopping(run: RunRecord) -> Symptom | None:
     Threshold: A fall of 0.25. Serious; a warning if missing stop tokens have no separate score and the score
     correlates with length, which is then the cause.
     """
-    score = needed(_rising_score(run))
-    stops = need(run, "response/eos_rate", at_least=MIN_TREND)
-    if not fell(stops) or stops.first - stops.late < FEWER_STOPS:
+    if not rose(score) or not fell(stops) or stops.first - stops.late < FEWER_STOPS:
         return None
     correlation = read(run, "reward/length_correlation")
     explained_by_length = correlation is not None and correlation.early >= CORRELATED and not eos_is_scored(run)
@@ -137,7 +120,7 @@ def hacking_by_not_stopping(run: RunRecord) -> Symptom | None:
         "warning" if explained_by_length else "serious",
         f"{stops.late:.0%} of the responses stop ({stops.late_span}), down from {stops.first:.0%}, "
         f"{_while_score_rises(score)}",
-        (adjust(run, "rollout.missing_eos_score", "too_high"), _stronger_kl(run)),
+        (adjust("rollout.missing_eos_score", "too_high"), STRONGER_KL),
         "score every response without a stop token below every response with one",
     )
 
@@ -153,7 +136,7 @@ def _no_judge(run: RunRecord) -> str:
     updates=MIN_TREND,
     lacks=_no_judge,
 )
-def proxy_up_judge_down(run: RunRecord) -> Symptom | None:
+def proxy_up_judge_down(run: RunRecord, score: Series) -> Symptom | None:
     """Seen: `reward/score_mean` rises while the `score/NAME` of a judge, or `eval/win_rate` or `eval/score` on held-out
     prompts, falls.
 
@@ -163,10 +146,9 @@ def proxy_up_judge_down(run: RunRecord) -> Symptom | None:
     Threshold: The judge loses a quarter of its best gain, and more than three standard errors: a warning. Smaller
     losses are normal, as its curve is flat near the top. Serious if it also ends significantly below its early figures.
     """
-    score = _rising_score(run)
     for name in (*run.judges, *HELD_OUT):
         judge = read(run, name, at_least=MIN_TREND)
-        if score is None or judge is None or score.late < score.at(judge.peak_updates):
+        if not rose(score) or judge is None or score.late < score.at(judge.peak_updates):
             continue
         lost = judge.peak - judge.late
         if lost <= max(SIGNIFICANT * judge.rise_error, LOST_GAIN * (judge.peak - judge.first)):
@@ -177,7 +159,7 @@ def proxy_up_judge_down(run: RunRecord) -> Symptom | None:
             f"{name}, {kind}, falls from {fmt(judge.peak)} ({span(judge.peak_updates)}) to "
             f"{fmt(judge.late)} ({judge.late_span}) {_while_score_rises(score)}; it started at "
             f"{fmt(judge.first)}",
-            (_stronger_kl(run),),
+            (STRONGER_KL,),
             earlier_policy(run, name, judge),
         )
     return None

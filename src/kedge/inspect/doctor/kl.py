@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from kedge.inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
+from kedge.inspect.doctor.rule import SMALLER_STEPS, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import (
     MIN_LEVEL,
     MIN_TREND,
@@ -14,7 +14,6 @@ from kedge.inspect.doctor.series import (
     Series,
     combine,
     fmt,
-    need,
     read,
     rose,
     span,
@@ -41,48 +40,14 @@ OFF_TARGET = 3.0
 NEGLIGIBLE = 0.05
 """Cost of the KL, relative to the gain in score, at which it has no influence. The demo pays 0.15, N+ about as much."""
 
+STRONGER_KL = scale("ppo.kl_coef", 3.0)
+
 DRIFTED = 5.0
 """Nats per response from which a negligible cost matters."""
 
 LITTLE_TO_GAIN = 0.5
 """Gain of the best policy under β, in standard deviations of the score. To first order that is the scores' standard
 deviation over β, since the mean score under π_ref·exp(score/β) is higher by Var(score)/β."""
-
-
-@rule(
-    "The policy now writes text that the reference would almost never produce. A reward model has seen nothing like "
-    "it, so its scores can no longer be trusted.",
-    needs=("objective/kl", "response/length"),
-    also=("reward/total", "reward/score_mean", "reward/score_std"),
-    updates=MIN_LEVEL,
-)
-def kl_exploding(run: RunRecord) -> Symptom | None:
-    """Seen: `objective/kl` is high per response and per token, or far above its controller's target.
-
-    Try: Lower `ppo.learning_rate` to a third if the KL jumped in the first updates; triple `ppo.kl_coef` if it crept
-    up.
-
-    Threshold: Above 10 nats per response and 0.5 nats per token, or above 10 nats and three times `ppo.kl_target`.
-    Serious above 20 nats and 1 nat per token, or if score minus KL cost has fallen by a standard deviation of the
-    scores. The demo ends at 0.08 nats per token, good story runs at 0.2 to 0.5, and broken ones at 1.2 or more. Short
-    responses can be memorized within few nats, hence both units.
-    """
-    kl = read(run, "objective/kl")
-    per_token = _per_token(run)
-    if kl is None or per_token is None:
-        return _far_at_once(run)
-    target = run.setting("ppo.kl_target") if _is_controlled(run) else None
-    far = kl.late > FAR and per_token > FAR_PER_TOKEN
-    off_target = target is not None and len(kl) >= MIN_TREND and kl.late > max(OFF_TARGET * target, FAR)
-    if not (far or off_target):
-        return None
-    loss = _net_loss(run)
-    return Symptom(
-        "serious" if loss or (kl.late > TOO_FAR and per_token > TOO_FAR_PER_TOKEN) else "warning",
-        f"the policy is {fmt(kl.late)} nats per response away from the reference ({kl.late_span}), {fmt(per_token)} "
-        "per token" + (f"; the controller's target is {target:g} per response" if off_target else "") + loss,
-        tuple(_hold_back(run, kl)),
-    )
 
 
 def _far_at_once(run: RunRecord) -> Symptom | None:
@@ -99,7 +64,41 @@ def _far_at_once(run: RunRecord) -> Symptom | None:
         "serious",
         f"the policy is {fmt(latest)} nats per response away from the reference in update {kl.updates[-1]}, "
         f"{fmt(per_token)} per token, and was {fmt(kl.first)} away in update {kl.updates[0]}",
-        (smaller_rate(run, clipped=0.0, moved=per_token, most=1 / 3),),
+        (smaller_rate(moved=per_token),),
+    )
+
+
+@rule(
+    "The policy now writes text that the reference would almost never produce. A reward model has seen nothing like "
+    "it, so its scores can no longer be trusted.",
+    needs=("objective/kl", "response/length"),
+    also=("reward/total", "reward/score_mean", "reward/score_std"),
+    early=_far_at_once,
+    updates=MIN_LEVEL,
+)
+def kl_exploding(run: RunRecord, kl: Series, length: Series) -> Symptom | None:
+    """Seen: `objective/kl` is high per response and per token, or far above its controller's target.
+
+    Try: Lower `ppo.learning_rate` to a third if the KL jumped in the first updates; triple `ppo.kl_coef` if it crept
+    up.
+
+    Threshold: Above 10 nats per response and 0.5 nats per token, or above 10 nats and three times `ppo.kl_target`.
+    Serious above 20 nats and 1 nat per token, or if score minus KL cost has fallen by a standard deviation of the
+    scores. The demo ends at 0.08 nats per token, good story runs at 0.2 to 0.5, and broken ones at 1.2 or more. Short
+    responses can be memorized within few nats, hence both units.
+    """
+    per_token = kl.late / max(length.late, 1.0)
+    target = run.setting("ppo.kl_target") if _is_controlled(run) else None
+    far = kl.late > FAR and per_token > FAR_PER_TOKEN
+    off_target = target is not None and len(kl) >= MIN_TREND and kl.late > max(OFF_TARGET * target, FAR)
+    if not (far or off_target):
+        return None
+    loss = _net_loss(run)
+    return Symptom(
+        "serious" if loss or (kl.late > TOO_FAR and per_token > TOO_FAR_PER_TOKEN) else "warning",
+        f"the policy is {fmt(kl.late)} nats per response away from the reference ({kl.late_span}), {fmt(per_token)} "
+        "per token" + (f"; the controller's target is {target:g} per response" if off_target else "") + loss,
+        _hold_back(kl, per_token),
     )
 
 
@@ -115,14 +114,12 @@ def _net_loss(run: RunRecord) -> str:
     return f"; {name} has fallen from {fmt(total.first)} to {fmt(total.late)}"
 
 
-def _hold_back(run: RunRecord, kl: Series) -> Iterator[Remedy]:
+def _hold_back(kl: Series, per_token: float) -> tuple[Remedy, Remedy]:
     """Smaller steps if the KL jumped, a larger β if it crept up."""
-    jumped = kl.values[min(len(kl) - 1, 3)] > kl.late / 2
+    if kl.values[min(len(kl) - 1, 3)] <= kl.late / 2:
+        return STRONGER_KL, SMALLER_STEPS
     # The ratios of an update with a single step are 1: the KL alone shows how large its steps are.
-    drift = (_per_token(run) or 0.0) if jumped else 0.0
-    rate = smaller_rate(run, clipped=0.0, moved=drift if drift > EXTREME * TOO_FAR_PER_TOKEN else 0.0, most=1 / 3)
-    remedies = (rate, scale(run, "ppo.kl_coef", 3.0))
-    yield from remedies if jumped else reversed(remedies)
+    return smaller_rate(moved=per_token if per_token > EXTREME * TOO_FAR_PER_TOKEN else 0.0), STRONGER_KL
 
 
 @rule(
@@ -132,7 +129,7 @@ def _hold_back(run: RunRecord, kl: Series) -> Iterator[Remedy]:
     also=("objective/kl_coef", "response/length"),
     updates=MIN_TREND,
 )
-def beta_too_small(run: RunRecord) -> Symptom | None:
+def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series) -> Symptom | None:
     """Seen: `objective/kl` keeps rising, and β times the KL is negligible compared with the gain in score.
 
     Try: Set `ppo.kl_coef` to the suggested value, at which 5 nats cost a quarter of the gain.
@@ -141,30 +138,22 @@ def beta_too_small(run: RunRecord) -> Symptom | None:
     deviation, if that is larger); the demo and N+ pay about 0.15 of it. A warning; serious above 10 nats per response
     and 0.5 nats per token.
     """
-    score = need(run, "reward/score_mean", at_least=MIN_TREND)
-    kl = need(run, "objective/kl", at_least=MIN_TREND)
-    score_std = need(run, "reward/score_std", at_least=MIN_TREND)
-    beta = need(run, "objective/kl_coef")
-    if kl.late < DRIFTED or not rose(kl):
+    beta = read(run, "objective/kl_coef")
+    length = read(run, "response/length")
+    if beta is None or kl.late < DRIFTED or not rose(kl):
         return None
     cost = beta.late * kl.late
+    far = length is not None and kl.late / max(length.late, 1.0) > FAR_PER_TOKEN and kl.late > FAR
     gain = max(score.rise, score_std.early)
     if cost > NEGLIGIBLE * gain:
         return None
     return Symptom(
-        "serious" if (_per_token(run) or 0.0) > FAR_PER_TOKEN and kl.late > FAR else "warning",
+        "serious" if far else "warning",
         f"the KL has grown from {fmt(kl.early)} to {fmt(kl.late)} nats per response ({kl.late_span}); at β = "
         f"{beta.late:g} that costs {fmt(cost)}, while the score has gained {fmt(score.rise)}",
         # At this β the first nats of a drift cost a quarter of the score's gain.
-        (set_to(run, "ppo.kl_coef", float(f"{gain / DRIFTED / 4:.2g}"), "too_low"),),
+        (set_to("ppo.kl_coef", float(f"{gain / DRIFTED / 4:.2g}"), "too_low"),),
     )
-
-
-def _per_token(run: RunRecord) -> float | None:
-    """Late KL in nats per token."""
-    kl = read(run, "objective/kl")
-    length = read(run, "response/length")
-    return kl.late / max(length.late, 1.0) if kl and length else None
 
 
 def _is_controlled(run: RunRecord) -> bool:
@@ -179,7 +168,7 @@ def _is_controlled(run: RunRecord) -> bool:
     updates=MIN_TREND,
     fits=lambda run: run.setting("ppo.kl_coef") != 0,
 )
-def beta_too_large(run: RunRecord) -> Symptom | None:
+def beta_too_large(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
     """Seen: Β (`objective/kl_coef`) is large compared with `reward/score_std`, and the score barely rises.
 
     Try: Set `ppo.kl_coef` to a tenth of the scores' standard deviation, as suggested; with a KL controller, triple
@@ -188,10 +177,8 @@ def beta_too_large(run: RunRecord) -> Symptom | None:
     Threshold: Β above twice the standard deviation of the scores, and a gain below half of it. To first order the best
     policy under β gains the scores' variance divided by β. Serious.
     """
-    score = need(run, "reward/score_mean", at_least=MIN_TREND)
-    score_std = need(run, "reward/score_std", at_least=MIN_TREND)
-    beta = need(run, "objective/kl_coef")
-    if beta.late <= 0 or score_std.first <= 0:
+    beta = read(run, "objective/kl_coef")
+    if beta is None or beta.late <= 0 or score_std.first <= 0:
         return None
     reach = score_std.first / beta.late
     if reach > LITTLE_TO_GAIN or score.late - score.first > LITTLE_TO_GAIN * score_std.first:
@@ -202,10 +189,10 @@ def beta_too_large(run: RunRecord) -> Symptom | None:
         f"only about {fmt(score_std.first**2 / beta.late)}; the mean score went from {fmt(score.first)} to "
         f"{fmt(score.late)} ({score.late_span})",
         (
-            scale(run, "ppo.kl_target", 3.0)
+            scale("ppo.kl_target", 3.0)
             if _is_controlled(run)
             # As in the demo: its scores have a standard deviation of 1.
-            else set_to(run, "ppo.kl_coef", float(f"{score_std.first / 10:.2g}"), "too_high"),
+            else set_to("ppo.kl_coef", float(f"{score_std.first / 10:.2g}"), "too_high"),
         ),
     )
 
@@ -232,9 +219,9 @@ RISEN_NATS = 0.1
 """Smallest rise, in nats per token: doubling a tiny KL is harmless."""
 
 
-def _response_entropy(run: RunRecord, *, at_least: int) -> Series | None:
+def _of_responses(entropy: Series, length: Series) -> Series | None:
     """Entropy of whole responses, in nats."""
-    return combine(run, ("policy/entropy", "response/length"), lambda nats, length: nats * length, at_least=at_least)
+    return combine(lambda nats, tokens: nats * tokens, entropy, length)
 
 
 @rule(
@@ -243,40 +230,60 @@ def _response_entropy(run: RunRecord, *, at_least: int) -> Series | None:
     needs=("policy/entropy", "response/length"),
     updates=MIN_LEVEL,
 )
-def no_exploration(run: RunRecord) -> Symptom | None:
+def no_exploration(run: RunRecord, nats: Series, length: Series) -> Symptom | None:
     """Seen: A response's entropy, `policy/entropy` × `response/length`, is low from the start.
 
     Try: Raise `rollout.temperature` to 1, or by 30 % if it is there already; `ppo.entropy_coef=0.001`.
 
     Threshold: An early entropy below log 2 nats: fewer than two likely responses per prompt. Serious.
     """
-    entropy = _response_entropy(run, at_least=MIN_LEVEL)
+    entropy = _of_responses(nats, length)
     if entropy is None or entropy.early >= TWO_RESPONSES:
         return None
     return Symptom(
         "serious",
         f"a response has an entropy of {fmt(entropy.early)} nats from the start ({span(entropy.updates[:WINDOW])}): "
         f"about {fmt(math.exp(entropy.early))} likely responses per prompt",
-        tuple(_explore_more(run)),
+        _explore_more(run),
     )
 
 
 def _explore_more(run: RunRecord) -> Iterator[Remedy]:
     temperature = run.setting("rollout.temperature")
     if isinstance(temperature, (int, float)) and temperature < 1:
-        yield set_to(run, "rollout.temperature", 1.0, "too_low")
+        yield set_to("rollout.temperature", 1.0, "too_low")
     else:
-        yield scale(run, "rollout.temperature", 1.3)
-    yield set_to(run, "ppo.entropy_coef", 0.001, why="as an exploration bonus")
+        yield scale("rollout.temperature", 1.3)
+    yield set_to("ppo.entropy_coef", 0.001, why="as an exploration bonus")
+
+
+def _collapse_at_once(run: RunRecord) -> Symptom | None:
+    """An entropy that the first updates have destroyed."""
+    nats = read(run, "policy/entropy", at_least=2)
+    length = read(run, "response/length", at_least=2)
+    if nats is None or length is None:
+        return None
+    entropy = _of_responses(nats, length)
+    if entropy is None:
+        return None
+    last = entropy.values[-1]
+    if entropy.first < TWO_RESPONSES or last > NOTHING * entropy.first:
+        return None
+    return Symptom(
+        "serious",
+        f"the entropy of a response falls from {fmt(entropy.first)} to {fmt(last)} nats ({span(entropy.updates)})",
+        _slow_down(run, last / entropy.first),
+    )
 
 
 @rule(
     "The policy is settling on one response per prompt. It stops exploring, and its responses differ too little to "
     "learn from.",
     needs=("policy/entropy", "response/length"),
+    early=_collapse_at_once,
     updates=MIN_TREND,
 )
-def entropy_collapse(run: RunRecord) -> Symptom | None:
+def entropy_collapse(run: RunRecord, nats: Series, length: Series) -> Symptom | None:
     """Seen: A response's entropy falls to a fraction of its initial value.
 
     Try: Lower `ppo.learning_rate` to a third, or to a tenth if almost no entropy is left; `ppo.entropy_coef=0.001`, or
@@ -285,10 +292,8 @@ def entropy_collapse(run: RunRecord) -> Symptom | None:
     Threshold: A fifth of its start; or half of it and below log 3 nats, three likely responses per prompt. A warning;
     serious below a tenth, or at a fifth and below log 3. Runs that learn well fall to about a third.
     """
-    entropy = _response_entropy(run, at_least=MIN_TREND)
-    if entropy is None:
-        return _collapse_at_once(run)
-    if entropy.early < TWO_RESPONSES:
+    entropy = _of_responses(nats, length)
+    if entropy is None or entropy.early < TWO_RESPONSES:
         return None
     left = entropy.late / entropy.early
     few = entropy.late < THREE_RESPONSES
@@ -298,31 +303,18 @@ def entropy_collapse(run: RunRecord) -> Symptom | None:
         "serious" if left < COLLAPSED or (few and left < COLLAPSING) else "warning",
         f"the entropy of a response falls from {fmt(entropy.early)} to {fmt(entropy.late)} nats ({entropy.late_span})"
         + (f": about {fmt(math.exp(entropy.late))} likely responses per prompt are left" if few else ""),
-        tuple(_slow_down(run, left)),
-    )
-
-
-def _collapse_at_once(run: RunRecord) -> Symptom | None:
-    """An entropy that the first updates have destroyed."""
-    entropy = _response_entropy(run, at_least=2)
-    if entropy is None or entropy.first < TWO_RESPONSES or entropy.values[-1] > NOTHING * entropy.first:
-        return None
-    return Symptom(
-        "serious",
-        f"the entropy of a response falls from {fmt(entropy.first)} to {fmt(entropy.values[-1])} nats "
-        f"({span(entropy.updates)})",
-        tuple(_slow_down(run, entropy.values[-1] / entropy.first)),
+        _slow_down(run, left),
     )
 
 
 def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:
-    yield scale(run, "ppo.learning_rate", 0.1 if left < NOTHING else 1 / 3)
+    yield scale("ppo.learning_rate", 0.1 if left < NOTHING else 1 / 3)
     if run.setting("ppo.entropy_coef"):
-        yield scale(run, "ppo.entropy_coef", 3.0)
+        yield scale("ppo.entropy_coef", 3.0)
     else:
-        yield set_to(run, "ppo.entropy_coef", 0.001, "too_low")
+        yield set_to("ppo.entropy_coef", 0.001, "too_low")
     if run.setting("ppo.clip_range_high") is None:
-        yield set_to(run, "ppo.clip_range_high", 0.28, "too_low")
+        yield set_to("ppo.clip_range_high", 0.28, "too_low")
 
 
 @rule(
@@ -331,7 +323,7 @@ def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:
     needs=("policy/entropy",),
     updates=MIN_LEVEL,
 )
-def entropy_rising(run: RunRecord) -> Symptom | None:
+def entropy_rising(run: RunRecord, entropy: Series) -> Symptom | None:
     """Seen: `policy/entropy` rises.
 
     Try: Lower `ppo.entropy_coef` to a tenth; without a bonus, lower `ppo.learning_rate` to a third.
@@ -339,9 +331,8 @@ def entropy_rising(run: RunRecord) -> Symptom | None:
     Threshold: 30 % and 0.1 nats per token above the start; healthy runs stay below 10 %. A warning; serious if the
     entropy doubles under an entropy bonus.
     """
-    entropy = need(run, "policy/entropy")
     # A bonus that is far too large acts within the first three updates.
-    start = min(entropy.first, entropy.early) if entropy else 0.0
+    start = min(entropy.first, entropy.early)
     if start <= 0:
         return None
     factor = entropy.late / start
@@ -353,5 +344,5 @@ def entropy_rising(run: RunRecord) -> Symptom | None:
         "serious" if bonus and factor >= DOUBLED else "warning",
         f"entropy rises from {fmt(start)} to {fmt(entropy.late)} nats per token ({entropy.late_span})"
         + ("" if bonus else " without an entropy bonus"),
-        (scale(run, "ppo.entropy_coef", 0.1) if bonus else scale(run, "ppo.learning_rate", 1 / 3),),
+        (scale("ppo.entropy_coef", 0.1) if bonus else SMALLER_STEPS,),
     )

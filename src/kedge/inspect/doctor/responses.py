@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kedge.inspect.doctor.rule import TRAINED, Remedy, Symptom, adjust, rule, scale, set_to
-from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, fmt, need, read, rose
+from kedge.inspect.doctor.rule import SMALLER_STEPS, TRAINED, Change, Remedy, Symptom, adjust, rule, scale, set_to
+from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, fmt, read, rose
 from kedge.inspect.record import RunRecord
 
 TRUNCATED = 0.1
@@ -24,6 +24,9 @@ SHRUNK = 0.25
 REPEATED = 0.8
 MOSTLY_REPEATED = 0.4
 """Share of distinct prompts in an update. A file with fewer prompts than an update needs repeats them."""
+
+
+MORE_TOKENS = scale("rollout.max_new_tokens", 2.0)
 
 
 def eos_is_scored(run: RunRecord) -> bool:
@@ -50,7 +53,7 @@ def num_responses(run: RunRecord) -> int:
 def num_sampled(run: RunRecord, updates: Sequence[int]) -> float:
     """Responses that were sampled in these updates: more than trained on, if groups without spread were resampled."""
     sampled = read(run, "group/sampled", at_least=1)
-    known = dict(zip(sampled.updates, sampled.values, strict=True)) if sampled else {}
+    known = dict(sampled.items) if sampled else {}
     return sum(known.get(update, num_responses(run)) for update in updates)
 
 
@@ -59,7 +62,7 @@ def num_sampled(run: RunRecord, updates: Sequence[int]) -> float:
     needs=("response/eos_rate", "response/length_max"),
     updates=MIN_LEVEL,
 )
-def truncated_at_cap(run: RunRecord) -> Symptom | None:
+def truncated_at_cap(run: RunRecord, stops: Series, longest: Series) -> Symptom | None:
     """Seen: `response/eos_rate` is below 1: the rest of the responses hit `rollout.max_new_tokens`.
 
     Try: Double `rollout.max_new_tokens`.
@@ -69,22 +72,19 @@ def truncated_at_cap(run: RunRecord) -> Symptom | None:
     stopped at first. A note as well if more than half were truncated in the first update and a missing stop token has a
     separate score, but a tenth or fewer are at the end: the policy has learned to fit the limit.
     """
-    stops = need(run, "response/eos_rate")
-    longest = need(run, "response/length_max")
     scored = eos_is_scored(run)
-    longer = (scale(run, "rollout.max_new_tokens", 2.0),)
     if stops.late > 1 - TRUNCATED:
-        return _fitted_to_cap(stops, longest, longer) if scored else None
+        return _fitted_to_cap(stops, longest) if scored else None
     severity = "serious" if scored and max(stops.first, stops.late) < FEW_STOP else "warning"
     return Symptom(
         severity if scored or stops.first > NONE_STOP else "note",
         f"{1 - stops.late:.0%} of the responses are truncated at {longest.late:g} tokens ({stops.late_span}), "
         f"{1 - stops.first:.0%} in the first update",
-        longer,
+        (MORE_TOKENS,),
     )
 
 
-def _fitted_to_cap(stops: Series, longest: Series, longer: tuple[Remedy, ...]) -> Symptom | None:
+def _fitted_to_cap(stops: Series, longest: Series) -> Symptom | None:
     """The effect of a limit that most responses reached at first: shorter responses scored higher."""
     if stops.first >= FEW_STOP:
         return None
@@ -92,7 +92,7 @@ def _fitted_to_cap(stops: Series, longest: Series, longer: tuple[Remedy, ...]) -
         "note",
         f"{1 - stops.first:.0%} of the responses were truncated at {longest.first:g} tokens in the first update, and "
         f"the policy has learned to stop before that: {stops.late:.0%} do ({stops.late_span})",
-        longer,
+        (MORE_TOKENS,),
     )
 
 
@@ -102,7 +102,7 @@ def _fitted_to_cap(stops: Series, longest: Series, longer: tuple[Remedy, ...]) -
     needs=("response/eos_rate",),
     updates=MIN_LEVEL,
 )
-def too_few_eos(run: RunRecord) -> Symptom | None:
+def too_few_eos(run: RunRecord, stops: Series) -> Symptom | None:
     """Seen: `response/eos_rate` is low.
 
     Try: Check that the demonstrations end with the stop token and that it is not masked as padding; set or lower
@@ -112,20 +112,19 @@ def too_few_eos(run: RunRecord) -> Symptom | None:
     (`rollout.missing_eos_score`), since nearly all scores are then that one; a note if it does not and the policy did
     not stop at first either.
     """
-    stops = need(run, "response/eos_rate")
     if stops.late > FEW_STOP:
         return None
     scored = eos_is_scored(run)
     remedy = (
-        adjust(run, "rollout.missing_eos_score", "too_high")
+        adjust("rollout.missing_eos_score", "too_high")
         if scored
-        else set_to(run, "rollout.missing_eos_score", -1, why="to make stopping score higher")
+        else set_to("rollout.missing_eos_score", -1, why="to make stopping score higher")
     )
     return Symptom(
         "serious" if scored and stops.late < NONE_STOP else "warning" if scored or stops.first > NONE_STOP else "note",
         f"{stops.late:.0%} of the responses stop ({stops.late_span}), {stops.first:.0%} in the first update"
         + ("; the rest get the score for a missing stop token" if scored else ""),
-        (remedy, scale(run, "rollout.max_new_tokens", 2.0)),
+        (remedy, MORE_TOKENS),
         "check that the demonstrations end with the stop token and that it is not masked as padding",
     )
 
@@ -137,7 +136,7 @@ def too_few_eos(run: RunRecord) -> Symptom | None:
     also=("response/eos_rate", "reward/score_mean"),
     updates=MIN_TREND,
 )
-def stops_at_once(run: RunRecord) -> Symptom | None:
+def stops_at_once(run: RunRecord, length: Series) -> Symptom | None:
     """Seen: `response/length` has collapsed.
 
     Try: Lower `ppo.learning_rate` to a third if the score does not rise. Otherwise change the reward, or raise
@@ -146,7 +145,6 @@ def stops_at_once(run: RunRecord) -> Symptom | None:
 
     Threshold: At most four tokens, stop token included, and at most a quarter of the first update's length. Serious.
     """
-    length = need(run, "response/length", at_least=MIN_TREND)
     if length.late > min(TINY, SHRUNK * length.first):
         return None
     seen = f"responses have shrunk from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span})"
@@ -154,9 +152,9 @@ def stops_at_once(run: RunRecord) -> Symptom | None:
     stops = read(run, "response/eos_rate")
     if not rose(score):
         # Nothing was learned: something broke the policy.
-        return Symptom("serious", f"{seen}; the score does not rise", (scale(run, "ppo.learning_rate", 1 / 3),))
+        return Symptom("serious", f"{seen}; the score does not rise", (SMALLER_STEPS,))
     if eos_is_scored(run) and stops is not None and stops.first < 1 - TRUNCATED:
-        return Symptom("serious", f"{seen}; the score rises", (adjust(run, "rollout.missing_eos_score", "too_low"),))
+        return Symptom("serious", f"{seen}; the score rises", (adjust("rollout.missing_eos_score", "too_low"),))
     advice = "change the reward, in which a nearly empty response scores best: no setting makes up for it"
     return Symptom("serious", f"{seen}; the score rises", (), advice)
 
@@ -167,7 +165,7 @@ def stops_at_once(run: RunRecord) -> Symptom | None:
     needs=("prompt/distinct",),
     updates=MIN_LEVEL,
 )
-def duplicated_prompts(run: RunRecord) -> Symptom | None:
+def duplicated_prompts(run: RunRecord, distinct: Series) -> Symptom | None:
     """Seen: `prompt/distinct` is low.
 
     Try: Add prompts to `data.prompts` and remove duplicates; halve `rollout.num_prompts`.
@@ -175,15 +173,14 @@ def duplicated_prompts(run: RunRecord) -> Symptom | None:
     Threshold: 0.8 or less is a warning, below 0.4 serious. A file with fewer prompts than `rollout.num_prompts` repeats
     them.
     """
-    distinct = need(run, "prompt/distinct")
     if distinct.late > REPEATED:
         return None
     return Symptom(
         "serious" if distinct.late < MOSTLY_REPEATED else "warning",
         f"only {distinct.late:.0%} of an update's prompts are distinct ({distinct.late_span})",
         (
-            Remedy("data.prompts", "switch", "add prompts to data.prompts and remove duplicates"),
-            scale(run, "rollout.num_prompts", 0.5),
+            lambda run: Change("data.prompts", "switch", "add prompts to data.prompts and remove duplicates"),
+            scale("rollout.num_prompts", 0.5),
         ),
     )
 
@@ -242,9 +239,9 @@ def _in_words(usage: Mapping[str, Any]) -> str:
 def _keep_more(run: RunRecord, reasons: list[str]) -> Iterator[Remedy]:
     exceeded = [field for field in LIMITS if any(field in _limits_in(reason) for reason in reasons)]
     for field in exceeded:
-        yield scale(run, field, 2.0)
+        yield scale(field, 2.0)
     if exceeded and run.setting("data.truncate") == "never":
-        yield set_to(run, "data.truncate", "keep_end", why="to cut long prompts instead (keep_start keeps their start)")
+        yield set_to("data.truncate", "keep_end", why="to cut long prompts instead (keep_start keeps their start)")
 
 
 def _limits_in(reason: str) -> list[str]:

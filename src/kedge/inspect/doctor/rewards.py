@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 
 from kedge.inspect.doctor.responses import nearly_all_truncated, num_responses, num_sampled
-from kedge.inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
+from kedge.inspect.doctor.rule import SMALLER_STEPS, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import (
     MIN_LEVEL,
     MIN_TREND,
@@ -14,8 +15,6 @@ from kedge.inspect.doctor.series import (
     Series,
     combine,
     fmt,
-    need,
-    needed,
     read,
     rose,
     span,
@@ -81,7 +80,7 @@ def reward_function_failing(run: RunRecord) -> Symptom | None:
     return Symptom(
         "serious" if max(lost.values(), default=0.0) > MANY_LOST * scored else "warning",
         "; ".join(seen or [f"{name}: {count:g}" for name, count in totals.items() if count]),
-        (scale(run, "reward_functions.timeout" if slow else "reward_functions.retries", 2.0),),
+        (scale("reward_functions.timeout" if slow else "reward_functions.retries", 2.0),),
         "see reward.log for the function's output and exceptions",
     )
 
@@ -100,7 +99,7 @@ def _counters(run: RunRecord) -> dict[str, Series]:
     needs=("reward/unscored",),
     also=("reward/NAME_given_up",),
 )
-def responses_unscored(run: RunRecord) -> Symptom | None:
+def responses_unscored(run: RunRecord, unscored: Series) -> Symptom | None:
     """Seen: `reward/unscored` is above 0 for reasons other than failures (`reward/NAME_given_up`).
 
     Try: Check that `None` is meant: the policy learns nothing from such a response, so a bad one needs a low score. If
@@ -109,19 +108,15 @@ def responses_unscored(run: RunRecord) -> Symptom | None:
     Threshold: A tenth of the responses is a note: the error of an update's mean grows by 5 %. Half of them is a
     warning: it grows by 40 %, and half of the sampling is wasted.
     """
-    unscored = need(run, "reward/unscored", at_least=1)
     failed = _dropped(run)
-    none = [
-        max(0.0, count - failed.get(update, 0.0))
-        for update, count in zip(unscored.updates, unscored.values, strict=True)
-    ]
-    share = sum(none) / num_sampled(run, unscored.updates)
+    none = sum(max(0.0, count - failed[update]) for update, count in unscored.items)
+    share = none / num_sampled(run, unscored.updates)
     if share <= MANY_UNSCORED:
         return None
     return Symptom(
         "warning" if share > MOSTLY_UNSCORED else "note",
         f"{_why_unscored(run, share)} ({span(unscored.updates)}); the updates learn from the rest",
-        (scale(run, "rollout.num_prompts", 1 / max(1 - share, 0.1)),),
+        (scale("rollout.num_prompts", 1 / max(1 - share, 0.1)),),
         "check that None is meant: the policy learns nothing from such a response, so a bad one needs a low score",
     )
 
@@ -132,17 +127,29 @@ def _why_unscored(run: RunRecord, share: float) -> str:
     return f"the reward returned None for {share:.0%} of the responses"
 
 
-def _dropped(run: RunRecord) -> dict[int, float]:
+def _dropped(run: RunRecord) -> Mapping[int, float]:
     """By update, the responses dropped because a function failed on them: they have no score, but not by choice."""
+    dropped = defaultdict[int, float](float)
     if isinstance(run.setting("reward_functions.on_error"), (int, float)):
-        return {}
+        return dropped
     judges = {f"reward/{name.removeprefix('score/')}_given_up" for name in run.judges}
-    dropped: dict[int, float] = {}
     for name, counter in _counters(run).items():
         if name.endswith("_given_up") and name not in judges:
-            for update, count in zip(counter.updates, counter.values, strict=True):
-                dropped[update] = dropped.get(update, 0.0) + count
+            for update, count in counter.items:
+                dropped[update] += count
     return dropped
+
+
+def _all_alike(run: RunRecord) -> Symptom | None:
+    score = read(run, "reward/score_mean")
+    score_std = read(run, "reward/score_std")
+    if score is None or score_std is None or nearly_all_truncated(run) or not scores_are_constant(score, score_std):
+        return None
+    return Symptom(
+        "serious",
+        f"all scores are {fmt(score.late)}: their standard deviation is {fmt(score_std.late)} ({score_std.late_span})",
+        advice="check the reward: it gives every response the same score",
+    )
 
 
 @rule(
@@ -150,10 +157,11 @@ def _dropped(run: RunRecord) -> dict[int, float]:
     "not tell the responses apart.",
     needs=("reward/score_mean", "reward/score_std"),
     also=("response/eos_rate",),
+    early=_all_alike,
     updates=PATIENCE,
     of_policy=True,
 )
-def reward_flat(run: RunRecord) -> Symptom | None:
+def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
     """Seen: `reward/score_mean` does not move, or all scores are the same.
 
     Try: Triple `ppo.learning_rate`; double `rollout.num_prompts`. If all scores are the same, fix the reward.
@@ -163,26 +171,39 @@ def reward_flat(run: RunRecord) -> Symptom | None:
     standard deviation or more, the demo after three updates. A standard deviation of a thousandth of the mean is
     serious, after 4 updates.
     """
-    score = need(run, "reward/score_mean")
-    score_std = need(run, "reward/score_std")
-    if nearly_all_truncated(run):
-        return None
-    if scores_are_constant(score, score_std):
-        return Symptom(
-            "serious",
-            f"all scores are {fmt(score.late)}: their standard deviation is {fmt(score_std.late)} "
-            f"({score_std.late_span})",
-            advice="check the reward: it gives every response the same score",
-        )
-    score = need(run, "reward/score_mean", at_least=PATIENCE, of_policy=True)
-    gain = score.late - score.first
-    if abs(gain) > max(FLAT, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.early:
+    if constant := _all_alike(run):
+        return constant
+    if (
+        nearly_all_truncated(run)
+        or abs(score.late - score.first) > max(FLAT, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.early
+    ):
         return None
     return Symptom(
         "warning",
         f"the mean score is {fmt(score.first)} in update {score.updates[0]} and {fmt(score.late)} in "
         f"{score.late_span}, with a standard deviation of {fmt(score_std.late)} between responses",
-        (scale(run, "ppo.learning_rate", 3.0), scale(run, "rollout.num_prompts", 2.0)),
+        (scale("ppo.learning_rate", 3.0), scale("rollout.num_prompts", 2.0)),
+    )
+
+
+def _fallen_at_once(run: RunRecord) -> Symptom | None:
+    """A score that the first updates have brought below nearly all of the first scores."""
+    score = read(run, "reward/score_mean", at_least=2)
+    score_std = read(run, "reward/score_std", at_least=2)
+    if score is None or score_std is None or score_std.first <= 0:
+        return None
+    last = score.values[-1]
+    return _fallen(score, score_std, last, span(score.updates), threshold=FAR_BELOW * score_std.first)
+
+
+def _fallen(score: Series, score_std: Series, last: float, where: str, *, threshold: float) -> Symptom | None:
+    if score.first - last <= threshold:
+        return None
+    return Symptom(
+        "serious",
+        f"the mean score falls from {fmt(score.first)} to {fmt(last)} ({where}); the scores' standard deviation was "
+        f"{fmt(score_std.first)} in the first update",
+        (SMALLER_STEPS,),
     )
 
 
@@ -190,9 +211,10 @@ def reward_flat(run: RunRecord) -> Symptom | None:
     "The policy scores worse than at the start, the opposite of what PPO optimizes: the steps are too large, or a sign "
     "is wrong somewhere between score and gradient.",
     needs=("reward/score_mean", "reward/score_std"),
+    early=_fallen_at_once,
     updates=MIN_LEVEL,
 )
-def score_falling(run: RunRecord) -> Symptom | None:
+def score_falling(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
     """Seen: `reward/score_mean` is lower than in the first update.
 
     Try: Lower `ppo.learning_rate` to a third; if that does not help, look for the sign.
@@ -200,31 +222,9 @@ def score_falling(run: RunRecord) -> Symptom | None:
     Threshold: A fall of half a standard deviation of the scores, and of three standard errors, which is not noise.
     Serious.
     """
-    score = need(run, "reward/score_mean", at_least=2)
-    score_std = need(run, "reward/score_std", at_least=2)
-    if len(score) < MIN_LEVEL:
-        return _fallen_at_once(run, score, score_std)
-    threshold = max(LOST, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.first
-    if score.first - score.late <= max(threshold, SIGNIFICANT * score.rise_error):
-        return None
-    return Symptom(
-        "serious",
-        f"the mean score falls from {fmt(score.first)} to {fmt(score.late)} ({score.late_span}); the scores' standard "
-        f"deviation was {fmt(score_std.first)} in the first update",
-        (scale(run, "ppo.learning_rate", 1 / 3),),
-    )
-
-
-def _fallen_at_once(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
-    """A score that the first updates have brought below nearly all of the first scores."""
-    if score_std.first <= 0 or score.first - score.values[-1] <= FAR_BELOW * score_std.first:
-        return None
-    return Symptom(
-        "serious",
-        f"the mean score falls from {fmt(score.first)} to {fmt(score.values[-1])} ({span(score.updates)}); the scores' "
-        f"standard deviation was {fmt(score_std.first)} in the first update",
-        (scale(run, "ppo.learning_rate", 1 / 3),),
-    )
+    least = max(LOST, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.first
+    threshold = max(least, SIGNIFICANT * score.rise_error)
+    return _fallen(score, score_std, score.late, score.late_span, threshold=threshold)
 
 
 @rule(
@@ -233,7 +233,7 @@ def _fallen_at_once(run: RunRecord, score: Series, score_std: Series) -> Symptom
     needs=("reward/score_mean", "reward/score_std"),
     updates=MIN_TREND,
 )
-def reward_saturated(run: RunRecord) -> Symptom | None:
+def reward_saturated(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
     """Seen: `reward/score_mean` has risen and `reward/score_std` has collapsed.
 
     Try: Use an earlier checkpoint, harder prompts, or a reward that tells good responses apart; halve
@@ -241,15 +241,13 @@ def reward_saturated(run: RunRecord) -> Symptom | None:
 
     Threshold: A standard deviation of a tenth of the early one. A warning.
     """
-    score = need(run, "reward/score_mean", at_least=MIN_TREND)
-    score_std = need(run, "reward/score_std")
     if not rose(score) or score_std.late > SATURATED * score_std.early:
         return None
     return Symptom(
         "warning",
         f"the scores' standard deviation falls from {fmt(score_std.early)} to {fmt(score_std.late)} at a mean score of "
         f"{fmt(score.late)} ({score_std.late_span})",
-        (scale(run, "ppo.num_updates", 0.5),),
+        (scale("ppo.num_updates", 0.5),),
         "use an earlier checkpoint, harder prompts, or a reward that tells good responses apart",
     )
 
@@ -293,7 +291,7 @@ def _averages_responses(run: RunRecord) -> bool:
     updates=MIN_TREND,
     fits=_compares,
 )
-def groups_without_spread(run: RunRecord) -> Symptom | None:
+def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
     """Seen: `group/constant` is high: the responses to most prompts all score the same.
 
     Try: `resample` for `ppo.constant_groups`, to train on prompts with spread alone; twice as many
@@ -302,22 +300,21 @@ def groups_without_spread(run: RunRecord) -> Symptom | None:
     Threshold: Half of the prompts late in the run is a note, nine tenths a warning. Many solved prompts are the sign of
     a run that went well, and more updates on them bring little.
     """
-    constant = need(run, "group/constant", at_least=MIN_TREND)
     if constant.late < MANY_CONSTANT or not _compares(run):
         return None
     return Symptom(
         "warning" if constant.late >= MOST_CONSTANT else "note",
         f"the responses of {constant.late:.0%} of the prompts all score the same ({constant.late_span}); at the start "
         f"it was {constant.early:.0%}",
-        tuple(_find_spread(run)),
+        _find_spread(run),
         "prompts that are neither solved nor out of reach, or a reward that tells responses apart",
     )
 
 
 def _find_spread(run: RunRecord) -> Iterator[Remedy]:
     if run.setting("ppo.constant_groups") in (None, "keep"):
-        yield set_to(run, "ppo.constant_groups", "resample", why="to train on prompts with spread alone")
-    yield scale(run, "rollout.num_responses", 2.0)
+        yield set_to("ppo.constant_groups", "resample", why="to train on prompts with spread alone")
+    yield scale("rollout.num_responses", 2.0)
 
 
 @rule(
@@ -327,7 +324,7 @@ def _find_spread(run: RunRecord) -> Iterator[Remedy]:
     updates=MIN_TREND,
     fits=_divides_by_std,
 )
-def group_std_blows_up(run: RunRecord) -> Symptom | None:
+def group_std_blows_up(run: RunRecord, small: Series) -> Symptom | None:
     """Seen: `group/small_spread` is high: many groups have a tenth of the usual spread.
 
     Try: `dr_grpo` for `ppo.advantage`, which does not divide.
@@ -335,14 +332,13 @@ def group_std_blows_up(run: RunRecord) -> Symptom | None:
     Threshold: A fifth of the groups with spread, late in the run. Equally distributed scores give 0.08 with two
     responses per prompt, and less than 0.01 from three on.
     """
-    small = need(run, "group/small_spread", at_least=MIN_TREND)
     if small.late < MANY_SMALL or not _divides_by_std(run):
         return None
     return Symptom(
         "warning",
         f"in {small.late:.0%} of the groups with spread, the scores differ by less than a tenth of what is usual "
         f"({small.late_span})",
-        (set_to(run, "ppo.advantage", "dr_grpo", why="which does not divide by it"),),
+        (set_to("ppo.advantage", "dr_grpo", why="which does not divide by it"),),
     )
 
 
@@ -353,7 +349,7 @@ def group_std_blows_up(run: RunRecord) -> Symptom | None:
     updates=MIN_TREND,
     fits=_averages_responses,
 )
-def length_bias(run: RunRecord) -> Symptom | None:
+def length_bias(run: RunRecord, below: Series, above: Series) -> Symptom | None:
     """Seen: `group/length_below`, the length of the responses that score below their group's mean, grows, and
     `group/length_above` grows less.
 
@@ -362,10 +358,8 @@ def length_bias(run: RunRecord) -> Symptom | None:
     Threshold: The low-scored responses are 1.3 times as long as at the start, and their length relative to that of the
     others has grown by 1.15.
     """
-    names = ("group/length_below", "group/length_above")
-    below = needed(combine(run, names, lambda low, high: low, at_least=MIN_TREND))
-    apart = needed(combine(run, names, lambda low, high: low / high if high > 0 else None, at_least=MIN_TREND))
-    if below.early <= 0 or apart.early <= 0 or not _averages_responses(run):
+    apart = combine(lambda low, high: low / high if high > 0 else None, below, above)
+    if apart is None or below.early <= 0 or apart.early <= 0 or not _averages_responses(run):
         return None
     if below.late < LONGER * below.early or apart.late < APART * apart.early:
         return None
@@ -373,5 +367,5 @@ def length_bias(run: RunRecord) -> Symptom | None:
         "warning",
         f"the responses that score below their group's mean grow from {fmt(below.early)} to {fmt(below.late)} tokens "
         f"({below.late_span}), and from {fmt(apart.early)} to {fmt(apart.late)} times the length of the others",
-        (set_to(run, "ppo.aggregation", "token", why="so that every token has the same weight"),),
+        (set_to("ppo.aggregation", "token", why="so that every token has the same weight"),),
     )

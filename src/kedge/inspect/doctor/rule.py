@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from kedge.inspect.doctor.series import NoData
+from kedge.inspect.doctor.series import read
 from kedge.inspect.record import RunRecord
-from kedge.inspect.resolved import value_warmup_of
 from kedge.system.texts import printable
 
 __all__ = [
     "DOCS",
+    "SMALLER_STEPS",
     "TRAINED",
     "WHY_MISSING",
     "Advice",
+    "Change",
     "Direction",
     "Finding",
     "Gap",
@@ -79,20 +80,24 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Remedy:
+class Change:
     """One change to the configuration.
 
     Attributes:
         field: The field, by its dotted name.
         direction: Whether it is too high or too low.
-        change: The instruction: `lower ppo.learning_rate from 0.0003 to 0.0001`.
+        text: The instruction: `lower ppo.learning_rate from 0.0003 to 0.0001`.
         value: The new value; None if none can be suggested.
     """
 
     field: str
     direction: Direction
-    change: str
+    text: str
     value: Any = None
+
+
+Remedy = Callable[[RunRecord], Change]
+"""Works out a change from the present settings of a run."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class Symptom:
 
     severity: Severity
     seen: str
-    remedies: tuple[Remedy, ...] = ()
+    remedies: Iterable[Remedy] = ()
     advice: str = ""
 
 
@@ -162,9 +167,13 @@ class Rule:
     Attributes:
         name: Its name here and in the documentation.
         means: The problem, in one or two sentences.
-        check: Looks for it. None without a sign of it, or with too little data. Its docstring is the documentation.
-        needs: Metrics without which the rule cannot clear a run; of `one|other`, one is enough.
+        check: Looks for it, given the run, the series of `needs`, and `figures`. None without a sign of it. Its
+            docstring is the documentation.
+        needs: Metrics without which the rule cannot clear a run. Of `one|other`, one is enough; the check then reads
+            them itself.
         also: Further metrics that it reads; `NAME` is the name of a reward term.
+        figures: Results in `summary.json`, numbers or intervals, without which there is nothing to check.
+        early: Looks for it if the run lacks the series or the figures.
         updates: Smallest number of updates with the metrics.
         stages: The stages that it is about.
         of_policy: Whether the updates that train the critic alone do not count.
@@ -174,14 +183,16 @@ class Rule:
 
     name: str
     means: str
-    check: Callable[[RunRecord], Symptom | None]
+    check: Callable[..., Symptom | None]
     needs: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+    early: Callable[[RunRecord], Symptom | None] = lambda run: None
     updates: int = 1
     stages: tuple[str, ...] = PPO
     of_policy: bool = False
-    fits: Callable[[RunRecord], bool] = always
-    lacks: Callable[[RunRecord], str] = nothing_else
+    fits: Callable[[RunRecord], bool] = lambda run: True
+    lacks: Callable[[RunRecord], str] = lambda run: ""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -190,10 +201,10 @@ class Rule:
 
     def find(self, run: RunRecord) -> Symptom | None:
         """The problem in a run; None without a sign of it, or with too little data."""
-        try:
-            return self.check(run)
-        except NoData:
-            return None
+        metrics = (name for name in self.needs if "|" not in name)
+        series = [read(run, name, at_least=self.updates, of_policy=self.of_policy) for name in metrics]
+        given = [*series, *(_figure(run, name) for name in self.figures)]
+        return self.early(run) if None in given else self.check(run, *given)
 
     def concerns(self, run: RunRecord) -> bool:
         """True if it is about this stage and these settings. A run without a stage may be any."""
@@ -213,12 +224,17 @@ class Rule:
 
     def _count(self, run: RunRecord, names: Iterable[str]) -> int:
         """The number of updates with a finite value of one of these metrics."""
-        skipped = value_warmup_of(run) if self.of_policy else 0
-        series = [zip(*run.series(name), strict=True) for name in names]
-        return max(sum(update > skipped and math.isfinite(value) for update, value in pairs) for pairs in series)
+        return max(len(read(run, name, at_least=1, of_policy=self.of_policy) or ()) for name in names)
 
 
-def rule(means: str, **options: Any) -> Callable[[Callable[[RunRecord], Symptom | None]], Rule]:
+def _figure(run: RunRecord, name: str) -> float | Mapping[str, Any] | None:
+    """A figure of a run's summary; None also for an interval without ends, of a single prompt."""
+    value = run.summary.get(name)
+    is_known = isinstance(value, (int, float)) or (isinstance(value, Mapping) and value.get("low", 0) is not None)
+    return value if is_known else None
+
+
+def rule(means: str, **options: Any) -> Callable[[Callable[..., Symptom | None]], Rule]:
     """Decorates a check, which makes it a rule with its name; see `Rule` for the options."""
     return lambda check: Rule(check.__name__, means, check, **options)
 
@@ -239,22 +255,21 @@ LARGEST_SHARE = 0.5
 VERBS: dict[Direction, str] = {"too_high": "lower", "too_low": "raise", "switch": "change"}
 
 
-def scale(run: RunRecord, field: str, factor: float) -> Remedy:
+def scale(field: str, factor: float) -> Remedy:
     """Multiply a field by a factor.
 
     Args:
-        run: The run that has the value.
         field: Its dotted name.
         factor: Below 1 if the field is too high.
     """
     direction: Direction = "too_high" if factor < 1 else "too_low"
-    present = run.setting(field)
-    if not _is_number(present) or present == 0:
-        return adjust(run, field, direction)
-    value = _allowed(run, field, _scaled(present, factor))
-    if value == present:
-        return adjust(run, field, direction)
-    return set_to(run, field, value, direction)
+
+    def change(run: RunRecord) -> Change:
+        present = run.setting(field)
+        value = _allowed(run, field, _scaled(present, factor)) if _is_number(present) and present != 0 else present
+        return (adjust(field, direction) if value == present else set_to(field, value, direction))(run)
+
+    return change
 
 
 def _allowed(run: RunRecord, field: str, value: float) -> float:
@@ -270,29 +285,39 @@ def _allowed(run: RunRecord, field: str, value: float) -> float:
     return value
 
 
-def set_to(run: RunRecord, field: str, value: Any, direction: Direction = "switch", why: str = "") -> Remedy:
+def set_to(field: str, value: Any, direction: Direction = "switch", why: str = "") -> Remedy:
     """Set a field to a value.
 
     Args:
-        run: The run, for its present value.
         field: Its dotted name.
         value: The new value.
         direction: Whether the present value is too high or too low; `switch` if it is a choice rather than a size.
         why: The purpose, if the configuration does not explain it: `to skip such steps`.
     """
-    present = run.setting(field)
-    if direction != "switch" and _is_number(present) and (value < present) == (direction == "too_high"):
-        change = f"{VERBS[direction]} {field} from {_written(present)} to {_written(value)}"
-    else:
-        change = f"set {field}={_written(value)}"
-    return Remedy(field, direction, f"{change} {why}".rstrip(), value)
+
+    def change(run: RunRecord) -> Change:
+        present = run.setting(field)
+        if direction != "switch" and _is_number(present) and (value < present) == (direction == "too_high"):
+            text = f"{VERBS[direction]} {field} from {_written(present)} to {_written(value)}"
+        else:
+            text = f"set {field}={_written(value)}"
+        return Change(field, direction, f"{text} {why}".rstrip(), value)
+
+    return change
 
 
-def adjust(run: RunRecord, field: str, direction: Direction) -> Remedy:
+def adjust(field: str, direction: Direction) -> Remedy:
     """Lower or raise a field for which no value can be suggested."""
-    present = run.setting(field)
-    now = "" if present is None else f" (now {_written(present)})"
-    return Remedy(field, direction, f"{VERBS[direction]} {field}{now}")
+
+    def change(run: RunRecord) -> Change:
+        present = run.setting(field)
+        now = "" if present is None else f" (now {_written(present)})"
+        return Change(field, direction, f"{VERBS[direction]} {field}{now}")
+
+    return change
+
+
+SMALLER_STEPS = scale("ppo.learning_rate", 1 / 3)
 
 
 def _is_number(value: Any) -> bool:

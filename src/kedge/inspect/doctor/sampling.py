@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from kedge.inspect.doctor.rule import Symptom, adjust, rule, scale, set_to
-from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, fmt, need, read
+from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, fmt, read
 from kedge.inspect.record import RunRecord
 
 MAX_RATIO = {"fp32": 1.01, "bf16": 1.5}
@@ -31,7 +31,7 @@ def _beyond_rounding(run: RunRecord) -> tuple[str, Series] | None:
             names.append("policy/first_ratio_max")
         for between in (RATIOS[name] for name in names):
             if ratios := measured[between]:
-                measured[between] = ratios.until(last)
+                measured[between] = ratios.within(0, last)
     beyond = {between: ratios.where(lambda ratio: ratio > bound) for between, ratios in measured.items() if ratios}
     apart = {between: ratios for between, ratios in beyond.items() if len(ratios)}
     return max(apart.items(), key=lambda item: max(item[1].values)) if apart else None
@@ -68,7 +68,7 @@ def sampler_trainer_mismatch(run: RunRecord) -> Symptom | None:
     return Symptom(
         "serious",
         seen,
-        (set_to(run, "runtime.precision", "fp32", why="to see whether rounding is the cause"),) if bf16 else (),
+        (set_to("runtime.precision", "fp32", why="to see whether rounding is the cause"),) if bf16 else (),
         "check that sampler and trainer use the same weights, temperature and position ids, and that dropout is off; "
         "runtime.strict=true stops the run at the first mismatch",
     )
@@ -103,15 +103,13 @@ compiled per shape, fill up."""
     needs=("time/reward", "time/update"),
     updates=MIN_LEVEL,
 )
-def reward_dominates_time(run: RunRecord) -> Symptom | None:
+def reward_dominates_time(run: RunRecord, scoring: Series, total: Series) -> Symptom | None:
     """Seen: `time/reward` is most of `time/update`.
 
     Try: Make the function async, or score the whole batch in one call; keep loaded models between calls.
 
     Threshold: Half of the update's time, for updates of at least half a second. A warning.
     """
-    scoring = need(run, "time/reward")
-    total = need(run, "time/update")
     if total.late < SHORT_UPDATE or scoring.late < SCORING_SHARE * total.late:
         return None
     return Symptom(
@@ -183,7 +181,7 @@ def _samples_ahead(run: RunRecord) -> bool:
     updates=MIN_LEVEL,
     fits=_samples_ahead,
 )
-def rollout_too_old(run: RunRecord) -> Symptom | None:
+def rollout_too_old(run: RunRecord, share: Series) -> Symptom | None:
     """Seen: With `rollout.max_staleness`: `policy/sampler_truncated` is high, or `policy/sampler_share` is low.
 
     Try: Lower `rollout.max_staleness`; lower `ppo.learning_rate`.
@@ -192,20 +190,18 @@ def rollout_too_old(run: RunRecord) -> Symptom | None:
     tokens below one half. A warning. Checked on synthetic runs only.
     """
     truncated = read(run, "policy/sampler_truncated")
-    share = read(run, "policy/sampler_share", at_least=MIN_LEVEL)
     seen: list[str] = []
     if truncated is not None and truncated.late > TRUNCATED:
         seen.append(f"{fmt(100 * truncated.late)}% of the importance weights are truncated")
-    if share is not None and share.late < EFFECTIVE:
+    if share.late < EFFECTIVE:
         seen.append(f"the tokens count as {fmt(100 * share.late)}% of their number")
     staleness = run.setting("rollout.max_staleness")
-    if not seen or share is None or not isinstance(staleness, int):
+    if not seen or not isinstance(staleness, int):
         return None
-    fewer = (set_to(run, "rollout.max_staleness", staleness - 1, "too_high"),)
     return Symptom(
         "warning",
         f"{' and '.join(seen)} ({share.late_span})",
-        (*fewer, scale(run, "ppo.learning_rate", 0.5)),
+        (set_to("rollout.max_staleness", staleness - 1, "too_high"), scale("ppo.learning_rate", 0.5)),
         "smaller steps of the policy also make old responses less harmful",
     )
 
@@ -213,12 +209,11 @@ def rollout_too_old(run: RunRecord) -> Symptom | None:
 @rule(
     "Sampling ahead hides the shorter of rollout and training behind the longer one. Where one side takes far longer, "
     "the devices of the other are idle.",
-    needs=("time/waiting_for_rollout", "time/rollout_waiting"),
-    also=("time/update",),
+    needs=("time/waiting_for_rollout", "time/rollout_waiting", "time/update"),
     updates=MIN_LEVEL,
     fits=_samples_ahead,
 )
-def one_side_waits(run: RunRecord) -> Symptom | None:
+def one_side_waits(run: RunRecord, training: Series, sampling: Series, total: Series) -> Symptom | None:
     """Seen: With `rollout.max_staleness`: `time/waiting_for_rollout` or `time/rollout_waiting` is a large part of
     `time/update`.
 
@@ -228,14 +223,11 @@ def one_side_waits(run: RunRecord) -> Symptom | None:
     Threshold: A third of the update's time, for updates of at least half a second. A note. Checked on synthetic runs
     only.
     """
-    total = need(run, "time/update", at_least=MIN_LEVEL)
-    training = need(run, "time/waiting_for_rollout")
-    sampling = need(run, "time/rollout_waiting")
     if total.late < SHORT_UPDATE:
         return None
     if training.late > WAITING * total.late:
         builtin = run.setting("rollout.engine") == "builtin"
-        faster = set_to(run, "rollout.engine", "vllm") if builtin else adjust(run, "rollout.vllm.devices", "too_low")
+        faster = set_to("rollout.engine", "vllm") if builtin else adjust("rollout.vllm.devices", "too_low")
         return Symptom(
             "note",
             f"training waits {fmt(training.late)} of {fmt(total.late)} seconds per update for responses "
@@ -248,7 +240,7 @@ def one_side_waits(run: RunRecord) -> Symptom | None:
             "note",
             f"sampling waits {fmt(sampling.late)} of {fmt(total.late)} seconds per update for weights "
             f"({total.late_span})",
-            (set_to(run, "rollout.max_staleness", 0, why="if both sides can use the same devices"),),
+            (set_to("rollout.max_staleness", 0, why="if both sides can use the same devices"),),
             "give training more of the devices",
         )
     return None

@@ -6,7 +6,7 @@ Everything is a median: a single odd update is never a finding, and sixteen upda
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -19,13 +19,10 @@ __all__ = [
     "MIN_TREND",
     "SIGNIFICANT",
     "WINDOW",
-    "NoData",
     "Series",
     "combine",
     "fell",
     "fmt",
-    "need",
-    "needed",
     "read",
     "rose",
     "span",
@@ -50,10 +47,6 @@ MAD_TO_STD = 1.4826
 """Standard deviation of a normal variable, relative to its median absolute deviation."""
 
 
-class NoData(Exception):
-    """A run lacks the data that a rule needs; this does not indicate a problem."""
-
-
 @dataclass(frozen=True)
 class Series:
     """The values of a metric and the updates they belong to."""
@@ -64,20 +57,24 @@ class Series:
     def __len__(self) -> int:
         return len(self.values)
 
+    @staticmethod
+    def of(values: Iterable[tuple[int, float]]) -> Series:
+        """A series from pairs of an update and its value."""
+        pairs = list(values)
+        return Series([update for update, _ in pairs], [value for _, value in pairs])
+
+    @property
+    def items(self) -> Iterable[tuple[int, float]]:
+        """Each update with its value."""
+        return zip(self.updates, self.values, strict=True)
+
     def where(self, keep: Callable[[float], bool]) -> Series:
         """The updates with a value that satisfies a condition."""
-        kept = [(update, value) for update, value in zip(self.updates, self.values, strict=True) if keep(value)]
-        return Series([update for update, _ in kept], [value for _, value in kept])
+        return Series.of(item for item in self.items if keep(item[1]))
 
-    def after(self, update: int) -> Series:
-        """The updates after the given one."""
-        kept = sum(each <= update for each in self.updates)
-        return Series(self.updates[kept:], self.values[kept:])
-
-    def until(self, update: int) -> Series:
-        """The updates up to the given one."""
-        kept = sum(each <= update for each in self.updates)
-        return Series(self.updates[:kept], self.values[:kept])
+    def within(self, first: float, last: float = math.inf) -> Series:
+        """The updates from the first to the last, both included."""
+        return Series.of(item for item in self.items if first <= item[0] <= last)
 
     @property
     def window(self) -> int:
@@ -123,7 +120,7 @@ class Series:
 
     def at(self, updates: Sequence[int]) -> float:
         """Median over the given updates."""
-        return median(value for update, value in zip(self.updates, self.values, strict=True) if update in updates)
+        return median(value for update, value in self.items if update in updates)
 
     @property
     def steps(self) -> list[float]:
@@ -157,46 +154,22 @@ def read(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL, of_policy: boo
     """
     found = Series(*run.series(name)).where(math.isfinite)
     if of_policy:
-        found = found.after(value_warmup_of(run))
+        found = found.within(value_warmup_of(run) + 1)
     return found if len(found) >= max(at_least, 1) else None
 
 
-def need(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL, of_policy: bool = False) -> Series:
-    """A metric that a rule cannot do without; see `read`.
-
-    Raises:
-        NoData: Fewer than `at_least` updates have it.
-    """
-    return needed(read(run, name, at_least=at_least, of_policy=of_policy))
-
-
-def needed(series: Series | None) -> Series:
-    """The series.
-
-    Raises:
-        NoData: The run lacks it.
-    """
-    if series is None:
-        raise NoData
-    return series
-
-
-def combine(
-    run: RunRecord, names: Sequence[str], make: Callable[..., float | None], *, at_least: int = MIN_LEVEL
-) -> Series | None:
-    """A series computed from several metrics, over the updates that have all of them.
+def combine(make: Callable[[float, float], float | None], first: Series, second: Series) -> Series | None:
+    """A series computed from two, over the updates that have both; None if there are none.
 
     Args:
-        run: The run.
-        names: The metrics.
-        make: Computes one value from theirs, in that order; None to leave the update out.
-        at_least: Updates required.
+        make: Computes a value from both, in that order; None to leave the update out.
+        first: The first.
+        second: The second.
     """
-    columns = [dict(zip(*run.series(name), strict=True)) for name in names]
-    updates = sorted(set(columns[0]).intersection(*columns[1:]))
-    made = [(update, make(*(column[update] for column in columns))) for update in updates]
-    kept = [(update, value) for update, value in made if value is not None]
-    return Series([update for update, _ in kept], [value for _, value in kept]) if len(kept) >= at_least else None
+    others = dict(second.items)
+    made = ((update, make(value, others[update])) for update, value in first.items if update in others)
+    found = Series.of((update, value) for update, value in made if value is not None)
+    return found if found else None
 
 
 def rose(series: Series | None) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from statistics import fmean
 
 from kedge.inspect.doctor.critic import HARMFUL
-from kedge.inspect.doctor.rule import TRAINED, WHY_MISSING, Remedy, Symptom, rule, scale, set_to
-from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, need, read, rose, span
+from kedge.inspect.doctor.rule import SMALLER_STEPS, TRAINED, WHY_MISSING, Change, Remedy, Symptom, rule, scale, set_to
+from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of
 
@@ -61,7 +61,7 @@ def not_finite(run: RunRecord) -> Symptom | None:
         "serious" if stopped or len(updates) > OFTEN * len(run.metrics) else "warning",
         f"{found[0]['what']} at {span(updates[:1])}"
         + (f"; {len(updates) - 1} more updates affected" if len(updates) > 1 else ""),
-        (scale(run, "ppo.learning_rate", 1 / 3),),
+        (SMALLER_STEPS,),
         "inspect the response named in incidents.jsonl and the reward that scored it",
     )
 
@@ -71,7 +71,7 @@ def not_finite(run: RunRecord) -> Symptom | None:
     "a run that keeps skipping steps is not training.",
     needs=("guard/skipped_steps",),
 )
-def steps_skipped(run: RunRecord) -> Symptom | None:
+def steps_skipped(run: RunRecord, steps: Series) -> Symptom | None:
     """Seen: `guard/skipped_steps` is above 0.
 
     Try: Read the reasons in `incidents.jsonl`; lower `ppo.learning_rate` to a third.
@@ -79,14 +79,13 @@ def steps_skipped(run: RunRecord) -> Symptom | None:
     Threshold: Any skipped step is a warning; skips in more than a tenth of the updates, and in at least two, are
     serious.
     """
-    steps = read(run, "guard/skipped_steps", at_least=1)
-    skipped = steps.where(lambda count: count > 0) if steps else None
-    if not steps or not skipped:
+    skipped = steps.where(lambda count: count > 0)
+    if not skipped:
         return None
     return Symptom(
         "serious" if len(skipped) > max(1, OFTEN * len(steps)) else "warning",
         f"optimizer steps were skipped in {len(skipped)} of {len(steps)} updates ({span(skipped.updates)})",
-        (scale(run, "ppo.learning_rate", 1 / 3),),
+        (SMALLER_STEPS,),
         "see incidents.jsonl for the reasons",
     )
 
@@ -145,12 +144,12 @@ def _usual(norms: Sequence[float], index: int) -> float:
 def _tame(run: RunRecord, norms: Collection[str]) -> Iterator[Remedy]:
     section = {"reward": "reward_model"}.get(run.stage, run.stage or "ppo")
     if section == "ppo" and run.setting("ppo.spike_sigma") is None:
-        yield set_to(run, "ppo.spike_sigma", 8, why="to skip such steps")
+        yield set_to("ppo.spike_sigma", 8, why="to skip such steps")
     has_own_rate = bool(run.setting("ppo.critic_learning_rate"))
     if "value/grad_norm" in norms and has_own_rate:
-        yield scale(run, "ppo.critic_learning_rate", 1 / 3)
+        yield scale("ppo.critic_learning_rate", 1 / 3)
     if not (has_own_rate and set(norms) == {"value/grad_norm"}):
-        yield scale(run, f"{section}.learning_rate", 1 / 3)
+        yield scale(f"{section}.learning_rate", 1 / 3)
 
 
 FAR_CLIPPED = 0.2
@@ -195,25 +194,28 @@ def clips_sequences(run: RunRecord) -> bool:
     return run.setting("ppo.ratio") == "sequence"
 
 
-def smaller_rate(run: RunRecord, *, clipped: float, moved: float, most: float) -> Remedy:
+def smaller_rate(*, moved: float, clipped: float = 0.0, most: float = 1 / 3) -> Remedy:
     """The learning rate that would make the steps as large as usual.
 
     Args:
-        run: The run.
-        clipped: Its clip fraction.
+        clipped: The run's clip fraction.
         moved: KL to the sampling policy, in nats per token.
         most: Largest factor on the present learning rate.
     """
-    wanted = [most]
-    if clipped > 0 and not clips_sequences(run):
-        wanted.append(USUAL_CLIPPED / clipped)
-    if moved > 0:
-        wanted.append(math.sqrt(USUAL_MOVED / moved))
-    factor = max(LEAST_FACTOR, min(wanted))
-    present = run.setting("ppo.learning_rate")
-    if moved > EXTREME_MOVED and isinstance(present, (int, float)) and factor * present > HIGHEST_RATE:
-        return set_to(run, "ppo.learning_rate", HIGHEST_RATE, "too_high")
-    return scale(run, "ppo.learning_rate", factor)
+
+    def change(run: RunRecord) -> Change:
+        wanted = [most]
+        if clipped > 0 and not clips_sequences(run):
+            wanted.append(USUAL_CLIPPED / clipped)
+        if moved > 0:
+            wanted.append(math.sqrt(USUAL_MOVED / moved))
+        factor = max(LEAST_FACTOR, min(wanted))
+        present = run.setting("ppo.learning_rate")
+        if moved > EXTREME_MOVED and isinstance(present, (int, float)) and factor * present > HIGHEST_RATE:
+            return set_to("ppo.learning_rate", HIGHEST_RATE, "too_high")(run)
+        return scale("ppo.learning_rate", factor)(run)
+
+    return change
 
 
 def _extreme(run: RunRecord) -> Symptom | None:
@@ -227,7 +229,7 @@ def _extreme(run: RunRecord) -> Symptom | None:
     return Symptom(
         "serious",
         f"update {moved.argmax} moves the policy by {fmt(worst)} nats per token{share}",
-        (smaller_rate(run, clipped=0.0, moved=worst, most=1 / 3),),
+        (smaller_rate(moved=worst),),
     )
 
 
@@ -235,9 +237,10 @@ def _extreme(run: RunRecord) -> Symptom | None:
     "Each update moves the policy further than its samples can support: beyond the clip range they describe a policy "
     "that no longer exists. If it continues, KL and entropy run away and the text falls apart.",
     needs=("policy/clip_fraction", "policy/approx_kl"),
+    early=_extreme,
     updates=MIN_LEVEL,
 )
-def steps_too_large(run: RunRecord) -> Symptom | None:
+def steps_too_large(run: RunRecord, clipped: Series, moved: Series) -> Symptom | None:
     """Seen: `policy/clip_fraction` or `policy/approx_kl` is high over three consecutive updates.
 
     Try: `ppo.num_epochs=4` if there are more; the `ppo.learning_rate` that would bring the clip fraction, which grows
@@ -256,8 +259,6 @@ def steps_too_large(run: RunRecord) -> Symptom | None:
     """
     if extreme := _extreme(run):
         return extreme
-    clipped = need(run, "policy/clip_fraction")
-    moved = need(run, "policy/approx_kl")
     far = 0.0 if clips_sequences(run) else clipped.peak
     if far <= FAR_CLIPPED and moved.peak <= FAR_MOVED:
         return None
@@ -271,13 +272,17 @@ def steps_too_large(run: RunRecord) -> Symptom | None:
 
 
 def _smaller_steps(run: RunRecord, clipped: Series, moved: Series, *, at_start: bool) -> Iterator[Remedy]:
-    if (run.setting("ppo.num_epochs") or 0) > MANY_EPOCHS:
-        yield set_to(run, "ppo.num_epochs", MANY_EPOCHS, "too_high")
-    yield smaller_rate(run, clipped=clipped.peak, moved=moved.peak, most=1 / 3)
+    yield from _fewer_epochs(run)
+    yield smaller_rate(clipped=clipped.peak, moved=moved.peak)
     if at_start and not run.setting("ppo.warmup_fraction"):
-        yield set_to(run, "ppo.warmup_fraction", 0.1, "too_low")
+        yield set_to("ppo.warmup_fraction", 0.1, "too_low")
     if run.setting("ppo.early_stop_kl") is None:
-        yield set_to(run, "ppo.early_stop_kl", 0.02, why="to end an update that moves too far")
+        yield set_to("ppo.early_stop_kl", 0.02, why="to end an update that moves too far")
+
+
+def _fewer_epochs(run: RunRecord) -> list[Remedy]:
+    many = (run.setting("ppo.num_epochs") or 0) > MANY_EPOCHS
+    return [set_to("ppo.num_epochs", MANY_EPOCHS, "too_high")] if many else []
 
 
 def _by_epoch(run: RunRecord) -> str:
@@ -303,7 +308,7 @@ def _lacks_kl(run: RunRecord) -> str:
     of_policy=True,
     lacks=_lacks_kl,
 )
-def steps_too_small(run: RunRecord) -> Symptom | None:
+def steps_too_small(run: RunRecord, clipped: Series, moved: Series) -> Symptom | None:
     """Seen: `policy/clip_fraction` and `policy/approx_kl` stay near 0, and the score does not rise. Where an update
     takes a single step both are 0 in any case, and `objective/kl` decides.
 
@@ -316,8 +321,6 @@ def steps_too_small(run: RunRecord) -> Symptom | None:
     """
     if not _has_further_steps(run):
         return _frozen(run)
-    clipped = need(run, "policy/clip_fraction", at_least=MIN_TREND, of_policy=True)
-    moved = need(run, "policy/approx_kl", at_least=MIN_TREND, of_policy=True)
     if clipped.peak > NOT_CLIPPED or moved.peak > NOT_MOVED:
         return None
     kl = read(run, "objective/kl")
@@ -328,7 +331,7 @@ def steps_too_small(run: RunRecord) -> Symptom | None:
         "serious",
         f"at most {clipped.peak:.2%} of the tokens are clipped, and an update moves the policy by at most "
         f"{fmt(moved.peak)} nats per token ({span(moved.peak_updates)}){_distance(kl)}; the score does not rise",
-        (scale(run, "ppo.learning_rate", 10.0), scale(run, "ppo.num_epochs", 2.0)),
+        (scale("ppo.learning_rate", 10.0), scale("ppo.num_epochs", 2.0)),
     )
 
 
@@ -349,7 +352,7 @@ def _frozen(run: RunRecord) -> Symptom | None:
         "serious",
         f"the policy is never more than {fmt(farthest)} nats per response from the reference ({span(kl.updates)}); the "
         "score does not rise",
-        (scale(run, "ppo.learning_rate", 10.0),),
+        (scale("ppo.learning_rate", 10.0),),
     )
 
 
@@ -383,7 +386,7 @@ MOST = 0.5
     also=("policy/ratio_max", "value/explained_variance"),
     of_policy=True,
 )
-def first_update_too_large(run: RunRecord) -> Symptom | None:
+def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Symptom | None:
     """Seen: `policy/clip_fraction`, `policy/approx_kl` or `policy/ratio_max` of the policy's first update is high, or
     `value/explained_variance` of the second update is far below 0.
 
@@ -399,39 +402,23 @@ def first_update_too_large(run: RunRecord) -> Symptom | None:
     """
     if steps_too_large.find(run) is not None:
         return None  # which covers more updates
-    seen = [*_policy(run)]
-    remedies = []
-    if seen:
-        remedies += _smaller_policy_steps(run)
+    seen: list[str] = []
+    remedies: list[Remedy] = []
+    ratio = read(run, "policy/ratio_max", at_least=1, of_policy=True)
+    far = ratio is not None and ratio.first > RATIO
+    if (clipped.first > CLIPPED and not clips_sequences(run)) or moved.first > MOVED or far:
+        seen.append(
+            f"{span(clipped.updates[:1])} clips {clipped.first:.0%} of the tokens and moves the policy by "
+            f"{fmt(moved.first)} nats per token" + (f", one token by a factor of {fmt(ratio.first)}" if ratio else "")
+        )
+        remedies += [*_fewer_epochs(run), smaller_rate(clipped=clipped.first, moved=moved.first, most=MOST)]
     if values := _values(run):
         seen.append(values)
         remedies.append(_smaller_value_steps(run))
     if not seen:
         return None
     isolated = len(run.series("policy/clip_fraction")[0]) >= MIN_LEVEL
-    return Symptom("note" if isolated else "warning", "; ".join(seen), tuple(remedies))
-
-
-def _policy(run: RunRecord) -> Iterator[str]:
-    clipped = _first(run, "policy/clip_fraction")
-    moved = _first(run, "policy/approx_kl")
-    ratio = _first(run, "policy/ratio_max")
-    if clipped is None or moved is None:
-        return
-    far = ratio is not None and ratio.first > RATIO
-    if (clipped.first > CLIPPED and not clips_sequences(run)) or moved.first > MOVED or far:
-        yield (
-            f"{span(clipped.updates[:1])} clips {clipped.first:.0%} of the tokens and moves the policy by "
-            f"{fmt(moved.first)} nats per token" + (f", one token by a factor of {fmt(ratio.first)}" if ratio else "")
-        )
-
-
-def _smaller_policy_steps(run: RunRecord) -> Iterator[Remedy]:
-    if (run.setting("ppo.num_epochs") or 0) > MANY_EPOCHS:
-        yield set_to(run, "ppo.num_epochs", MANY_EPOCHS, "too_high")
-    clipped = _first(run, "policy/clip_fraction")
-    moved = _first(run, "policy/approx_kl")
-    yield smaller_rate(run, clipped=clipped.first if clipped else 0.0, moved=moved.first if moved else 0.0, most=MOST)
+    return Symptom("note" if isolated else "warning", "; ".join(seen), remedies)
 
 
 def _values(run: RunRecord) -> str:
@@ -447,9 +434,4 @@ def _values(run: RunRecord) -> str:
 
 def _smaller_value_steps(run: RunRecord) -> Remedy:
     shared = critic_of(run) == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1
-    return scale(run, "ppo.value_head_rate" if shared else "ppo.value_coef", 1 / 3)
-
-
-def _first(run: RunRecord, name: str) -> Series | None:
-    """A metric from the first update that trains the policy on."""
-    return read(run, name, at_least=1, of_policy=True)
+    return scale("ppo.value_head_rate" if shared else "ppo.value_coef", 1 / 3)

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from kedge.inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
-from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, SIGNIFICANT, fmt, need, read
+from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, SIGNIFICANT, Series, fmt, read
 from kedge.inspect.record import RunRecord
 
 OVERFITTED = 0.03
@@ -44,14 +44,13 @@ def _section(run: RunRecord) -> str:
     updates=3,
     stages=SUPERVISED,
 )
-def overfitting(run: RunRecord) -> Symptom | None:
+def overfitting(run: RunRecord, held_out: Series) -> Symptom | None:
     """Seen: `eval/loss` rises again.
 
     Try: Train on more data; halve the epochs; lower the learning rate to a third.
 
     Threshold: 3 % above its minimum is a warning, 15 % serious. The demo's rises by 0.4 % at most.
     """
-    held_out = need(run, "eval/loss", at_least=3)
     best = min(held_out.values)
     last = held_out.values[-1]
     if last <= best * (1 + OVERFITTED):
@@ -60,7 +59,7 @@ def overfitting(run: RunRecord) -> Symptom | None:
         "serious" if last > best * (1 + BADLY_OVERFITTED) else "warning",
         f"the held-out loss rises from {fmt(best)} at step {held_out.updates[held_out.values.index(best)]} to "
         f"{fmt(last)} at step {held_out.updates[-1]}",
-        tuple(_train_less(run)),
+        _train_less(run),
         "train on more data",
     )
 
@@ -68,8 +67,8 @@ def overfitting(run: RunRecord) -> Symptom | None:
 def _train_less(run: RunRecord) -> Iterator[Remedy]:
     section = _section(run)
     if run.setting(f"{section}.num_epochs") != 1:
-        yield scale(run, f"{section}.num_epochs", 0.5)
-    yield scale(run, f"{section}.learning_rate", 1 / 3)
+        yield scale(f"{section}.num_epochs", 0.5)
+    yield scale(f"{section}.learning_rate", 1 / 3)
 
 
 @rule(
@@ -78,64 +77,31 @@ def _train_less(run: RunRecord) -> Iterator[Remedy]:
     updates=2 * MIN_TREND,
     stages=SUPERVISED,
 )
-def loss_rising(run: RunRecord) -> Symptom | None:
+def loss_rising(run: RunRecord, loss: Series) -> Symptom | None:
     """Seen: `loss` rises.
 
     Try: Lower the learning rate to a tenth; double the warm-up.
 
     Threshold: 20 % above the first batch and three standard errors; batches differ by less. Serious.
     """
-    loss = need(run, "loss", at_least=2 * MIN_TREND)
     if loss.late - loss.first <= max(RISEN * loss.first, SIGNIFICANT * loss.rise_error):
         return None
     return Symptom(
         "serious",
         f"the training loss rises from {fmt(loss.first)} to {fmt(loss.late)} ({loss.late_span})",
-        (scale(run, f"{_section(run)}.learning_rate", 0.1), scale(run, f"{_section(run)}.warmup_fraction", 2.0)),
+        (scale(f"{_section(run)}.learning_rate", 0.1), scale(f"{_section(run)}.warmup_fraction", 2.0)),
     )
 
 
-def _accuracy(run: RunRecord) -> Mapping[str, Any] | None:
-    accuracy = run.summary.get("accuracy")
-    return accuracy if isinstance(accuracy, Mapping) else None
-
-
+HOLD_OUT_MORE = scale("data.eval_fraction", 3.0)
+LEARN_MORE = (scale("reward_model.learning_rate", 3.0), scale("reward_model.num_epochs", 2.0))
 CHECK_LABELS = "check that `chosen` is the better response and that the annotators agree with each other"
 
 
 def _nothing_to_judge_by(run: RunRecord) -> str:
-    if _accuracy(run) is not None or (read(run, "accuracy") and read(run, "loss")):
+    if run.summary.get("accuracy") or (read(run, "accuracy") and read(run, "loss")):
         return ""
     return f"nothing was held out, and the run has fewer than {MIN_LEVEL} steps"
-
-
-@rule(
-    "The reward model cannot tell good responses from bad ones. PPO would optimize an arbitrary preference.",
-    also=("accuracy", "loss"),
-    stages=("reward",),
-    lacks=_nothing_to_judge_by,
-)
-def reward_model_at_chance(run: RunRecord) -> Symptom | None:
-    """Seen: The held-out accuracy in `summary.json` is close to a coin flip. With nothing held out: the late training
-    `accuracy` is, or the training `loss` is not below ln 2, the loss of equal scores for all answers.
-
-    Try: Check that `chosen` is the better response and that the annotators agree with each other; triple
-    `reward_model.learning_rate`; double `reward_model.num_epochs`.
-
-    Threshold: 0.55; published reward models start at 0.63. Serious; a warning if the held-out pairs are few and the
-    interval reaches 0.63. With nothing held out it is a warning if the late steps have few pairs and 0.63 is within
-    two standard errors, or if only the loss is too high; a low training accuracy is a safe sign, as held-out pairs are
-    harder, and a high one none of the opposite.
-    """
-    accuracy = _accuracy(run)
-    if accuracy is None:
-        return _at_chance_in_training(run)
-    if accuracy["value"] > CHANCE:
-        return None
-    if accuracy["high"] >= PUBLISHED:
-        hold_out = scale(run, "data.eval_fraction", 3.0)
-        return Symptom("warning", _written(run, accuracy), (hold_out, *_learn_more(run)), CHECK_LABELS)
-    return Symptom("serious", _written(run, accuracy), _learn_more(run), CHECK_LABELS)
 
 
 def _at_chance_in_training(run: RunRecord) -> Symptom | None:
@@ -154,17 +120,40 @@ def _at_chance_in_training(run: RunRecord) -> Symptom | None:
         "serious" if share <= CHANCE and share + error < PUBLISHED else "warning",
         f"accuracy on the training pairs is {share:.1%} (± {error:.0%}) and the loss {loss.late:.3f} "
         f"({loss.late_span}), where equal scores for all answers have {INDIFFERENT:.3f}; nothing was held out",
-        _learn_more(run) if share <= CHANCE else (scale(run, "reward_model.learning_rate", 1 / 3),),
+        LEARN_MORE if share <= CHANCE else (scale("reward_model.learning_rate", 1 / 3),),
         CHECK_LABELS if share <= CHANCE else "",
     )
 
 
-def _learn_more(run: RunRecord) -> tuple[Remedy, ...]:
-    return scale(run, "reward_model.learning_rate", 3.0), scale(run, "reward_model.num_epochs", 2.0)
+@rule(
+    "The reward model cannot tell good responses from bad ones. PPO would optimize an arbitrary preference.",
+    also=("accuracy", "loss"),
+    figures=("accuracy",),
+    early=_at_chance_in_training,
+    stages=("reward",),
+    lacks=_nothing_to_judge_by,
+)
+def reward_model_at_chance(run: RunRecord, accuracy: Mapping[str, Any]) -> Symptom | None:
+    """Seen: The held-out accuracy in `summary.json` is close to a coin flip. With nothing held out: the late training
+    `accuracy` is, or the training `loss` is not below ln 2, the loss of equal scores for all answers.
+
+    Try: Check that `chosen` is the better response and that the annotators agree with each other; triple
+    `reward_model.learning_rate`; double `reward_model.num_epochs`.
+
+    Threshold: 0.55; published reward models start at 0.63. Serious; a warning if the held-out pairs are few and the
+    interval reaches 0.63. With nothing held out it is a warning if the late steps have few pairs and 0.63 is within
+    two standard errors, or if only the loss is too high; a low training accuracy is a safe sign, as held-out pairs are
+    harder, and a high one none of the opposite.
+    """
+    if accuracy["value"] > CHANCE:
+        return None
+    is_uncertain = accuracy["high"] >= PUBLISHED
+    remedies = (HOLD_OUT_MORE, *LEARN_MORE) if is_uncertain else LEARN_MORE
+    return Symptom("warning" if is_uncertain else "serious", _written(run, accuracy), remedies, CHECK_LABELS)
 
 
 def _not_held_out(run: RunRecord) -> str:
-    if _accuracy(run) is not None:
+    if run.summary.get("accuracy"):
         return ""
     if not run.summary:
         return "held-out accuracy is measured at the end"
@@ -173,10 +162,13 @@ def _not_held_out(run: RunRecord) -> str:
 
 @rule(
     "The reward model may have learned little more than that longer is better, and a policy will exploit that.",
+    figures=("accuracy", "length_accuracy"),
     stages=("reward",),
     lacks=_not_held_out,
 )
-def reward_model_barely_better_than_length(run: RunRecord) -> Symptom | None:
+def reward_model_barely_better_than_length(
+    run: RunRecord, accuracy: Mapping[str, Any], by_length: Mapping[str, Any]
+) -> Symptom | None:
     """Seen: The held-out accuracy is close to that of always preferring the longer response.
 
     Try: Train on pairs of similar length, or add a length penalty to the reward; triple `data.eval_fraction` for a
@@ -185,14 +177,12 @@ def reward_model_barely_better_than_length(run: RunRecord) -> Symptom | None:
     Threshold: Less than 3 points above the length baseline is a warning; published reward models have 5 to 10. Serious
     if it is below the baseline by more than the error of their difference, from both confidence intervals.
     """
-    accuracy = _accuracy(run)
-    by_length = run.summary.get("length_accuracy")
-    if accuracy is None or not isinstance(by_length, Mapping) or accuracy["value"] - by_length["value"] >= BARELY:
+    if accuracy["value"] - by_length["value"] >= BARELY:
         return None
     return Symptom(
         "serious" if accuracy["value"] + _error(accuracy, by_length) < by_length["value"] else "warning",
         f"{_written(run, accuracy)}; always preferring the longer response gets {by_length['value']:.1%}",
-        (scale(run, "data.eval_fraction", 3.0),),
+        (HOLD_OUT_MORE,),
         "train on pairs of similar length, or add a length penalty to the reward; a larger held-out set narrows the "
         "interval",
     )
@@ -216,12 +206,6 @@ LITTLE = 0.05
 """Explained variance of a critic that hardly helps PPO: advantages vary as much as without a critic."""
 
 
-def _explained(run: RunRecord) -> Mapping[str, Any] | None:
-    explained = run.summary.get("explained_variance")
-    is_known = isinstance(explained, Mapping) and explained["low"] is not None  # null with a single prompt
-    return explained if is_known else None
-
-
 def _unmeasured(run: RunRecord) -> str:
     if not run.summary:
         return "the critic is measured at the end"
@@ -232,10 +216,11 @@ def _unmeasured(run: RunRecord) -> str:
     "PPO would start from values that tell good responses from bad ones hardly better than their mean: too few "
     "responses to learn from, steps too small, or returns that nothing in a prompt and its prefix foretells.",
     also=("explained_variance", "eval/explained_variance"),
+    figures=("explained_variance",),
     stages=("critic",),
     lacks=_unmeasured,
 )
-def critic_explains_nothing(run: RunRecord) -> Symptom | None:
+def critic_explains_nothing(run: RunRecord, explained: Mapping[str, Any]) -> Symptom | None:
     """Seen: In `summary.json` of `kedge critic`, the explained variance on held-out prompts is close to 0.
 
     Try: `critic.kind=separate`; double `critic.num_responses`; triple `critic.learning_rate`.
@@ -243,20 +228,19 @@ def critic_explains_nothing(run: RunRecord) -> Symptom | None:
     Threshold: 5 %: with less, the advantages vary as they would without a critic. Serious; a warning if the interval
     reaches 5 %.
     """
-    explained = _explained(run)
-    if explained is None or explained["value"] >= LITTLE or run.summary.get("measured_on") != "held-out prompts":
+    if explained["value"] >= LITTLE or run.summary.get("measured_on") != "held-out prompts":
         return None
     return Symptom(
         "serious" if explained["high"] < LITTLE else "warning",
         f"on held-out prompts the critic explains {explained['value']:.0%} of the variance of the returns "
         f"({explained['low']:.0%} to {explained['high']:.0%})",
-        tuple(_learn_more_returns(run)),
+        _learn_more_returns(run),
     )
 
 
 def _learn_more_returns(run: RunRecord) -> Iterator[Remedy]:
     if run.setting("critic.kind") == "shared":
-        yield set_to(run, "critic.kind", "separate", why="to train more than a head")
-    yield scale(run, "critic.num_responses", 2.0)
+        yield set_to("critic.kind", "separate", why="to train more than a head")
+    yield scale("critic.num_responses", 2.0)
     if run.setting("critic.kind") != "shared":
-        yield scale(run, "critic.learning_rate", 3.0)
+        yield scale("critic.learning_rate", 3.0)
