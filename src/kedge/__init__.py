@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from kedge.errors import KedgeError
     from kedge.runs.loaded_models import LoadedModel
     from kedge.runs.training import Update
+    from kedge.stages.ppo.own_loop import PpoTrainer
 
 __all__ = [
     "KedgeError",
     "LoadedModel",
+    "PpoTrainer",
     "Update",
     "__version__",
     "check_critic",
@@ -79,6 +81,7 @@ _MODULES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
 _MODULES |= {
     "KedgeError": "kedge.errors",
     "LoadedModel": "kedge.runs.loaded_models",
+    "PpoTrainer": "kedge.stages.ppo.own_loop",
     "Update": "kedge.runs.training",
 }
 

@@ -7,6 +7,7 @@ from kedge.rollout.collect import (
     Evaluated,
     Models,
     collect_experience,
+    reference_logprobs,
     shared_out,
     still_to_evaluate,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "SharedEngine",
     "collect_experience",
     "frozen_copy",
+    "reference_logprobs",
     "shared_out",
     "still_to_evaluate",
 ]

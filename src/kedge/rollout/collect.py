@@ -21,7 +21,16 @@ from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
 from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
 
-__all__ = ["Estimation", "Evaluated", "Models", "Scored", "collect_experience", "shared_out", "still_to_evaluate"]
+__all__ = [
+    "Estimation",
+    "Evaluated",
+    "Models",
+    "Scored",
+    "collect_experience",
+    "reference_logprobs",
+    "shared_out",
+    "still_to_evaluate",
+]
 
 Evaluated = Literal["nothing", "critic", "all"]
 """The models that read a rollout for its experience: policy and critic, or the critic alone."""
@@ -164,7 +173,7 @@ def collect_experience(
         trainer_logprobs = first_pass.logprobs.detach()
         values = None if first_pass.values is None else first_pass.values.detach()
     old_logprobs = trainer_logprobs if use.old_from == "trainer" else rollout.logprobs
-    ref_logprobs = _reference_logprobs(rollout, models)
+    ref_logprobs = reference_logprobs(rollout, models)
     importance_weights = None
     if use.importance_cap is not None:
         importance_weights = truncated_importance_weights(
@@ -251,7 +260,9 @@ def _old_outputs(
     return old_logprobs, values
 
 
-def _reference_logprobs(rollout: Rollout, models: Models) -> Float[Tensor, "batch time"] | None:
+@torch.no_grad()
+def reference_logprobs(rollout: Rollout, models: Models) -> Float[Tensor, "batch time"] | None:
+    """Log probabilities (nats) of the actions under the reference; None without one."""
     if models.reference is None:
         return None
     evaluate = partial(response_logprobs, models.reference, temperature=models.temperature, precision=models.precision)

@@ -32,6 +32,7 @@ from kedge.system.ranks import ALONE, PassTokens, Ranks
 __all__ = [
     "Rewards",
     "configured_rewards",
+    "given_prompts",
     "load_comparisons",
     "load_demonstrations",
     "load_prompts",
@@ -66,21 +67,48 @@ def load_prompts(
     limit = data.max_prompt_tokens if room is None else min(data.max_prompt_tokens, room)
     table = read_prompts(
         Sources(tuple(getattr(data, role))) if prompts is None else prompts,
-        tokenizer=tokenizer,
         max_prompt_tokens=limit,
-        template=data.template,
-        truncate=data.truncate,
-        columns=data.columns,
         max_rejected_fraction=data.max_rejected_fraction,
         rejected_to=run.folder / REJECTED_FILE,
+        **_prompt_options(config, tokenizer),
     )
     own = limit == data.max_prompt_tokens
     name = f"data.max_prompt_tokens={limit}" if own else f"the {limit} tokens that the context leaves"
     sources = getattr(data, role) if prompts is None else ()
     run.data.note(role, table, sources, tokenizer, {f"max_prompt_tokens={limit}": name})
-    # Missing columns become None: a reward function that takes a column must get it for every response.
-    names = dict.fromkeys(name for record in table.records for name in record.columns)
-    return [replace(record, columns={name: record.columns.get(name) for name in names}) for record in table.records]
+    return _with_all_columns(table.records)
+
+
+def given_prompts(
+    prompts: Sequence[Any], config: Config, tokenizer: PreTrainedTokenizerBase, *, room: int | None
+) -> list[Prompt]:
+    """Read prompts that a caller passes during a run, as `load_prompts` does; each of them has to be usable.
+
+    Args:
+        prompts: Texts or rows.
+        config: The limits and the form of the data.
+        tokenizer: The policy's tokenizer.
+        room: Longest prompt that the context allows.
+
+    Raises:
+        DataError: A prompt cannot be used.
+    """
+    limit = config.data.max_prompt_tokens if room is None else min(config.data.max_prompt_tokens, room)
+    options = _prompt_options(config, tokenizer)
+    return _with_all_columns(
+        read_prompts(prompts, max_prompt_tokens=limit, max_rejected_fraction=0.0, **options).records
+    )
+
+
+def _prompt_options(config: Config, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    data = config.data
+    return {"tokenizer": tokenizer, "template": data.template, "truncate": data.truncate, "columns": data.columns}
+
+
+def _with_all_columns(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts, with None for missing columns: a reward function must get a column for every response."""
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
+    return [replace(prompt, columns={name: prompt.columns.get(name) for name in names}) for prompt in prompts]
 
 
 def load_demonstrations(

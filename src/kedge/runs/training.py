@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +32,7 @@ from kedge.system.ranks.sharding import gathered_state
 from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import BestUpdate
-from kedge.training.stopping import stopping, stopping_together
+from kedge.training.stopping import Stopping, stopping, stopping_together
 from kedge.training.supervised.loop import Outcome
 
 __all__ = [
@@ -135,13 +135,16 @@ LOGS = (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE, CRITIC_CHECK
 
 
 @contextmanager
-def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[CheckpointedLoop]:
+def stage_loop(
+    config: Config, run: Run, *, model: CheckpointModel, stop: Stopping | None = None
+) -> Iterator[CheckpointedLoop]:
     """The loop over a stage's steps; truncates the logs to the step that the run resumes from.
 
     Args:
         config: The stage's configuration.
         run: The stage's run, started.
         model: The trained model, for the checkpoints.
+        stop: Set by signals that the caller listens to; None to listen here.
 
     Raises:
         ModelError: The model cannot be saved.
@@ -154,7 +157,7 @@ def stage_loop(config: Config, run: Run, *, model: CheckpointModel) -> Iterator[
     for name in LOGS:
         truncate_rows(run.folder / name, last)
     truncate_incidents(run.folder, last)
-    with stopping(ranks=run.ranks) as stop:
+    with stopping(ranks=run.ranks) if stop is None else nullcontext(stop) as stop:
         loop = CheckpointedLoop(
             run.shared_folder / CHECKPOINTS,
             kind=run.stage,

@@ -12,7 +12,7 @@ from types import FrameType
 
 from kedge.system.ranks import ALONE, Ranks
 
-__all__ = ["GRACE_SECONDS", "Stopping", "Terminated", "stopping", "stopping_together"]
+__all__ = ["GRACE_SECONDS", "Stopping", "Terminated", "listening", "stopping", "stopping_together"]
 
 GRACE_SECONDS = 20.0
 """Time that the current update has to finish after a signal; then it is discarded."""
@@ -39,11 +39,12 @@ class Stopping:
         ranks: The ranks that stop together.
 
     Attributes:
+        ranks: The same.
         was_agreed: All ranks stop in the same place.
     """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
-        self._ranks = ranks
+        self.ranks = ranks
         self._signal: int | None = None
         self.was_agreed = False
 
@@ -57,7 +58,7 @@ class Stopping:
 
         With several ranks it does not: each rank gets the terminal's signal and the launcher's.
         """
-        if self._signal is not None and not self._ranks.are_several:
+        if self._signal is not None and not self.ranks.are_several:
             _exit_at_once(signum)
         self._signal = self._signal or signum
 
@@ -68,9 +69,13 @@ class Stopping:
             KeyboardInterrupt: On Ctrl-C.
             Terminated: On SIGTERM and SIGHUP.
         """
-        signum = self._ranks.largest(self._signal or 0)
+        signum = self.ranks.largest(self._signal or 0)
         self.was_agreed = bool(signum)
         _raise_for(signum)
+
+    def forget(self) -> None:
+        """Forget the request, which was answered."""
+        self._signal = None
 
     def raise_own(self) -> None:
         """Stop this rank here if it was requested of it; raises as `raise_if_requested`."""
@@ -96,9 +101,17 @@ def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterat
         ranks: The ranks that stop together.
     """
     stop = Stopping(ranks)
+    with listening(stop, grace_seconds):
+        yield stop
+
+
+@contextmanager
+def listening(stop: Stopping, grace_seconds: float | None = None) -> Iterator[None]:
+    """Within this context, signals are requests; see `stopping`."""
+    ranks = stop.ranks
     grace = grace_seconds or (RANKS_GRACE_SECONDS if ranks.are_several else GRACE_SECONDS)
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield
         return
 
     def on_signal(signum: int, _frame: FrameType | None) -> None:
@@ -113,7 +126,7 @@ def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterat
         handlers[HANGUP] = on_signal
     before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     try:
-        yield stop
+        yield
     finally:
         _set_timer(0.0)
         # A failing rank still has a run to save; its launcher's signal would cut that short.

@@ -42,7 +42,7 @@ from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.runtime import stream_seed
 
-__all__ = ["SamplingAhead", "check_ahead", "open_sampling", "with_background"]
+__all__ = ["SamplingAhead", "check_ahead", "open_sampling", "prompt_stream", "with_background"]
 
 PHASES = ("time/rollout", "time/reward")
 KINDS = {kind.__name__: kind for kind in (SampledBatch, ScoredRollout, ScoredTerms, Rollout)}
@@ -91,19 +91,23 @@ def open_sampling(
         loop: The run's loop.
         say: Prints a line to the user.
     """
-    roles = trainer.roles
-    seed = stream_seed(trainer.run_settings.seed, "prompts")
-    prompts = PromptStream(roles.prompts, seed=seed, curriculum=config.data.curriculum, mixture=roles.mixture)
-    loop.register("prompts", prompts)
-    if roles.missing_eos is not None:
-        loop.register("missing EOS", roles.missing_eos)
+    prompts = prompt_stream(config, trainer, loop)
     check = (lambda _: None) if trainer.guard is None else trainer.guard.check_rollout
-    engine = roles.engine
+    engine = trainer.roles.engine
     if not isinstance(engine, BackgroundEngine):
         return Sampling(prompts, trainer, check=check, say=say)
     ahead = SamplingAhead(prompts, trainer, engine, check=check, say=say)
     loop.register_ahead(ahead)
     return ahead
+
+
+def prompt_stream(config: Config, trainer: Trainer, loop: CheckpointedLoop) -> PromptStream:
+    """The stream of a run's prompts, resumed with the run."""
+    roles = trainer.roles
+    seed = stream_seed(trainer.run_settings.seed, "prompts")
+    prompts = PromptStream(roles.prompts, seed=seed, curriculum=config.data.curriculum, mixture=roles.mixture)
+    loop.register("prompts", prompts)
+    return prompts
 
 
 @dataclass(frozen=True)

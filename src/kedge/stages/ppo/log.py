@@ -156,11 +156,13 @@ class PpoLog:
         self.progress.update(event.update, shown)
         self.doctor.see(event.update, event.metrics)
 
-    def drop(self, update: int) -> None:
-        """Write the row of an update that the guard dropped."""
+    def drop(self, update: int) -> dict[str, float]:
+        """Write the row of an update that the guard dropped, and return it."""
         guard = self.trainer.guard
         assert guard is not None
-        self.metrics.write(update, {**guard.metrics(), "policy/optimizer_steps": 0})
+        row = {**guard.metrics(), "policy/optimizer_steps": 0}
+        self.metrics.write(update, row)
+        return row
 
     def _warn_of_rounding(self, error: float) -> None:
         """Warn if the KL is measured against a reference that rounding has changed."""

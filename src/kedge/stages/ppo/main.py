@@ -7,8 +7,9 @@ Source: PPO algorithm 1; spec §§4–6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,14 +22,16 @@ from kedge.runs.training import Callback, running, stage_loop
 from kedge.stages.planning.report import MachinePlan, compared
 from kedge.stages.ppo.ahead import check_ahead, open_sampling, with_background
 from kedge.stages.ppo.critics import with_saved_critic
-from kedge.stages.ppo.log import Event, ppo_log, write_roles
+from kedge.stages.ppo.log import Event, PpoLog, ppo_log, write_roles
 from kedge.stages.ppo.measurements import Measurements
-from kedge.stages.ppo.observers import new_guard, observers_of
+from kedge.stages.ppo.observers import Observer, new_guard, observers_of
 from kedge.stages.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles
+from kedge.stages.ppo.sampling import Batches
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
+from kedge.training.guard import Guard
 
 __all__ = ["PpoResult", "run_ppo"]
 
@@ -92,33 +95,80 @@ def train(
     on_update: Callable[[int, Roles], None] = lambda update, roles: None,
 ) -> None:
     """The PPO loop: each update samples, scores, estimates advantages, and improves policy and critic."""
+    with opened_updates(config, run, roles, loop, callback=callback, on_update=on_update) as updates:
+        sampling = open_sampling(config, updates.trainer, loop, say=updates.log.progress.say)
+        updates.restore(loop)
+        for update in loop.steps(config.ppo.num_updates):
+            updates.make(update, sampling, Stopwatch(run.device))
+
+
+@contextmanager
+def opened_updates(
+    config: Config,
+    run: Run,
+    roles: Roles,
+    loop: CheckpointedLoop,
+    *,
+    callback: Callback | None = None,
+    on_update: Callable[[int, Roles], None] = lambda update, roles: None,
+) -> Iterator[Updates]:
+    """The updates of a run, with its logs open. What is resumed is registered; `Updates.restore` comes next."""
     trainer = Trainer.of(config, run, roles)
     with ppo_log(config, run, trainer, loop) as log:
         guard = trainer.guard = new_guard(config, run, roles, loop, warn=log.progress.say)
-        sampling = open_sampling(config, trainer, loop, say=log.progress.say)
         measurements = Measurements(trainer, log, loop)
         observers = observers_of(trainer, measurements, log, loop, callback=callback, on_update=on_update)
+        yield Updates(trainer, guard, log, measurements, observers)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The updates of a run.
+
+    Attributes:
+        trainer: Samples, scores, estimates and improves.
+        guard: Watches every update.
+        log: Describes and writes them.
+        measurements: Measures the start.
+        observers: Called after each update, in this order.
+    """
+
+    trainer: Trainer
+    guard: Guard
+    log: PpoLog
+    measurements: Measurements
+    observers: Sequence[Observer]
+
+    def restore(self, loop: CheckpointedLoop) -> None:
+        """Restore a resumed run."""
+        roles = self.trainer.roles
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer))
 
-        for update in loop.steps(config.ppo.num_updates):
-            clock = Stopwatch(run.device)
-            with guard.watching(update):
-                trainer.begin(update)
-                batch = sampling.batch(update, clock)  # prompts, responses and their scores
-                measurements.at_start(clock)
-                with clock.phase("experience"):
-                    experience = trainer.estimate(batch.trained, takes_steps=not batch.is_flat)
-                with clock.phase("train"):
-                    result = trainer.improve(experience, takes_steps=not batch.is_flat)
-            if guard.dropped:
-                log.drop(update)
-                continue
-            metrics = {
-                **log.describe(batch, experience, result),
-                **clock.metrics(num_tokens=batch.num_tokens),
-                **sampling.metrics(),
-            }
-            event = Event(update, metrics, batch, experience, result)
-            for observer in observers:
-                observer.after_update(event)
-            del event, batch, experience, result  # the next update's sampling and passes need their memory
+    def make(self, update: int, sampling: Batches, clock: Stopwatch) -> Mapping[str, float]:
+        """Make an update, and return its metrics.
+
+        Args:
+            update: Its number, from 1.
+            sampling: Has its prompts, responses and scores.
+            clock: Times it.
+        """
+        trainer = self.trainer
+        with self.guard.watching(update):
+            trainer.begin(update)
+            batch = sampling.batch(update, clock)
+            self.measurements.at_start(clock)
+            with clock.phase("experience"):
+                experience = trainer.estimate(batch.trained, takes_steps=not batch.is_flat)
+            with clock.phase("train"):
+                result = trainer.improve(experience, takes_steps=not batch.is_flat)
+        if self.guard.dropped:
+            return self.log.drop(update)
+        metrics = {
+            **self.log.describe(batch, experience, result),
+            **clock.metrics(num_tokens=batch.num_tokens),
+            **sampling.metrics(),
+        }
+        event = Event(update, metrics, batch, experience, result)
+        for observer in self.observers:
+            observer.after_update(event)
+        return metrics

@@ -63,6 +63,8 @@ def observers_of(
         FixedPrompts(trainer, log),
     ]
     loop.register("coefficients", trainer.coefficients)
+    if trainer.roles.missing_eos is not None:
+        loop.register("missing EOS", trainer.roles.missing_eos)
     if loop.best is not None:
         observers.append(BestCheckpoint(loop))
     if evaluation.max_kl is not None or evaluation.eval_patience is not None:

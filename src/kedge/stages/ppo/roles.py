@@ -42,7 +42,7 @@ from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.supervised.losses import CompletionLoss
 
-__all__ = ["Roles", "load_roles"]
+__all__ = ["Roles", "load_roles", "longest_prompt"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ def load_roles(
     prompts: Sequence[Any] | None = None,
     eval_prompts: Sequence[Any] | None = None,
     reward: Rewards | None = None,
+    has_prompts: bool = True,
 ) -> Roles:
     """Load policy, reference, reward, critic and prompts.
 
@@ -96,6 +97,7 @@ def load_roles(
         prompts: Texts or rows instead of `config.data.prompts`.
         eval_prompts: Texts or rows instead of `config.data.eval_prompts`.
         reward: Functions or models instead of `config.reward`.
+        has_prompts: False for a run that gets its prompts later.
 
     Raises:
         KedgeError: An input is unreadable, or incompatible with the others.
@@ -110,8 +112,10 @@ def load_roles(
     models = list(rewards.weighted_models.values())
     actor_critic, head = load_actor_critic(config, run, tokenizer, models, bases)
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
-    room = _longest_prompt(config, actor_critic, models)
-    records = load_run_prompts(config, run, tokenizer, room=room, prompts=prompts, eval_prompts=eval_prompts)
+    records = RunPrompts([], [], None)
+    if has_prompts:
+        room = longest_prompt(config, actor_critic, models)
+        records = load_run_prompts(config, run, tokenizer, room=room, prompts=prompts, eval_prompts=eval_prompts)
     scoring = [each.model for each in rewards.models.values()]
     with measuring_scores(rewards, config, records.train):
         freeze_models(scoring, config, run)
@@ -183,7 +187,7 @@ def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueH
     )
 
 
-def _longest_prompt(config: Config, actor_critic: ActorCritic, models: Sequence[ScoringModel]) -> int | None:
+def longest_prompt(config: Config, actor_critic: ActorCritic, models: Sequence[ScoringModel]) -> int | None:
     """Maximum prompt length in tokens, so that prompt and response fit into every model that reads both."""
     critic = actor_critic.critic
     limits = [actor_critic.policy.sampling_length, None if critic is None else critic.context_length]

@@ -23,7 +23,7 @@ from kedge.logs.stopwatch import Stopwatch
 from kedge.rewards.score import ScoredRollout, join_scored
 from kedge.stages.ppo.trainer import Trainer
 
-__all__ = ["Prompts", "SampledBatch", "Sampling", "next_round_size"]
+__all__ = ["Batches", "Prompts", "SampledBatch", "Sampling", "next_round_size"]
 
 
 class Prompts(Protocol):
@@ -93,6 +93,27 @@ class SampledBatch:
         }
 
 
+class Batches(Protocol):
+    """The batches that updates train on."""
+
+    def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
+        """The responses of an update.
+
+        Args:
+            update: Its number, from 1.
+            clock: Times the phases.
+
+        Raises:
+            RewardError: A reward failed or returned invalid scores.
+            UnscoredError: No response has a score.
+        """
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Cost of the last batch that the clock does not have."""
+        ...
+
+
 class Sampling:
     """Draws prompts, samples and scores responses, and chooses those to train on.
 
@@ -101,6 +122,7 @@ class Sampling:
         trainer: Samples and scores.
         check: Called with the responses of each round before they are scored.
         say: Prints a line to the user.
+        sampled: Returns responses that exist already; None to sample them.
     """
 
     def __init__(
@@ -110,25 +132,18 @@ class Sampling:
         *,
         check: Callable[[Rollout], None] = lambda _: None,
         say: Callable[[str], None],
+        sampled: Callable[[], Rollout] | None = None,
     ) -> None:
         self._prompts = prompts
         self._trainer = trainer
         self._check = check
         self._say = say
+        self._existing = sampled
         self._shown: set[str] = set()
         self._published: Mapping[str, float] = {}
 
     def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
-        """The responses of an update.
-
-        Args:
-            update: Its number, from 1.
-            clock: Times the phases `rollout` and `reward`.
-
-        Raises:
-            RewardError: A reward failed or returned invalid scores.
-            UnscoredError: No response of the first round has a score.
-        """
+        """The responses of an update; see `Batches`."""
         self._published = self._trainer.publish(update - 1)
         return self.sampled(self._trainer, clock)
 
@@ -149,7 +164,11 @@ class Sampling:
             with clock.phase("rollout"):
                 drawn = self._prompts.next(size)
                 names = ("resample", num_rounds) if num_rounds else ()
-                sampled = [trainer.sample(drawn, "rollout", trainer.update, *names)]
+                if self._existing is None:
+                    sampled = [trainer.sample(drawn, "rollout", trainer.update, *names)]
+                else:
+                    sampled = [self._existing()]
+                    wanted = len(drawn)
             try:
                 scored = self._score(trainer, sampled, drawn, names, failures, clock)
                 parts.append(scored.renumbered(len(prompts)))

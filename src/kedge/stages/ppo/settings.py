@@ -178,6 +178,12 @@ class PpoSettings:
         values = scheduled_values(self.config, update)
         return PpoSettings.of(config_at(self.config, update), exact=self.exact, scheduled=values)
 
+    def inexact(self) -> PpoSettings:
+        """The same settings for responses whose log probabilities are not the trainer's."""
+        if not self.exact:
+            return self
+        return PpoSettings.of(self.config, exact=False, scheduled=self.scheduled)
+
     @property
     def needs_baseline(self) -> bool:
         """True if the advantages need the score of a greedy response to each prompt."""

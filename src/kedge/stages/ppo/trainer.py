@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import cast
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.advantages import Advantage, RewardToGo
@@ -16,8 +17,9 @@ from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
 from kedge.config import Config
 from kedge.data import Prompt, encode_prompt
 from kedge.models import PolicyWeights
+from kedge.rewards import WeightedReward
 from kedge.rewards.score import ScoredRollout, score_rollout
-from kedge.rollout import Engine, Models, collect_experience
+from kedge.rollout import Engine, Models, collect_experience, reference_logprobs
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.settings import PpoSettings, coefficients_of, value_warmup_of
@@ -238,6 +240,19 @@ class Trainer:
         ahead = replace(self, roles=roles, guard=None, update=update, staleness=update - 1 - version)
         ahead.settings = self.run_settings.at(update)
         return ahead
+
+    def scored_by(self, reward: WeightedReward) -> Trainer:
+        """A trainer that scores this update's responses with another reward."""
+        other = replace(self, roles=replace(self.roles, reward=reward))
+        other.settings = self.settings
+        return other
+
+    def logprobs(self, rollout: Rollout) -> Tensor:
+        """Log probabilities (nats) of the actions under the current policy, `[batch, time]`; 0 elsewhere."""
+        policy = replace(self.models, reference=self.roles.actor_critic.policy)
+        found = reference_logprobs(rollout, policy)
+        assert found is not None
+        return found
 
     def unscheduled(self) -> Trainer:
         """A trainer with the run's settings in every update, for measurements that are to be comparable."""

@@ -212,6 +212,11 @@ class CheckpointedLoop:
         self._run_state.remember()
 
     @property
+    def is_changing(self) -> bool:
+        """True while a step has changed weights and is not complete."""
+        return self._is_changing
+
+    @property
     def can_save(self) -> bool:
         """True if the state can be saved after an exception.
 

@@ -1,0 +1,636 @@
+"""PPO in a loop of the caller's own: sample, score, update.
+
+    with kedge.PpoTrainer(model="path/or/hub-id", out="runs/mine", num_prompts=32) as trainer:
+        for prompts in batches:
+            batch = trainer.sample(prompts)
+            scores = [score(prompt, response) for prompt, response in zip(batch.prompts, batch.responses)]
+            metrics = trainer.update(batch, scores)
+        trainer.save()
+
+The updates are those of `kedge.ppo`: the same code makes them, logs them, and saves their checkpoints.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from kedge.algorithm.experience import Rollout
+from kedge.config import Config, with_values, word
+from kedge.data import Prompt
+from kedge.data.fields import is_conversation
+from kedge.errors import ConfigError, KedgeError, RewardError
+from kedge.logs.experience_metrics import describe_experience
+from kedge.logs.progress import say
+from kedge.logs.stopwatch import Stopwatch
+from kedge.rewards import RewardTerm, load_reward
+from kedge.rewards.score import describe_responses
+from kedge.runs.claim import claims
+from kedge.runs.ending import chained
+from kedge.runs.inputs import Rewards, given_prompts
+from kedge.runs.out_of_memory import memory_in_one_line
+from kedge.runs.run import Resume, open_run
+from kedge.runs.training import Callback, running, stage_loop
+from kedge.stages.arguments import Data, Model, StrPath, Weighted, resolved_arguments, with_named_models
+from kedge.stages.ppo.ahead import prompt_stream
+from kedge.stages.ppo.critics import with_saved_critic
+from kedge.stages.ppo.given import given_rollout
+from kedge.stages.ppo.log import write_roles
+from kedge.stages.ppo.main import Updates, opened_updates
+from kedge.stages.ppo.result import checkpoint_model, save_result
+from kedge.stages.ppo.roles import Roles, load_roles, longest_prompt
+from kedge.stages.ppo.sampling import SampledBatch, Sampling
+from kedge.stages.ppo.trainer import Trainer
+from kedge.system.invocation import refuse_nested_run
+from kedge.system.stage import find_stage
+from kedge.training.stopping import Stopping, Terminated, listening
+
+__all__ = ["Batch", "PpoTrainer"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Responses to train on. Every list has one entry per response.
+
+    Attributes:
+        prompts: The prompts as text; conversations as the chat template renders them.
+        responses: The responses as text, without the stop token.
+        columns: The other fields of the prompts' rows, each a list.
+        prompt_ids: The prompts in tokens.
+        response_ids: The responses in tokens, the stop token included.
+        masks: For each token of the response, True if the policy chose it and is trained on it.
+        logprobs: For each token its log probability (nats) when it was sampled; 0 where the mask is False.
+        values: For each token the critic's value of the state before it; None unless the sampler computes values, which
+            it does with a shared critic.
+        stopped: True if the response ended with a stop token, False if it was cut off.
+        groups: The number of the response's prompt.
+        rollout: The same as padded tensors.
+    """
+
+    prompts: list[str]
+    responses: list[str]
+    columns: Mapping[str, list[Any]]
+    prompt_ids: list[list[int]]
+    response_ids: list[list[int]]
+    masks: list[list[bool]]
+    logprobs: list[list[float]]
+    values: list[list[float]] | None
+    stopped: list[bool]
+    groups: list[int]
+    rollout: Rollout
+    _rows: Sequence[Prompt]
+    _owner: PpoTrainer
+    _is_exact: bool
+    _trained: list[int] = field(default_factory=list[int])
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+    def __repr__(self) -> str:
+        return f"<Batch: {len(self)} responses to {len(self._rows)} prompts, {self.rollout.num_actions} tokens>"
+
+
+class PpoTrainer:
+    """PPO on a loop of your own. Takes the arguments and settings of `kedge.ppo`; rewards and prompts are optional.
+
+    With `prompts`, `sample()` draws from them as `kedge.ppo` does; with `reward`, `update(batch)` scores with it. What
+    cannot act in such a loop is refused: sampling ahead (`rollout.max_staleness`), further rounds of sampling
+    (`ppo.constant_groups=resample`), and measurements on held-out prompts without `prompts` and `reward`.
+
+    The trainer saves checkpoints as `checkpoint` says. It is closed at the end of the `with` block, by `close()`, or
+    when the process ends; then it saves the model, the last state, and the report.
+
+    Args:
+        model: Folder, hub id or `LoadedModel` of the policy to start from.
+        out: The run's folder; must be empty unless its run is resumed.
+        reward: Reward models and functions, for `update` without scores.
+        prompts: Prompts for `sample` without prompts.
+        eval_prompts: Prompts for `eval_every` and `critic_check`.
+        critic: As in `kedge.ppo`.
+        resume: Resume the run in `out`, if there is one: weights, optimizer, controllers, random streams, and the
+            number of the update.
+        on_update: Called with an `Update` after each update.
+        settings: Fields of the configuration.
+
+    Raises:
+        KedgeError: An invalid input, or a setting that cannot act here.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        out: StrPath | None = None,
+        reward: Weighted | None = None,
+        prompts: Data | None = None,
+        eval_prompts: Data | None = None,
+        critic: Model | None = None,
+        resume: bool = False,
+        on_update: Callback | None = None,
+        **settings: Any,
+    ) -> None:
+        refuse_nested_run()
+        named = {"model": model, "out": out, "reward": reward, "prompts": prompts, "eval_prompts": eval_prompts}
+        given = {name: value for name, value in {**settings, **named, "critic": critic}.items() if value is not None}
+        self._stack = ExitStack()
+        self._is_open = False
+        self._closed_by = ""
+        # A notebook runs every cell in another context; what a context manager sets has to be reset in the same one.
+        self._context = copy_context()
+        self._context.run(self._open, given, Resume() if resume else None, on_update)
+
+    def _open(self, given: Mapping[str, Any], resume: Resume | None, on_update: Callback | None) -> None:
+        with ExitStack() as opening:
+            opening.enter_context(claims())
+            named = opening.enter_context(with_named_models(find_stage("ppo"), given))
+            config, objects = resolved_arguments(find_stage("ppo"), named)
+            config = with_saved_critic(config)
+            _check(config, has_prompts="prompts" in given, has_reward="reward" in given)
+            opening.enter_context(memory_in_one_line(config, "ppo"))
+            opening.enter_context(chained())
+            self._scores: list[Any] = []
+            self._open_run(config, opening, objects, resume, on_update)
+            self._stack = opening.pop_all()
+        self._is_open = True
+        self._close_at_exit = partial(_close, weakref.ref(self))
+        atexit.register(self._close_at_exit)
+
+    def _open_run(
+        self,
+        config: Config,
+        opening: ExitStack,
+        objects: Mapping[str, Any],
+        resume: Resume | None,
+        on_update: Callback | None,
+    ) -> None:
+        prompts, eval_prompts, reward = (objects.get(name) for name in ("prompts", "eval_prompts", "reward"))
+        own = RewardTerm(self._given_scores, name="scores")
+        if has_no_reward := reward is None and not config.reward:
+            reward = [own]
+            config = with_values(config, {"runtime.num_fixed_prompts": 0})  # nothing could score their responses
+        has_prompts = prompts is not None or bool(config.data.prompts)
+        in_memory = {
+            "data.prompts": prompts if has_prompts else _own_prompts,
+            "data.eval_prompts": eval_prompts,
+            "reward": reward,
+        }
+        run = self._run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
+        roles = self._roles = load_roles(
+            config,
+            run,
+            prompts=prompts,
+            eval_prompts=eval_prompts,
+            reward=cast("Rewards | None", reward),
+            has_prompts=has_prompts,
+        )
+        self._own_reward = roles.reward if has_no_reward else load_reward([own], ranks=run.ranks)
+        self._has_reward = not has_no_reward
+        self._stop = Stopping(run.ranks)
+        self._config = config
+        self._summary = opening.enter_context(running(config, run, save=partial(save_result, config, run, roles)))
+        opening.enter_context(closing(roles.engine))
+        model = checkpoint_model(config, run, roles)
+        self._loop = opening.enter_context(stage_loop(config, run, model=model, stop=self._stop))
+        write_roles(run, roles)
+        self._updates = opening.enter_context(opened_updates(config, run, roles, self._loop, callback=on_update))
+        self._trainer = self._updates.trainer
+        self._stream = prompt_stream(config, self._trainer, self._loop) if has_prompts else None
+        self._sampling = _GivenBatches(self._updates, self._own_reward)
+        self._updates.restore(self._loop)
+        self._room = longest_prompt(config, roles.actor_critic, list(roles.reward.weighted_models.values()))
+        self._clock: Stopwatch | None = None
+        self._num_sampled = self._num_generated = 0
+        self._steps = self._loop.steps(config.ppo.num_updates)
+        self._next = next(self._steps, None)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self._run.shared_folder
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return self._config
+
+    @property
+    def done(self) -> int:
+        """Updates made so far, those before a resume included."""
+        return self._loop.done
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the whole run (`ppo.num_updates`), over which schedules and learning rate are planned."""
+        return self._config.ppo.num_updates
+
+    @property
+    def ended(self) -> str | None:
+        """Why the run ended before its last update, such as `ppo.max_kl`; None if it did not."""
+        return self._loop.ended
+
+    @property
+    def roles(self) -> Roles:
+        """The models: `actor_critic`, `reference`, `reward`, with tokenizer, optimizer and engine."""
+        return self._roles
+
+    @property
+    def policy(self) -> Any:
+        """The transformers model that is trained; changes to it take effect."""
+        return self._roles.actor_critic.policy.causal
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer."""
+        return self._roles.tokenizer
+
+    def updates(self) -> Iterator[int]:
+        """The numbers of the updates that are still to be made, from 1; a resumed run starts where it was.
+
+        Each number is given until its update has been made.
+        """
+        while self._next is not None:
+            yield self._next
+
+    def sample(self, prompts: Iterable[Any] | None = None) -> Batch:
+        """Sample `rollout.num_responses` responses to each prompt.
+
+        Args:
+            prompts: Texts, rows or conversations; None draws `rollout.num_prompts` of the run's prompts.
+
+        Raises:
+            DataError: A prompt cannot be used, such as one that is too long.
+            ConfigError: No prompts are given, or the run has ended.
+        """
+        given = None if prompts is None else self._shared(lambda: list(prompts))
+        return self._call(lambda: self._sample(given))
+
+    def batch(
+        self,
+        prompts: Iterable[Any],
+        responses: Iterable[Any],
+        *,
+        logprobs: Sequence[Sequence[float]] | None = None,
+        stopped: Sequence[bool] | None = None,
+        groups: Sequence[int] | None = None,
+        policy_version: int | None = None,
+    ) -> Batch:
+        """A batch of responses that were sampled elsewhere: by an agent, a game, a server, or from a file.
+
+        A response is a text, a list of token ids, or a list of pairs (text or ids, own) for several turns: the policy
+        is trained on the parts with `own=True` and only reads the others, such as a tool's output. Ids are exact; a
+        text is encoded again, which can give other tokens than the sampled ones.
+
+        Args:
+            prompts: One per response: texts, rows, conversations or token ids.
+            responses: The responses.
+            logprobs: For each response the log probability (nats) of each own token when it was sampled, the stop token
+                included. None: they are computed with the current weights, as if these had sampled the responses.
+            stopped: True if the response ended with a stop token, which is added to a text. By default True for texts;
+                for ids, whether the last of them is one.
+            groups: The number of each response's prompt; by default equal prompts are one group.
+            policy_version: Updates that the policy had completed when it sampled them; by default all so far.
+
+        Raises:
+            DataError: A prompt or response cannot be used; the line says which and why.
+        """
+        given = self._shared(lambda: (list(prompts), list(responses)))
+        options = {"logprobs": logprobs, "stopped": stopped, "groups": groups, "policy_version": policy_version}
+        return self._call(lambda: self._batch_of(*given, **options))
+
+    def update(self, batch: Batch, scores: Iterable[Any] | None = None) -> Mapping[str, float]:
+        """Improve policy and critic on a batch; returns the update's row of `metrics.jsonl`.
+
+        Args:
+            batch: The responses. Each batch is trained on once.
+            scores: For each response a number, a list with a number for each of its tokens, or None to leave it out.
+                None instead of a list scores with the run's `reward`.
+
+        Raises:
+            RewardError: The scores do not fit the batch.
+            ConfigError: The batch has been trained on, or the run has ended.
+            NumericsError: The guard stops the run.
+        """
+        given = None if scores is None else self._shared(lambda: list(scores))
+        self._check_update(batch, given)
+        return self._call(lambda: self._update(batch, given))
+
+    def evaluate(self, batch: Batch, scores: Iterable[Any] | None = None) -> Mapping[str, float]:
+        """Score, KL, length and more of a batch, without training on it; arguments and errors as in `update`."""
+        given = None if scores is None else self._shared(lambda: list(scores))
+        self._check_scores(batch, given)
+
+        def evaluated() -> Mapping[str, float]:
+            self._scores = given or []
+            scorer = self._trainer if given is None else self._trainer.scored_by(self._own_reward)
+            return describe_experience(self._trainer.evaluate(scorer.score(batch.rollout, batch._rows)))
+
+        return self._call(evaluated)
+
+    def generate(self, prompts: Iterable[Any], *, greedy: bool = False) -> list[str]:
+        """One response to each prompt, as text. Training is not affected by it.
+
+        Args:
+            prompts: Texts, rows or conversations.
+            greedy: Take the most likely tokens, instead of drawing them.
+        """
+        given = self._shared(lambda: list(prompts))
+
+        def generated() -> list[str]:
+            self._num_generated += 1
+            rows = self._read(given)
+            self._trainer.publish(self.done)
+            names = ("generate", self.done, self._num_generated)
+            rollout = self._trainer.sample(rows, *names, groups=range(len(rows)), greedy=greedy)
+            return describe_responses(rollout, rows, self._roles.tokenizer).completions
+
+        return self._call(generated)
+
+    def save(self) -> Path:
+        """Save a checkpoint, the policy in `model/`, and the report; returns the model's folder."""
+
+        def saved() -> Path:
+            self._loop.save()
+            save_result(self._config, self._run, self._roles, interrupted=False)
+            return self.folder / "model"
+
+        if not self.done:
+            raise ConfigError("no update has been made, so there is nothing to save")
+        return self._call(saved)
+
+    def close(self) -> None:
+        """Save, write the report, print what the doctor finds, and end the processes of the trainer."""
+        self._close(None, None, None)
+
+    def __enter__(self) -> PpoTrainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(kind, error, trace)
+
+    def __repr__(self) -> str:
+        state = f"closed{self._closed_by}" if not self._is_open else self.ended or "open"
+        return f"<PpoTrainer in {self.folder}: update {self.done} of {self.num_updates}, {state}>"
+
+    def _sample(self, given: list[Any] | None) -> Batch:
+        if given is None and self._stream is None:
+            raise ConfigError("sample() needs prompts: pass them, or give the trainer prompts=")
+        number = self._begin()
+        assert self._clock is not None
+        if given is None:
+            assert self._stream is not None
+            rows = self._stream.next(self._trainer.settings.num_prompts)
+        else:
+            rows = self._read(given)
+        # A second batch of the same update gets other random numbers.
+        again = ("again", self._num_sampled) if self._num_sampled else ()
+        self._num_sampled += 1
+        self._sampling.published = self._trainer.publish(number - 1)
+        with self._clock.phase("rollout"):
+            rollout = self._trainer.sample(rows, "rollout", number, *again)
+        return self._described(rollout, rows, is_exact=self._trainer.run_settings.exact)
+
+    def _batch_of(self, prompts: list[Any], responses: list[Any], **options: Any) -> Batch:
+        self._begin()
+        rollout, rows = given_rollout(
+            self._trainer,
+            prompts,
+            responses,
+            read=self._read,
+            room=self._room,
+            done=self.done,
+            say=self._say,
+            **options,
+        )
+        return self._described(rollout, rows, is_exact=False)
+
+    def _described(self, rollout: Rollout, rows: Sequence[Prompt], *, is_exact: bool) -> Batch:
+        texts = describe_responses(rollout, [rows[group] for group in rollout.group.tolist()], self._roles.tokenizer)
+        lengths = [len(ids) for ids in texts.response_ids]
+
+        def listed(table: Any) -> list[list[Any]]:
+            return [row[:length] for row, length in zip(table.tolist(), lengths, strict=True)]
+
+        return Batch(
+            texts.prompts,
+            texts.completions,
+            texts.columns,
+            texts.prompt_ids,
+            texts.response_ids,
+            listed(rollout.action_mask),
+            listed(rollout.logprobs),
+            None if rollout.values is None else listed(rollout.values),
+            texts.stopped,
+            rollout.group.tolist(),
+            rollout,
+            rows,
+            self,
+            is_exact,
+        )
+
+    def _update(self, batch: Batch, scores: list[Any] | None) -> Mapping[str, float]:
+        number = self._begin()
+        assert self._clock is not None
+        self._scores = scores or []
+        self._sampling.put(batch, by_caller=scores is not None)
+        metrics = self._updates.make(number, self._sampling, self._clock)
+        batch._trained.append(number)
+        self._clock = None
+        self._num_sampled = 0
+        self._next = next(self._steps, None)
+        return metrics
+
+    def _begin(self) -> int:
+        """Begin the next update, unless it has begun; returns its number."""
+        if self._next is None:
+            more = f"; num_updates={2 * self.num_updates} and resume=True would make more" if not self.ended else ""
+            why = self.ended or f"it has made its {self.num_updates} updates (ppo.num_updates)"
+            raise ConfigError(f"the run in {self.folder} has ended: {why}{more}")
+        if self._clock is None:
+            self._clock = Stopwatch(self._run.device)
+            self._trainer.begin(self._next)
+        return self._next
+
+    def _read(self, prompts: list[Any]) -> list[Prompt]:
+        rows = [{"messages": each} if is_conversation(each) else each for each in prompts]
+        return given_prompts(rows, self._config, self._roles.tokenizer, room=self._room)
+
+    def _given_scores(self, completions: list[str]) -> list[Any]:
+        return self._scores
+
+    def _check_update(self, batch: Batch, scores: list[Any] | None) -> None:
+        self._check_scores(batch, scores)
+        if batch._trained:
+            raise ConfigError(f"update {batch._trained[0]} has trained on this batch; sample another one")
+        if scores is not None and self._trainer.run_settings.needs_baseline:
+            raise ConfigError(
+                f"ppo.advantage={self._config.ppo.advantage} compares with the score of a greedy response, which "
+                "reward= has to give: call update(batch) without scores"
+            )
+
+    def _check_scores(self, batch: Batch, scores: list[Any] | None) -> None:
+        if not isinstance(batch, Batch):
+            raise ConfigError(f"update takes a batch from sample() or batch(), not a {type(batch).__name__}")
+        if batch._owner is not self:
+            raise ConfigError("this batch belongs to another trainer; sample it with this one, or use batch()")
+        if scores is None and not self._has_reward:
+            raise RewardError("scores are missing: pass one per response, or give the trainer reward=")
+        if scores is not None and len(scores) != len(batch):
+            raise RewardError(f"{len(scores)} scores for {len(batch)} responses; expected one per response")
+
+    def _shared(self, value: Callable[[], T]) -> T:
+        """The first rank's value, on every rank."""
+        return self._run.ranks.first(value)
+
+    def _say(self, line: str) -> None:
+        self._updates.log.progress.say(line)
+
+    def _call(self, do: Callable[[], T]) -> T:
+        """Do something with the models; signals are requests meanwhile, as in `kedge.ppo`.
+
+        An error that comes after an update has changed weights closes the trainer: the update is discarded.
+        """
+        if not self._is_open:
+            raise ConfigError(f"the trainer of {self.folder} is closed{self._closed_by}; open another with resume=True")
+
+        def listened() -> T:
+            with listening(self._stop):
+                try:
+                    return do()
+                except (KeyboardInterrupt, Terminated):
+                    self._stop.forget()
+                    raise
+
+        try:
+            return self._context.run(listened)
+        except BaseException as error:
+            if self._loop.is_changing:
+                self._closed_by = f" after an error in update {self.done + 1}"
+                self._close(type(error), error, error.__traceback__)
+            raise
+
+    def _close(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        atexit.unregister(self._close_at_exit)
+        if error is None and not self.done:
+            error = _NothingDone("no update was made")
+            kind = _NothingDone
+        if error is None:
+            if self.done < self.num_updates and self._loop.ended is None:
+                self._loop.ended = "the loop ended it"
+            self._context.run(self._loop.save)
+            self._summary |= self._loop.summary()
+        try:
+            self._context.run(self._stack.__exit__, kind, error, trace)
+        except _NothingDone:
+            say("No update was made, so no run is left.")
+            return
+        finally:
+            if self.done:
+                self._say_ending(stopped=error is not None)
+
+    def _say_ending(self, *, stopped: bool) -> None:
+        if stopped or self.done < self.num_updates:
+            say(f"Resume: the same loop with kedge.PpoTrainer(..., out={str(self.folder)!r}, resume=True)")
+        if not stopped:
+            say(f"Model:  {self.folder / 'model'}")
+
+
+class _NothingDone(KedgeError):
+    """Leaves a run in which no update was made."""
+
+
+def _close(trainer: weakref.ref[PpoTrainer]) -> None:
+    if (found := trainer()) is not None:
+        found.close()
+
+
+def _own_prompts() -> None:
+    """Stands for prompts that the caller's loop has."""
+
+
+def _check(config: Config, *, has_prompts: bool, has_reward: bool) -> None:
+    """Refuse what cannot act in a loop that is not kedge's.
+
+    Raises:
+        ConfigError: One line with the setting and the reason.
+    """
+    ppo = config.ppo
+    if config.rollout.max_staleness:
+        raise ConfigError(
+            "rollout.max_staleness samples the next prompts ahead, which only the loop knows; use 0, or train on "
+            "batches of earlier updates"
+        )
+    if word(ppo.constant_groups) == "resample":
+        raise ConfigError("ppo.constant_groups=resample draws further prompts; use drop, or sample more in the loop")
+    if ppo.holds_out and not (has_prompts and has_reward):
+        name = "eval_every" if ppo.eval_every is not None else "critic_check"
+        raise ConfigError(f"ppo.{name} samples and scores held-out prompts: give the trainer prompts= and reward=")
+    if ppo.advantage == "remax" and not has_reward:
+        raise ConfigError("ppo.advantage=remax scores a greedy response to each prompt: give the trainer reward=")
+    for name, value in {"curriculum": config.data.curriculum, "mix": config.data.mix}.items():
+        if value and not has_prompts:
+            raise ConfigError(f"data.{name} orders the run's prompts: give the trainer prompts=")
+
+
+class _GivenBatches:
+    """The batches that the caller gives to `update`; see `Batches`.
+
+    Args:
+        updates: The run's updates.
+        own_reward: The scores that the caller gives.
+    """
+
+    def __init__(self, updates: Updates, own_reward: Any) -> None:
+        self._trainer: Trainer = updates.trainer
+        self._own_reward = own_reward
+        self._batch: Batch | None = None
+        self._by_caller = False
+        self.published: Mapping[str, float] = {}
+        guard = updates.guard
+        self._sampling = Sampling(
+            self, self._trainer, check=guard.check_rollout, say=updates.log.progress.say, sampled=self._rollout
+        )
+
+    def put(self, batch: Batch, *, by_caller: bool) -> None:
+        """Set the next batch, and whether the caller has scored it."""
+        self._batch = batch
+        self._by_caller = by_caller
+
+    def next(self, num_prompts: int) -> list[Prompt]:
+        """The prompts of the batch, however many are asked for."""
+        assert self._batch is not None
+        return list(self._batch._rows)
+
+    def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
+        """The batch that was set, with its scores."""
+        assert self._batch is not None
+        trainer = self._trainer
+        version = int(self._batch.rollout.policy_version.min())
+        if not self._batch._is_exact or version < update - 1:
+            trainer.settings = trainer.settings.inexact()
+        scorer = trainer.scored_by(self._own_reward) if self._by_caller else trainer
+        return self._sampling.sampled(scorer, clock)
+
+    def metrics(self) -> dict[str, float]:
+        """Cost of sending the weights to the engine."""
+        return dict(self.published)
+
+    def _rollout(self) -> Rollout:
+        assert self._batch is not None
+        return self._batch.rollout
