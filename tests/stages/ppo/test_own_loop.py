@@ -1,0 +1,376 @@
+"""A loop that the caller writes trains as `kedge.ppo` does, takes responses from elsewhere, and loses nothing."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import kedge
+from kedge.errors import ConfigError, DataError, OutputError, RewardError
+from kedge.logs.metrics import MEASURED
+from tests.forking import fork_context
+from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
+
+PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time"]
+SIZES: dict[str, Any] = {"num_updates": 3, "num_prompts": 4, "max_new_tokens": 8, "learning_rate": 1e-3}
+LORA = {"adapter": {"kind": "lora", "rank": 4}}
+SEPARATE = {"critic": "separate", "num_minibatches": 2, "value_warmup_updates": 1}
+GROUPS = {"preset": "grpo", "num_prompts": 2, "num_responses": 4}
+DROPPED = {"preset": "grpo", "num_prompts": 2, "num_responses": 2, "constant_groups": "drop"}
+SCHEDULED = {"schedules": {"ppo.kl_coef": {"1": 0.1, "3": 0.01}}, "checkpoint": {"every": 1}}
+
+
+def scored(completions: list[str], **_: object) -> list[float]:
+    return [sum(map(ord, text)) % 10 / 10 for text in completions]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+def trained(policy: Path, folder: Path, **settings: Any) -> list[dict[str, float]]:
+    """The updates of a loop that scores by itself."""
+    with kedge.PpoTrainer(model=policy, prompts=PROMPTS, out=folder, **{**SIZES, **settings}) as trainer:
+        return [dict(trainer.update(batch, scored(batch.responses))) for batch in sampled(trainer)]
+
+
+def sampled(trainer: kedge.PpoTrainer) -> Any:
+    for _ in trainer.updates():
+        yield trainer.sample()
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics, without times and with one name for the reward."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name.replace("scored", "scores"): value for name, value in row.items() if not name.startswith(MEASURED)}
+        for row in found
+    ]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """The runs have the same metrics and weights, bit for bit."""
+    assert rows(one) == rows(other)
+    [file] = {path.name for path in (one / "model").glob("*.safetensors")}
+    ours, theirs = (load_file(folder / "model" / file) for folder in (one, other))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, SEPARATE, GROUPS, DROPPED, LORA, SCHEDULED],
+    ids=["default", "separate", "groups", "dropped", "lora", "scheduled"],
+)
+def test_a_callers_loop_is_bit_identical(policy: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    kedge.ppo(model=policy, prompts=PROMPTS, reward=scored, out=tmp_path / "stage", **{**SIZES, **settings})
+    trained(policy, tmp_path / "loop", **settings)
+    assert_same(tmp_path / "stage", tmp_path / "loop")
+
+
+def test_pretraining_and_the_runs_own_reward_act(policy: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"The tide goes out {n} times."}) + "\n" for n in range(8)))
+    settings = {**SIZES, "ptx_coef": 1.0, "data": {"pretraining": [str(texts)]}, "reward": scored}
+    kedge.ppo(model=policy, prompts=PROMPTS, out=tmp_path / "stage", **settings)
+    with kedge.PpoTrainer(model=policy, prompts=PROMPTS, out=tmp_path / "loop", **settings) as trainer:
+        for batch in sampled(trainer):
+            trainer.update(batch)
+    assert_same(tmp_path / "stage", tmp_path / "loop")
+
+
+def test_prompts_of_the_loop_are_those_of_the_run(policy: Path, tmp_path: Path) -> None:
+    trained(policy, tmp_path / "run", num_prompts=2)
+    drawn: list[list[str]] = []
+    with kedge.PpoTrainer(model=policy, prompts=PROMPTS, out=tmp_path / "peek", **{**SIZES, "num_prompts": 2}) as run:
+        for batch in sampled(run):
+            drawn.append(batch.prompts)
+            run.update(batch, scored(batch.responses))
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "loop", **{**SIZES, "num_prompts": 2}) as trainer:
+        for prompts in drawn:
+            batch = trainer.sample(prompts)
+            trainer.update(batch, scored(batch.responses))
+    assert_same(tmp_path / "run", tmp_path / "loop")
+
+
+def test_resumed_in_mid_loop_it_is_bit_identical(policy: Path, tmp_path: Path) -> None:
+    def loop(folder: Path, last: int, **settings: Any) -> None:
+        with kedge.PpoTrainer(model=policy, out=folder, **SIZES, **SCHEDULED, **settings) as trainer:
+            for update in trainer.updates():
+                batch = trainer.sample(PROMPTS[update % 2 :])
+                trainer.update(batch, [score + update for score in scored(batch.responses)])
+                if trainer.done == last:
+                    break
+
+    loop(tmp_path / "whole", 3)
+    loop(tmp_path / "parts", 1)
+    assert len(rows(tmp_path / "parts")) == 1
+    loop(tmp_path / "parts", 3, resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def killed_loop(policy: Path, folder: Path) -> None:
+    with kedge.PpoTrainer(model=policy, out=folder, **SIZES, checkpoint={"every": 1}) as trainer:
+        for _ in trainer.updates():
+            batch = trainer.sample(PROMPTS)
+            if trainer.done == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            trainer.update(batch, scored(batch.responses))
+
+
+def test_killed_between_sampling_and_update_it_resumes(policy: Path, tmp_path: Path) -> None:
+    process = fork_context().Process(target=killed_loop, args=(policy, tmp_path / "killed"))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    for folder, resume in ((tmp_path / "killed", True), (tmp_path / "whole", False)):
+        with kedge.PpoTrainer(model=policy, out=folder, **SIZES, checkpoint={"every": 1}, resume=resume) as trainer:
+            assert trainer.done == (2 if resume else 0)
+            for _ in trainer.updates():
+                batch = trainer.sample(PROMPTS)
+                trainer.update(batch, scored(batch.responses))
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+
+
+def elsewhere(trainer: kedge.PpoTrainer, kind: str) -> Any:
+    """The batch that the trainer samples, given back to it in another form."""
+    own = trainer.sample(PROMPTS)
+    known = [row[: len(ids)] for row, ids in zip(own.logprobs, own.response_ids, strict=True)]
+    if kind == "own":
+        return own
+    if kind == "ids":
+        return trainer.batch(own.prompt_ids, own.response_ids, logprobs=known)
+    return trainer.batch(own.prompts, own.response_ids)
+
+
+@pytest.mark.parametrize("kind", ["ids", "ids alone"])
+def test_a_batch_from_elsewhere_gives_the_same_update(policy: Path, tmp_path: Path, kind: str) -> None:
+    """The log probabilities are computed again, in other batches: equal up to rounding."""
+    metrics: dict[str, dict[str, float]] = {}
+    for name in ("own", kind):
+        with kedge.PpoTrainer(model=policy, out=tmp_path / name, **SIZES) as trainer:
+            batch = elsewhere(trainer, name)
+            metrics[name] = dict(trainer.update(batch, scored(batch.responses)))
+    # FLOPs aside: the passes that sampling had made are made again. Importance weights, which are 1, come on top.
+    left_out = (*MEASURED, "flops/", "cost/")
+    own = {name: value for name, value in metrics["own"].items() if not name.startswith(left_out)}
+    given = {name: value for name, value in metrics[kind].items() if name in own}
+    assert given.keys() == own.keys()
+    for name, value in own.items():
+        assert given[name] == pytest.approx(value, abs=2e-5), name
+
+
+def test_a_text_is_encoded_again(policy: Path, tmp_path: Path) -> None:
+    """`ab` is one token in the vocabulary where the policy may sample two: the ids of a text can be others."""
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
+        tokenizer = trainer.tokenizer
+        whole = tokenizer.encode(" boat")
+        letters = [token for letter in (" ", "b", "o", "a", "t") for token in tokenizer.encode(letter)]
+        batch = trainer.batch(["The", "The"], [[*letters, 2], " boat"])
+    assert batch.response_ids == [[*letters, 2], [*whole, 2]]
+    assert batch.responses == [" boat", " boat"]
+    assert batch.groups == [0, 0]
+
+
+def test_a_batch_of_texts_is_the_batch_of_their_ids(policy: Path, tmp_path: Path) -> None:
+    texts = [" lay", " sea", " it", " sun"]
+    for name in ("texts", "ids"):
+        with kedge.PpoTrainer(model=policy, out=tmp_path / name, **SIZES) as trainer:
+            ids = [[*trainer.tokenizer.encode(text), trainer.tokenizer.eos_token_id] for text in texts]
+            batch = trainer.batch(PROMPTS, texts if name == "texts" else ids)
+            assert batch.response_ids == ids
+            trainer.update(batch, scored(batch.responses))
+    assert_same(tmp_path / "texts", tmp_path / "ids")
+
+
+def test_several_turns_train_the_policys_own_tokens_alone(policy: Path, tmp_path: Path) -> None:
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
+        tokenizer = trainer.tokenizer
+        call, answer, end = (tokenizer.encode(text) for text in ("2+", "4", "so"))
+        batch = trainer.batch(["The boat"], [[(call, True), ("4", False), (end, True)]], stopped=[False])
+        assert batch.response_ids == [[*call, *answer, *end]]
+        assert batch.masks == [[True] * len(call) + [False] * len(answer) + [True] * len(end)]
+        foreign = batch.masks[0].index(False)
+        assert batch.logprobs[0][foreign] == 0 > batch.logprobs[0][foreign + 1]
+        metrics = trainer.update(batch, [1.0])
+    assert metrics["response/length"] == len(call) + len(end)
+
+
+def test_a_batch_of_an_earlier_update_is_stale_and_trained_on(policy: Path, tmp_path: Path) -> None:
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
+        first, second = trainer.sample(PROMPTS), trainer.sample(PROMPTS)
+        assert first.responses != second.responses
+        trainer.update(first, scored(first.responses))
+        metrics = trainer.update(second, scored(second.responses))
+    assert metrics["policy/staleness"] == 1
+
+
+def test_measurements_need_the_runs_prompts_and_reward(policy: Path, tmp_path: Path) -> None:
+    settings = {**SIZES, "eval_every": 1, "data": {"eval_fraction": 0.5}}
+    with pytest.raises(ConfigError, match="eval_every samples and scores held-out prompts"):
+        kedge.PpoTrainer(model=policy, out=tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+    kedge.ppo(model=policy, prompts=PROMPTS, reward=scored, out=tmp_path / "stage", **settings)
+    with kedge.PpoTrainer(model=policy, prompts=PROMPTS, reward=scored, out=tmp_path / "run", **settings) as trainer:
+        for batch in sampled(trainer):
+            trainer.update(batch)
+    assert_same(tmp_path / "stage", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"max_staleness": 1}, "rollout.max_staleness samples the next prompts ahead"),
+        ({**GROUPS, "constant_groups": "resample"}, "ppo.constant_groups=resample draws further prompts"),
+        ({"advantage": "remax"}, "ppo.advantage=remax scores a greedy response"),
+        ({"data": {"curriculum": "level"}}, "data.curriculum orders the run's prompts"),
+        ({"learning_rat": 1e-5}, "learning_rat"),
+    ],
+)
+def test_what_cannot_act_is_refused(policy: Path, tmp_path: Path, settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        kedge.PpoTrainer(model=policy, out=tmp_path / "run", **{**SIZES, **settings})
+    assert not (tmp_path / "run").exists()
+
+
+def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) -> None:
+    trainer = kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES)
+    with pytest.raises(ConfigError, match=r"sample\(\) needs prompts"):
+        trainer.sample()
+    with pytest.raises(DataError, match="max_prompt_tokens"):
+        trainer.sample(["The boat", "boat " * 2000])
+    batch = trainer.sample(PROMPTS)
+    for scores, line in (
+        ([1.0], "1 scores for 4 responses"),
+        (None, "scores are missing"),
+        (["a", 1, 2, 3], "scores gave response 0"),
+        ([[1.0], [1.0], [1.0], [1.0]], "scores"),
+        ([None] * 4, "scored none"),
+    ):
+        with pytest.raises(RewardError, match=line):
+            trainer.update(batch, scores)
+    metrics = trainer.update(batch, scored(batch.responses))
+    assert metrics["policy/optimizer_steps"] > 0
+    with pytest.raises(ConfigError, match="update 1 has trained on this batch"):
+        trainer.update(batch, scored(batch.responses))
+    with pytest.raises(ConfigError, match="not a list"):
+        trainer.update(["text"], [1.0])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(OutputError, match="run"):
+        kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES)
+    with pytest.raises(OutputError, match="another process is training"):
+        kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES, resume=True)
+    trainer.close()
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    with pytest.raises(ConfigError, match="is closed"):
+        trainer.sample(PROMPTS)
+    trainer.close()
+    assert len(rows(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"responses": ["a"]}, "2 prompts for 1 responses"),
+        ({"responses": []}, "no responses"),
+        ({"responses": ["a", [9999]]}, "response 1 has the token id 9999"),
+        ({"responses": ["a", [0, 2]]}, "response 1 has the padding token"),
+        ({"responses": ["a", [5, 2]], "logprobs": [[-1.0, -1.0], [-1.0]]}, "response 1 has 2 tokens of the policy's"),
+        ({"responses": ["a", [5, 2]], "logprobs": [[-1.0, -1.0], [-1.0, 3.0]]}, "response 1 has the log probability"),
+        ({"responses": ["a", [("b", False)]]}, "response 1 has no token of the policy's own"),
+        ({"responses": ["a", "b" * 40]}, "response 1 has .* tokens, and rollout.max_new_tokens is 8"),
+        ({"responses": ["a", 5]}, "response 1 is a int; expected a text"),
+        ({"responses": ["a", [5]], "stopped": [True, True]}, "response 1 does not end with a stop token"),
+        ({"responses": ["a", "b"], "groups": [0, 0]}, "responses 0 and 1 are in one group"),
+        ({"responses": ["a", "b"], "policy_version": 3}, "policy_version is 3; expected 0 to 0"),
+    ],
+)
+def test_a_batch_that_cannot_be_used_is_refused(
+    policy: Path, tmp_path: Path, arguments: dict[str, Any], line: str
+) -> None:
+    trainer = kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES)
+    with pytest.raises(DataError, match=line):
+        trainer.batch(prompts=PROMPTS[:2], **arguments)
+    trainer.close()
+    assert not (tmp_path / "run").exists(), "no update was made"
+
+
+def test_an_exception_in_the_loop_saves_the_run(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loop() -> None:
+        with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
+            batch = trainer.sample(PROMPTS)
+            trainer.update(batch, scored(batch.responses))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop()
+    assert "resume=True" in capsys.readouterr().err
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES, resume=True) as trainer:
+        assert trainer.done == 1
+        for _ in trainer.updates():
+            batch = trainer.sample(PROMPTS)
+            trainer.update(batch, scored(batch.responses))
+        with pytest.raises(ConfigError, match="has made its 3 updates"):
+            trainer.sample(PROMPTS)
+    ending = json.loads((tmp_path / "run" / "finished.json").read_text())
+    assert "ended" not in json.dumps(ending)
+
+
+def test_interrupts_between_the_calls_are_the_callers(policy: Path, tmp_path: Path) -> None:
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
+        batch = trainer.sample(PROMPTS)
+        trainer.update(batch, scored(batch.responses))
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert trainer.update(trainer.sample(PROMPTS), [1.0, 0.0, 1.0, 0.0])
+    assert len(rows(tmp_path / "run")) == 2
+
+
+def forgetful_loop(policy: Path, folder: Path) -> None:
+    trainer = kedge.PpoTrainer(model=policy, out=folder, **SIZES)
+    batch = trainer.sample(PROMPTS)
+    trainer.update(batch, scored(batch.responses))
+    atexit._run_exitfuncs()  # a forked process ends without them
+
+
+def test_a_trainer_that_is_never_closed_saves_when_the_process_ends(policy: Path, tmp_path: Path) -> None:
+    process = fork_context().Process(target=forgetful_loop, args=(policy, tmp_path / "run"))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    assert json.loads((tmp_path / "run" / "finished.json").read_text())["updates"] == 1
+
+
+def test_evaluating_and_generating_change_no_training(policy: Path, tmp_path: Path) -> None:
+    trained(policy, tmp_path / "plain")
+    with kedge.PpoTrainer(model=policy, prompts=PROMPTS, out=tmp_path / "run", **SIZES) as trainer:
+        for batch in sampled(trainer):
+            assert len(trainer.generate(PROMPTS[:2], greedy=True)) == 2
+            assert "objective/kl" in trainer.evaluate(batch, scored(batch.responses))
+            trainer.update(batch, scored(batch.responses))
+            assert trainer.save() == tmp_path / "run" / "model"
+    assert_same(tmp_path / "plain", tmp_path / "run")
+
+
+def test_conversations_rows_and_scores_per_token(tmp_path: Path) -> None:
+    chat = save_tiny_policy(tmp_path / "chat", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
+    talks = [[{"role": "user", "content": text}] for text in PROMPTS]
+    with kedge.PpoTrainer(model=chat, out=tmp_path / "run", **SIZES) as trainer:
+        batch = trainer.sample(talks)
+        assert batch.prompts[0].endswith("<|assistant|>\n")
+        trainer.update(batch, [torch.full((len(ids),), 0.1) for ids in batch.response_ids])
+        batch = trainer.sample([{"prompt": text, "answer": n} for n, text in enumerate(PROMPTS)])
+        assert batch.columns["answer"] == [0, 1, 2, 3]
+        metrics = trainer.update(batch, [1.0, None, 0.0, 1.0])
+    assert metrics["reward/unscored"] == 1
