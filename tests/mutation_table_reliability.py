@@ -116,7 +116,7 @@ RELIABILITY = (
     ),
     Mutation(
         "gradients-of-the-failed-passes-kept",
-        "_means",
+        "accumulate_gradients",
         "def summed() -> dict[str, float]:\n        begin()",
         "begin()\n\n    def summed() -> dict[str, float]:",
         "tests/training/supervised/test_loop.py::test_gradients_of_passes_before_the_one_that_failed_are_dropped",

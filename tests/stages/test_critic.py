@@ -17,8 +17,8 @@ from kedge.errors import ConfigError
 from kedge.runs.run import Resume, open_run
 from kedge.stages.critic import CriticResult, run_critic
 from kedge.stages.critic import sampling as critic_sampling
-from kedge.stages.critic.inputs import CriticInputs, as_first_update
 from kedge.stages.critic.parts import PartStore
+from kedge.stages.critic.sampling import CriticInputs, as_first_update
 from kedge.stages.dry_run import DryRun
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import load_roles

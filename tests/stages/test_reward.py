@@ -48,7 +48,7 @@ def test_it_learns_an_order_and_knows_that_length_does_not_explain_it(family):
     assert report.agreement is not None
     assert report.agreement.accuracy.value == 1.0
     assert report.agreement.length_accuracy.value == 0.0
-    assert len(report.agreement.leads) == 4
+    assert len(report.agreement.chosen) == 4
     assert report.outcome.evaluation["accuracy"] == 1.0
 
 

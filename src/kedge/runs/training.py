@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from torch import nn
 
 from kedge.config import Config, best_metric
 from kedge.errors import KedgeError, OutOfMemoryError
@@ -23,28 +21,24 @@ from kedge.logs.metrics import METRICS_FILE, MetricsLog
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.samples import SAMPLES_FILE
-from kedge.runs.ending import end_stage, leave_stage_report, resumable
+from kedge.runs.ending import end_stage, resumable
 from kedge.runs.out_of_memory import memory_in_one_line
-from kedge.runs.run import Run, offloads_optimizer
-from kedge.system.output import CHECKPOINTS, MODEL_FOLDER
+from kedge.runs.run import Run
+from kedge.system.output import CHECKPOINTS
 from kedge.system.ranks import AdaptiveTokens
-from kedge.system.ranks.sharding import gathered_state
 from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import BestUpdate
 from kedge.training.stopping import Stopping, stopping, stopping_together
-from kedge.training.supervised.loop import Outcome
 
 __all__ = [
     "Callback",
     "Update",
-    "end_training",
     "logged_steps",
     "measuring",
     "open_loggers",
     "running",
     "stage_loop",
-    "supervised_loop",
     "watched",
 ]
 
@@ -262,77 +256,3 @@ def measuring(run: Run) -> Iterator[Callable[[str, int, int], None]]:
             check_stop()
 
         yield on_phase
-
-
-@contextmanager
-def supervised_loop(
-    config: Config,
-    run: Run,
-    num_steps: int,
-    *,
-    model: CheckpointModel,
-    tokenizer: PreTrainedTokenizerBase,
-    callback: Callback | None,
-    shown: tuple[str, ...],
-    trained: nn.Module | None = None,
-) -> Iterator[dict[str, Any]]:
-    """The arguments of a started run for `train_supervised`.
-
-    Args:
-        config: The stage's configuration.
-        run: The stage's run, started.
-        num_steps: Optimizer steps of the stage.
-        model: The trained model, for the checkpoints.
-        tokenizer: Its tokenizer.
-        callback: The user's function, called after each step.
-        shown: Names of the metrics in the progress display.
-        trained: The model that the callback gets; None for the one in the checkpoints.
-    """
-    with (
-        stage_loop(config, run, model=model) as loop,
-        logged_steps(config, run, loop, num_steps, shown=shown) as log_step,
-    ):
-        after_step = watched(callback, run, loop, num_steps, model=trained or model.module, tokenizer=tokenizer)
-
-        def on_step(step: int, metrics: Mapping[str, float]) -> None:
-            log_step(step, metrics)
-            after_step(step, metrics)
-
-        yield {
-            "precision": run.precision,
-            "seed": config.runtime.seed,
-            "micro_batch_tokens": run.micro_batch_tokens,
-            "offload_optimizer": offloads_optimizer(config, run.device),
-            "on_step": on_step,
-            "loop": loop,
-            "ranks": run.ranks,
-        }
-
-
-def end_training(
-    config: Config,
-    run: Run,
-    outcome: Outcome,
-    *,
-    module: nn.Module,
-    save: Callable[[Path, dict[str, Tensor] | None], object],
-) -> None:
-    """Save the trained model and write the report, then re-raise the interruption, if any.
-
-    Args:
-        config: The stage's configuration.
-        run: The stage's run.
-        outcome: How the training ended.
-        module: The trained model.
-        save: Saves the model in a folder, with the weights if they are gathered from several ranks.
-
-    Raises:
-        KeyboardInterrupt, Terminated: Training was interrupted.
-    """
-    run.sync()
-    weights = gathered_state(module, run.ranks)
-    if run.ranks.is_first:
-        save(run.folder / MODEL_FOLDER, weights)
-    leave_stage_report(config, run.folder, interrupted=outcome.interruption is not None)
-    if outcome.interruption is not None:
-        raise outcome.interruption

@@ -21,8 +21,8 @@ from kedge.logs.progress import format_duration, format_figure, say
 from kedge.logs.table import Cell, print_table
 from kedge.models import ModelCard, save_scalar_model
 from kedge.runs.run import Run, offloads_optimizer, open_run
-from kedge.stages.critic.inputs import load_critic_inputs
 from kedge.stages.critic.parts import Part
+from kedge.stages.critic.sampling import load_critic_inputs
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import load_roles
 from kedge.stages.ppo.trainer import Trainer
@@ -33,8 +33,7 @@ from kedge.system.invocation import refuse_nested_run
 from kedge.system.ranks import tokens_of
 from kedge.training.runtime import stream_seed
 from kedge.training.supervised.loop import count_steps
-from kedge.training.supervised.returns import SampledReturns
-from kedge.training.supervised.returns_fit import train_critic
+from kedge.training.supervised.returns import SampledReturns, train_critic
 
 __all__ = ["DryRun", "dry_run"]
 

@@ -8,32 +8,26 @@ Source: spec §3.8–11.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
-
 from kedge.config import Config
-from kedge.data import Comparison, Demonstration, Mixture, Ranking, Split
+from kedge.data import Comparison, Ranking
 from kedge.logs.progress import say
-from kedge.models import ScalarModel, load_scalar_model, load_tokenizer, save_scalar_model
+from kedge.models import ScalarModel, load_scalar_model, save_scalar_model
 from kedge.models.sharded import shard_model
-from kedge.runs.frozen import adapter_of, bases_of, hold_bases_of, say_loaded_whole
+from kedge.runs.frozen import hold_bases_of
 from kedge.runs.inputs import load_comparisons, load_demonstrations
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
-from kedge.runs.stage_card import stage_card
-from kedge.runs.training import Callback, end_training, running, supervised_loop
-from kedge.stages.planning.report import MachinePlan, compared
-from kedge.system.output import write_summary
-from kedge.training.checkpoint.model_folder import CheckpointModel
-from kedge.training.supervised.loop import count_steps
+from kedge.runs.training import Callback, running
+from kedge.stages.planning.report import MachinePlan
+from kedge.stages.supervised import SupervisedInputs, Trained, load_start, split_inputs, train_model
 from kedge.training.supervised.reward_model import RewardModelReport, train_reward_model
 
 __all__ = ["RewardModelReport", "RewardResult", "load_reward_inputs", "run_reward", "train_reward_model"]
@@ -96,62 +90,35 @@ def run_reward(
     tokenizer = inputs.tokenizer
     split = inputs.split
 
-    prompts = [record.prompt for record in split.train]
-
-    def save(
-        folder: Path, weights: dict[str, Tensor] | None, *, facts: Mapping[str, object], ended: bool = False
-    ) -> Path:
-        card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts, ended=ended)
-        return save_scalar_model(model, tokenizer, folder, card=card, weights=weights, final=ended)
-
-    unnormalized = {"mean score": "not set to 0, since training had not ended"}
-    in_checkpoints = CheckpointModel(
-        model.classifier,
-        lambda folder, step, weights: save(folder, weights, facts={"optimizer steps": step, **unnormalized}),
-    )
-    given: Any = {"model": in_checkpoints, "tokenizer": tokenizer, "callback": callback}
-    shown = ("loss", "accuracy", "eval/accuracy")
-    with (
-        running(config, run) as ending,
-        supervised_loop(config, run, inputs.num_steps, **given, shown=shown) as training,
-    ):
-        training["order"] = inputs.mixture and inputs.mixture.order
+    def train(**training: Any) -> Trained:
         report = train_reward_model(
-            model,
-            tokenizer,
-            split.train,
-            held_out=split.eval,
-            demonstrations=inputs.demonstrations,
-            **training,
-            **config.training_of("reward_model"),
+            model, tokenizer, split.train, held_out=split.eval, demonstrations=inputs.zeroed, **training
         )
-        run.sync()
-        summary = _write_summary(run.folder, report, num_comparisons=len(split.train))
-        save_last = partial(save, facts=_facts(report), ended=True)
-        end_training(config, run, report.outcome, module=model.classifier, save=save_last)
-        ending |= {**training["loop"].summary(), "summary": summary, **compared(planned, run.device)}
-    return RewardResult(run.shared_folder, summary)
+        summary = {
+            "num_comparisons": len(split.train),
+            "num_steps": report.outcome.num_steps,
+            "normalization": {"mean": report.mean, "std": report.std},
+            **({} if report.agreement is None else report.agreement.summary()),
+        }
+        return Trained(report.outcome, _facts(report), {"summary": summary})
 
-
-@dataclass(frozen=True)
-class RewardInputs:
-    """The inputs of reward modeling.
-
-    Attributes:
-        model: The model to train, with its trained head or a new one.
-        tokenizer: Its tokenizer.
-        split: The comparisons, some of them held out.
-        mixture: The order of several sources with weights; None for one pass after the other.
-        demonstrations: Texts that get a mean score of 0; may be empty.
-        num_steps: Optimizer steps of the run.
-    """
-
-    model: ScalarModel
-    tokenizer: PreTrainedTokenizerBase
-    split: Split[Comparison | Ranking]
-    mixture: Mixture | None
-    demonstrations: list[Demonstration]
-    num_steps: int
+    with running(config, run) as ending:
+        ending |= train_model(
+            config,
+            run,
+            train,
+            partial(save_scalar_model, model, tokenizer),
+            model.classifier,
+            tokenizer=tokenizer,
+            prompts=[record.prompt for record in split.train],
+            num_steps=inputs.num_steps,
+            shown=("loss", "accuracy", "eval/accuracy"),
+            order=inputs.order,
+            callback=callback,
+            planned=planned,
+            unfinished={"mean score": "not set to 0, since training had not ended"},
+        )
+    return RewardResult.read(run.shared_folder)
 
 
 def load_reward_inputs(
@@ -159,28 +126,13 @@ def load_reward_inputs(
     run: Run,
     comparisons: Sequence[Any] | None = None,
     demonstrations: Sequence[Any] | None = None,
-) -> RewardInputs:
+) -> SupervisedInputs[ScalarModel, Comparison | Ranking]:
     """Load model, comparisons and demonstrations; arguments and errors as in `run_reward`."""
-    settings = config.reward_model
-    trusted = config.runtime.trust_remote_code
-    source = str(settings.base or config.model)
-    tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
-    model = load_scalar_model(
-        source,
-        tokenizer=tokenizer,
-        device=run.device,
-        trust_remote_code=trusted,
-        init="any",
-        adapter=adapter_of(config),
-        bases=bases_of(config),
-        ranks=run.ranks,
-    )
+    model, tokenizer = load_start(config, run, load_scalar_model, init="any")
     if not model.has_new_head:
-        say(f"{source} is a reward model: it is trained further, with its head.")
-    say_loaded_whole(model)
+        say(f"{config.reward_model.base or config.model} is a reward model: it is trained further, with its head.")
     hold_bases_of([model], config, run.device)
     shard_model(model, run.ranks)  # gathered in fp32, as the scores are normalized in it
-
     context = model.context_length
     records = load_comparisons(config, run, tokenizer, context_length=context, rows=comparisons)
     zeroed = (
@@ -188,21 +140,7 @@ def load_reward_inputs(
         if demonstrations or config.data.demonstrations
         else []
     )
-    split = run.data.split("comparisons", records, config)
-    mixture = run.data.mixture("comparisons", config, split.train_rows)
-    num_steps = count_steps(len(split.train), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
-    return RewardInputs(model, tokenizer, split, mixture, zeroed, num_steps)
-
-
-def _write_summary(folder: Path, report: RewardModelReport, *, num_comparisons: int) -> dict[str, Any]:
-    summary = {
-        "num_comparisons": num_comparisons,
-        "num_steps": report.outcome.num_steps,
-        "normalization": {"mean": report.mean, "std": report.std},
-        **({} if report.agreement is None else report.agreement.summary()),
-    }
-    write_summary(folder, summary)
-    return summary
+    return split_inputs(config, run, model, tokenizer, records, zeroed, role="comparisons")
 
 
 def _facts(report: RewardModelReport) -> dict[str, object]:

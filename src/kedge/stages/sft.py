@@ -13,33 +13,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
-from typing_extensions import Unpack
 
 from kedge.config import Config
-from kedge.data import Demonstration, Mixture, Split, encode_example
-from kedge.models import (
-    LanguageModel,
-    Precision,
-    load_language_model,
-    load_tokenizer,
-    own_stop_tokens,
-    save_policy,
-)
+from kedge.data import Demonstration, encode_example
+from kedge.models import LanguageModel, load_language_model, own_stop_tokens, save_policy
 from kedge.models.pretrained import inner_matrices
 from kedge.models.sharded import shard_model
-from kedge.runs.frozen import adapter_of, bases_of, hold_bases_of, say_loaded_whole
+from kedge.runs.frozen import hold_bases_of
 from kedge.runs.inputs import load_demonstrations
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.shown_result import shows_its_run
-from kedge.runs.stage_card import stage_card
-from kedge.runs.training import Callback, end_training, running, supervised_loop
-from kedge.stages.planning.report import MachinePlan, compared
-from kedge.training.checkpoint.model_folder import CheckpointModel
-from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, count_steps, train_supervised
+from kedge.runs.training import Callback, running
+from kedge.stages.planning.report import MachinePlan
+from kedge.stages.supervised import SupervisedInputs, Trained, load_start, split_inputs, train_model
+from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import CompletionLoss
 
 __all__ = ["SftResult", "load_sft_inputs", "run_sft", "train_sft"]
@@ -101,33 +91,28 @@ def run_sft(
     model = inputs.model
     tokenizer = inputs.tokenizer
     split = inputs.split
-    num_steps = inputs.num_steps
 
-    stop_ids = own_stop_tokens(tokenizer, model).ids
-    prompts = [record.prompt for record in split.train]
-
-    def save(
-        folder: Path, weights: dict[str, Tensor] | None, *, facts: Mapping[str, object], ended: bool = False
-    ) -> Path:
-        card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts, ended=ended)
-        return save_policy(model, tokenizer, folder, card=card, stop_tokens=stop_ids, weights=weights, final=ended)
-
-    in_checkpoints = CheckpointModel(
-        model.causal, lambda folder, step, weights: save(folder, weights, facts={"optimizer steps": step})
-    )
-    given: Any = {"model": in_checkpoints, "tokenizer": tokenizer, "callback": callback}
-    with (
-        running(config, run) as summary,
-        supervised_loop(config, run, num_steps, **given, shown=("loss", "eval/loss")) as training,
-    ):
-        training["order"] = inputs.mixture and inputs.mixture.order
-        outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training, **config.training_of("sft"))
+    def train(**training: Any) -> Trained:
+        outcome = train_sft(model, tokenizer, split.train, held_out=split.eval, **training)
         facts = {"optimizer steps": outcome.num_steps, **_held_out(outcome.evaluation)}
-        save_last = partial(save, facts=facts, ended=True)
-        end_training(config, run, outcome, module=model.causal, save=save_last)
-        results = {"num_steps": outcome.num_steps, "evaluation": outcome.evaluation}
-        summary |= {**training["loop"].summary(), **results, **compared(planned, run.device)}
-    return SftResult(run.shared_folder, outcome.num_steps, outcome.evaluation)
+        return Trained(outcome, facts, {"num_steps": outcome.num_steps, "evaluation": outcome.evaluation})
+
+    with running(config, run) as ending:
+        ending |= train_model(
+            config,
+            run,
+            train,
+            partial(save_policy, model, tokenizer, stop_tokens=own_stop_tokens(tokenizer, model).ids),
+            model.causal,
+            tokenizer=tokenizer,
+            prompts=[record.prompt for record in split.train],
+            num_steps=inputs.num_steps,
+            shown=("loss", "eval/loss"),
+            order=inputs.order,
+            callback=callback,
+            planned=planned,
+        )
+    return SftResult.read(run.shared_folder)
 
 
 def _held_out(evaluation: Mapping[str, float]) -> dict[str, float]:
@@ -136,47 +121,15 @@ def _held_out(evaluation: Mapping[str, float]) -> dict[str, float]:
     return {names.get(name, name): value for name, value in evaluation.items()}
 
 
-@dataclass(frozen=True)
-class SftInputs:
-    """The inputs of fine-tuning.
-
-    Attributes:
-        model: The model to train.
-        tokenizer: Its tokenizer.
-        split: The demonstrations, some of them held out.
-        mixture: The order of several sources with weights; None for one pass after the other.
-        num_steps: Optimizer steps of the run.
-    """
-
-    model: LanguageModel
-    tokenizer: PreTrainedTokenizerBase
-    split: Split[Demonstration]
-    mixture: Mixture | None
-    num_steps: int
-
-
-def load_sft_inputs(config: Config, run: Run, demonstrations: Sequence[Any] | None = None) -> SftInputs:
+def load_sft_inputs(
+    config: Config, run: Run, demonstrations: Sequence[Any] | None = None
+) -> SupervisedInputs[LanguageModel, Demonstration]:
     """Load model and demonstrations; arguments and errors as in `run_sft`."""
-    source = str(config.model)
-    trusted = config.runtime.trust_remote_code
-    tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
-    model = load_language_model(
-        source,
-        tokenizer=tokenizer,
-        device=run.device,
-        trust_remote_code=trusted,
-        adapter=adapter_of(config),
-        bases=bases_of(config),
-        ranks=run.ranks,
-    )
-    say_loaded_whole(model)
+    model, tokenizer = load_start(config, run, load_language_model)
     shard_model(model, run.ranks, run.precision)
     hold_bases_of([model], config, run.device)
     records = load_demonstrations(config, run, tokenizer, context_length=model.context_length, rows=demonstrations)
-    split = run.data.split("demonstrations", records, config)
-    mixture = run.data.mixture("demonstrations", config, split.train_rows)
-    num_steps = count_steps(len(split.train), num_epochs=config.sft.num_epochs, batch_size=config.sft.batch_size)
-    return SftInputs(model, tokenizer, split, mixture, num_steps)
+    return split_inputs(config, run, model, tokenizer, records, role="demonstrations")
 
 
 def train_sft(
@@ -185,8 +138,7 @@ def train_sft(
     demonstrations: Sequence[Demonstration],
     *,
     held_out: Sequence[Demonstration] = (),
-    precision: Precision = "fp32",
-    **training: Unpack[TrainingSettings],
+    **training: Any,
 ) -> Outcome:
     """Fine-tune a model in place.
 
@@ -195,13 +147,13 @@ def train_sft(
         tokenizer: The model's tokenizer.
         demonstrations: Training examples; EOS is learned as well.
         held_out: Demonstrations for evaluation only.
-        precision: Number format of the matrix products.
-        training: Learning rate, batch size and so on: the arguments of `train_supervised`.
+        training: Learning rate, batch size and so on: the fields of `TrainingSettings`.
 
     Raises:
         DataError: A demonstration is longer than the model's context.
     """
-    loss = CompletionLoss(model, precision)
+    settings = TrainingSettings(**training)
+    loss = CompletionLoss(model, settings.precision)
     train, evaluation = (
         [encode_example(tokenizer, record.prompt, record.completion, read=record.read) for record in records]
         for records in (demonstrations, held_out)
@@ -211,7 +163,7 @@ def train_sft(
         loss,
         model.causal.parameters(),
         train,
+        settings,
         held_out=evaluation,
         inner_matrices=inner_matrices(model.causal),
-        **training,
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kedge.models import ScalarModel, score_rows
-from kedge.training.supervised.agreement import measure_agreement, pair_leads
+from kedge.training.supervised.agreement import measure_agreement, split_pairs
 from kedge.training.supervised.losses import RankedResponses
 from tests.tiny import tiny_reward_model, tiny_tokenizer
 
@@ -18,9 +18,11 @@ def model() -> ScalarModel:
     return ScalarModel(tiny_reward_model(), tiny_tokenizer())
 
 
-def test_leads_are_better_minus_worse():
-    assert pair_leads(torch.tensor([5.0, 3.0, 2.0, 0.0]), (1.0, 2.0, 2.0, 4.0)).tolist() == [2.0, 3.0, 5.0, 3.0, 2.0]
-    assert pair_leads(torch.tensor([1.0, 2.0]), (3.0, 3.0)).tolist() == []
+def test_pairs_are_all_but_ties_the_better_first():
+    better, worse = split_pairs(torch.tensor([5.0, 3.0, 2.0, 0.0]), (1.0, 2.0, 2.0, 4.0))
+    assert better.tolist() == [5.0, 5.0, 5.0, 3.0, 2.0]
+    assert worse.tolist() == [3.0, 2.0, 0.0, 0.0, 0.0]
+    assert [len(side) for side in split_pairs(torch.tensor([1.0, 2.0]), (3.0, 3.0))] == [0, 0]
 
 
 def test_rows_are_scored_in_the_order_given(model):
@@ -40,7 +42,7 @@ def test_accuracies_are_means_over_prompts(model):
     assert agreement.accuracy.value == pytest.approx(sum(right) / 2)
     # A tie in length counts half; in two of the triple's three pairs the longer response is better.
     assert agreement.length_accuracy.value == pytest.approx((1 / 2 + 2 / 3) / 2)
-    assert len(agreement.leads) == 4
+    assert len(agreement.chosen) == 4
     assert agreement.chosen == pytest.approx([scores[0], scores[2], scores[2], scores[3]])
     assert agreement.rejected == pytest.approx([scores[1], scores[3], scores[4], scores[4]])
     summary = agreement.summary()

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from kedge.errors import ConfigError, NumericsError
 from kedge.system.ranks import AdaptiveTokens
-from kedge.training.supervised.loop import accumulate_gradients, count_steps, evaluate, train_supervised
+from kedge.training.supervised.loop import (
+    TrainingSettings,
+    accumulate_gradients,
+    count_steps,
+    evaluate,
+    train_supervised,
+)
 
 Pull = tuple[float, float]
 
@@ -40,14 +46,17 @@ class WeightedPull:
 PULLS = [(1.0, 1.0), (2.0, 3.0), (-4.0, 2.0), (0.5, 5.0), (3.0, 1.0), (1.5, 4.0), (-1.0, 2.0), (7.0, 6.0)]
 
 
-def run(objective: WeightedPull, examples: Sequence[Pull] = tuple(PULLS), **settings):
+def run(objective: WeightedPull, examples: Sequence[Pull] = tuple(PULLS), *, held_out: Sequence[Pull] = (), **settings):
     rows: list[dict[str, float]] = []
     outcome = train_supervised(
         objective,
         [objective.point],
         examples,
-        on_step=lambda step, metrics: rows.append({"step": step, **metrics}),
-        **{"batch_size": 4, "learning_rate": 0.1, **settings},
+        TrainingSettings(
+            on_step=lambda step, metrics: rows.append({"step": step, **metrics}),
+            **{"batch_size": 4, "learning_rate": 0.1, **settings},
+        ),
+        held_out=held_out,
     )
     return outcome, rows
 
@@ -144,9 +153,8 @@ def test_an_interruption_leaves_what_was_learned():
             raise KeyboardInterrupt
 
     objective = WeightedPull()
-    outcome = train_supervised(
-        objective, [objective.point], PULLS, learning_rate=0.1, batch_size=2, on_step=stop_after_three
-    )
+    settings = TrainingSettings(learning_rate=0.1, batch_size=2, on_step=stop_after_three)
+    outcome = train_supervised(objective, [objective.point], PULLS, settings)
     assert isinstance(outcome.interruption, KeyboardInterrupt)
     assert outcome.num_steps == 3
     assert objective.point.item() != 0.0

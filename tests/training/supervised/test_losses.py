@@ -10,7 +10,7 @@ from torch import nn
 
 from kedge.data import Comparison, EncodedExample, Ranking
 from kedge.models import LanguageModel, ScalarModel, score_rows
-from kedge.training.supervised.loop import accumulate_gradients, evaluate, train_supervised
+from kedge.training.supervised.loop import TrainingSettings, accumulate_gradients, evaluate, train_supervised
 from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
 from tests.tiny import FAMILIES, Family, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
@@ -126,7 +126,8 @@ def test_records_become_rows_the_best_first():
 def test_a_few_examples_are_memorized(make, examples):
     objective = make()
     before = evaluate(objective, examples, micro_batch_tokens=None)["loss"]
-    train_supervised(objective, objective.model.parameters(), examples, learning_rate=0.02, num_epochs=25, batch_size=4)
+    settings = TrainingSettings(learning_rate=0.02, num_epochs=25, batch_size=4)
+    train_supervised(objective, objective.model.parameters(), examples, settings)
     assert evaluate(objective, examples, micro_batch_tokens=None)["loss"] < 0.2 * before
 
 

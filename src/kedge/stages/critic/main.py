@@ -17,25 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from kedge.config import Config
 from kedge.models import save_policy, save_scalar_model
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.resuming import read_ending
-from kedge.runs.run import Resume, Run, open_run
+from kedge.runs.run import Resume, open_run
 from kedge.runs.shown_result import shows_its_run
-from kedge.runs.stage_card import stage_card
-from kedge.runs.training import Callback, end_training, running, supervised_loop
-from kedge.stages.critic.inputs import CriticInputs, load_critic_inputs
-from kedge.stages.critic.sampling import Sampled, sample_returns
-from kedge.stages.planning.report import MachinePlan, compared
-from kedge.system.output import write_summary
-from kedge.training.checkpoint.model_folder import CheckpointModel
-from kedge.training.supervised.loop import Outcome, StepCallback, count_steps
-from kedge.training.supervised.returns import ReturnsLoss, measure_explained, with_explained
-from kedge.training.supervised.returns_fit import train_critic
+from kedge.runs.training import Callback, running
+from kedge.stages.critic.sampling import Sampled, load_critic_inputs, sample_returns
+from kedge.stages.planning.report import MachinePlan
+from kedge.stages.supervised import Trained, train_model
+from kedge.training.supervised.loop import count_steps
+from kedge.training.supervised.returns import measure_explained, train_critic
 
 __all__ = ["CriticResult", "run_critic"]
 
@@ -95,31 +89,48 @@ def run_critic(
     in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
     run = open_run(config, "critic", in_memory=in_memory, resume=resume)
     inputs = load_critic_inputs(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
-    save = partial(_save, config, run, inputs)
+    roles = inputs.roles
+    critic = roles.actor_critic.critic
     with running(config, run) as ending:
         sampled = sample_returns(inputs, run)
         loss = inputs.loss(sampled.returns, sampled.train_rows)
-        num_steps = _num_steps(config, sampled)
-        shown = ("loss", "explained_variance", "eval/explained_variance")
-        model = CheckpointModel(
-            inputs.saved, lambda folder, step, weights: save(folder, weights, facts={"steps": step})
-        )
-        given: Any = {"tokenizer": inputs.roles.tokenizer, "callback": callback, "trained": inputs.trained}
-        with supervised_loop(config, run, num_steps, model=model, shown=shown, **given) as training:
-            training["on_step"] = _explaining(training["on_step"])
-            outcome = train_critic(
-                loss,
-                sampled.train_rows,
-                held_out=sampled.held_out_rows,
-                **training,
-                **config.training_of("critic"),
+
+        def train(**training: Any) -> Trained:
+            held_out = sampled.held_out_rows
+            outcome = train_critic(loss, sampled.train_rows, held_out=held_out, **training)
+            passes = {"micro_batch_tokens": run.micro_batch_tokens, "ranks": run.ranks}
+            summary = {
+                "kind": config.critic.kind,
+                "num_steps": outcome.num_steps,
+                "measured_on": "held-out prompts" if held_out else "training prompts",
+                **measure_explained(loss, held_out or sampled.train_rows, **passes).summary(),
+                **sampled.summary(),
+            }
+            return Trained(outcome, _facts(summary), {"summary": summary})
+
+        ending |= train_model(
+            config,
+            run,
+            train,
+            partial(
+                save_policy,
+                roles.actor_critic.policy,
+                roles.tokenizer,
+                stop_tokens=roles.stop_tokens.ids,
+                temperature=config.rollout.temperature,
             )
-            run.sync()
-            summary = _write_summary(config, run, sampled, loss, outcome)
-            save_last = partial(save, facts=_facts(summary), ended=True)
-            end_training(config, run, outcome, module=inputs.saved, save=save_last)
-        ending |= {**training["loop"].summary(), "summary": summary, **compared(planned, run.device)}
-    return CriticResult(run.shared_folder, summary)
+            if critic is None
+            else partial(save_scalar_model, critic, roles.tokenizer),
+            roles.actor_critic.policy.causal if critic is None else critic.classifier,
+            tokenizer=roles.tokenizer,
+            prompts=[prompt.text for prompt in roles.prompts],
+            num_steps=_num_steps(config, sampled),
+            shown=("loss", "explained_variance", "eval/explained_variance"),
+            callback=callback,
+            planned=planned,
+            trained=roles.actor_critic.policy.value_head if critic is None else critic.classifier,
+        )
+    return CriticResult.read(run.shared_folder)
 
 
 def _num_steps(config: Config, sampled: Sampled) -> int:
@@ -128,25 +139,6 @@ def _num_steps(config: Config, sampled: Sampled) -> int:
     if settings.kind == "shared":
         return 1
     return count_steps(len(sampled.train_rows), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
-
-
-def _explaining(on_step: StepCallback) -> StepCallback:
-    return lambda step, metrics: on_step(step, with_explained(metrics))
-
-
-def _write_summary(config: Config, run: Run, sampled: Sampled, loss: ReturnsLoss, outcome: Outcome) -> dict[str, Any]:
-    """Measure the critic on the held-out prompts, or on the training prompts without any, and write `summary.json`."""
-    rows = sampled.held_out_rows or sampled.train_rows
-    explained = measure_explained(loss, rows, micro_batch_tokens=run.micro_batch_tokens, ranks=run.ranks)
-    summary = {
-        "kind": config.critic.kind,
-        "num_steps": outcome.num_steps,
-        "measured_on": "held-out prompts" if sampled.held_out_rows else "training prompts",
-        **explained.summary(),
-        **sampled.summary(),
-    }
-    write_summary(run.folder, summary)
-    return summary
 
 
 def _facts(summary: Mapping[str, Any]) -> dict[str, object]:
@@ -159,31 +151,3 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, object]:
         "responses": summary["num_responses"],
         "mean and standard deviation of the returns": f"{summary['returns_mean']:.3g}, {summary['returns_std']:.3g}",
     }
-
-
-def _save(
-    config: Config,
-    run: Run,
-    inputs: CriticInputs,
-    folder: Path,
-    weights: dict[str, Tensor] | None,
-    *,
-    facts: Mapping[str, object],
-    ended: bool = False,
-) -> Path:
-    roles = inputs.roles
-    prompts = [prompt.text for prompt in roles.prompts]
-    card = stage_card(config, run, facts, tokenizer=roles.tokenizer, prompts=prompts, ended=ended)
-    critic = roles.actor_critic.critic
-    if critic is not None:
-        return save_scalar_model(critic, roles.tokenizer, folder, card=card, weights=weights, final=ended)
-    return save_policy(
-        roles.actor_critic.policy,
-        roles.tokenizer,
-        folder,
-        card=card,
-        stop_tokens=roles.stop_tokens.ids,
-        temperature=config.rollout.temperature,
-        weights=weights,
-        final=ended,
-    )

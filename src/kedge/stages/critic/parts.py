@@ -74,12 +74,7 @@ class Part:
     @property
     def facts(self) -> dict[str, Any]:
         """Values to store beside the tensors."""
-        return {
-            "is_held_out": self.is_held_out,
-            "missing_eos": dict(self.missing_eos),
-            "unscored": self.unscored,
-            "seconds": self.seconds,
-        }
+        return {name: value for name, value in vars(self).items() if name != "returns"}
 
 
 class PartStore:

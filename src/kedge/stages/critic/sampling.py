@@ -1,28 +1,147 @@
-"""The responses that a critic is fitted to, with their returns: sampled and scored as in PPO, and kept."""
+"""The responses that a critic is fitted to, with their returns: sampled and scored as in PPO's first update."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
+from kedge.config import Config, PpoConfig, with_values
 from kedge.data import Prompt, PromptStream
 from kedge.logs.progress import Progress, say
+from kedge.models import ActorCritic
+from kedge.runs.inputs import Rewards
 from kedge.runs.run import Run
-from kedge.stages.critic.inputs import CriticInputs
 from kedge.stages.critic.parts import Part, PartStore
+from kedge.stages.ppo.roles import Roles, load_roles
+from kedge.stages.ppo.trainer import Trainer
 from kedge.system.output import SAMPLED_FOLDER
 from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping
-from kedge.training.supervised.returns import SampledReturns
+from kedge.training.supervised.returns import ReturnsLoss, SampledReturns
 
-__all__ = ["Chunk", "Sampled", "sample_part", "sample_returns"]
+__all__ = ["CriticInputs", "Sampled", "as_first_update", "load_critic_inputs", "sample_part", "sample_returns"]
+
+ALL_HELD_OUT = 10**9
+"""A bound on the held-out prompts that is never reached: `data.eval_fraction` decides."""
 
 STREAM = "critic responses"
 """Name of the random numbers. PPO uses others: the critic must not be fitted to its first responses."""
+
+
+@dataclass(frozen=True)
+class CriticInputs:
+    """The inputs of a critic's training.
+
+    Attributes:
+        config: The configuration of PPO's first update that the critic is for; see `as_first_update`.
+        num_prompts: Prompts to sample responses to, besides the held-out ones; None for each of them once.
+        roles: Policy, critic, rewards and prompts.
+        trainer: Samples and scores as PPO does, without the critic: its values are not needed yet.
+    """
+
+    config: Config
+    num_prompts: int | None
+    roles: Roles
+    trainer: Trainer
+
+    def loss(self, sampled: SampledReturns, train_rows: Sequence[int]) -> ReturnsLoss:
+        """The loss of the critic on sampled responses, in the unit of the returns to fit to."""
+        train = sampled.select(train_rows)
+        return ReturnsLoss(
+            self.roles.actor_critic,
+            sampled,
+            center=train.mean,
+            unit=train.std,
+            value_after_last=self.config.ppo.score_at == "after_last",
+            precision=self.trainer.run.precision,
+        )
+
+    @property
+    def num_responses(self) -> tuple[int, int]:
+        """Responses to sample to the training prompts, and to the held-out ones."""
+        each = self.config.rollout.num_responses
+        prompts = self.num_prompts or len(self.roles.prompts)
+        return prompts * each, len(self.roles.held_out) * each
+
+    @property
+    def plan(self) -> str:
+        """One line about the responses to sample."""
+        train, held_out = self.num_responses
+        each = self.config.rollout.num_responses
+        return (
+            f"critic samples {train + held_out:,} responses, {each} per prompt, {held_out:,} of them to held-out "
+            f"prompts, at most {self.config.rollout.max_new_tokens} new tokens"
+        )
+
+    @property
+    def sampling_key(self) -> dict[str, str]:
+        """Key of the responses and their returns: hashes of the inputs, and of the settings that they depend on."""
+        settings = self.config.model_dump(mode="json", exclude={"out", "checkpoint", "push", "critic", "sft"})
+        settings["num_prompts"] = self.num_prompts
+        settings["runtime"] = {"seed": self.config.runtime.seed, "precision": self.trainer.run.precision}
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        return {**self.trainer.run.fingerprint, "settings": digest}
+
+
+def as_first_update(config: Config, *, holds_out: bool) -> Config:
+    """The configuration of PPO's first update, where the KL is 0, with the critic that the stage trains.
+
+    All that shapes a return is as in PPO: the discount, the slot of the score, the scale of the rewards, the score of
+    a response without a stop token.
+
+    Args:
+        config: The stage's configuration.
+        holds_out: Whether there are prompts to measure with.
+    """
+    settings = config.critic
+    advantages = config.ppo
+    ppo = PpoConfig.model_validate(
+        {
+            "critic": settings.kind,
+            "critic_init": settings.base,
+            "advantage": "to_go",
+            "gamma": advantages.gamma,
+            "score_at": advantages.score_at,
+            "whiten_rewards": advantages.whiten_rewards,
+            "kl_coef": 0.0,
+            "num_minibatches": 1,
+            "eval_every": 1 if holds_out else None,
+            "eval_num_prompts": ALL_HELD_OUT,
+        }
+    )
+    plain = config.model_copy(update={"ppo": ppo, "schedules": {}})
+    return with_values(
+        plain,
+        {
+            "rollout.num_responses": settings.num_responses,
+            "rollout.engine": "builtin",
+            "evaluate.judge": None,
+            "data.curriculum": None,
+        },
+    )
+
+
+def load_critic_inputs(
+    config: Config,
+    run: Run,
+    *,
+    prompts: Sequence[Any] | None = None,
+    eval_prompts: Sequence[Any] | None = None,
+    reward: Rewards | None = None,
+) -> CriticInputs:
+    """Load policy, critic, rewards and prompts; arguments and errors as in `run_critic`."""
+    own = bool(config.data.eval_prompts) or eval_prompts is not None
+    first = as_first_update(config, holds_out=own or config.data.eval_fraction > 0)
+    roles = load_roles(first, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
+    policy = roles.actor_critic.policy
+    without = replace(roles, actor_critic=ActorCritic(policy)) if roles.actor_critic.critic is not None else roles
+    return CriticInputs(first, config.critic.num_prompts, roles, Trainer.of(first, run, without))
 
 
 @dataclass(frozen=True)
@@ -33,17 +152,13 @@ class Sampled:
         returns: All responses.
         train_rows: Numbers of those to fit to.
         held_out_rows: Numbers of those to measure with.
-        missing_eos_score: The score of a response without a stop token; None for no penalty.
-        unscored: Responses that the rewards did not score.
-        seconds: Time that sampling and scoring took.
+        figures: Further figures for `summary.json`.
     """
 
     returns: SampledReturns
     train_rows: list[int]
     held_out_rows: list[int]
-    missing_eos_score: float | None
-    unscored: int
-    seconds: float
+    figures: Mapping[str, float | None]
 
     def summary(self) -> dict[str, Any]:
         """For `summary.json`."""
@@ -54,12 +169,10 @@ class Sampled:
             "num_responses": len(self.train_rows),
             "num_held_out_prompts": len(groups[self.held_out_rows].unique()),
             "num_held_out_responses": len(self.held_out_rows),
-            "unscored": self.unscored,
             "eos_rate": float(train.rollout.stopped.double().mean()),
             "returns_mean": train.mean,
             "returns_std": train.std,
-            "missing_eos_score": self.missing_eos_score,
-            "sampling_seconds": self.seconds,
+            **self.figures,
         }
 
 
@@ -91,11 +204,21 @@ def sample_returns(inputs: CriticInputs, run: Run) -> Sampled:
             parts.append(part)
             progress.update(number + 1)
         stop.raise_if_requested()
-    return _joined(parts, inputs)
+    held_out = [part.is_held_out for part in parts for _ in range(part.returns.rollout.num_responses)]
+    score = None if inputs.roles.missing_eos is None else inputs.roles.missing_eos.score
+    return Sampled(
+        SampledReturns.joined([part.returns for part in parts]),
+        [row for row, held in enumerate(held_out) if not held],
+        [row for row, held in enumerate(held_out) if held],
+        {
+            "unscored": sum(part.unscored for part in parts),
+            "missing_eos_score": score if isinstance(score, float) else None,
+            "sampling_seconds": sum(part.seconds for part in parts),
+        },
+    )
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Prompts that are sampled together.
 
     Attributes:
@@ -138,17 +261,4 @@ def sample_part(inputs: CriticInputs, number: int, chunk: Chunk) -> Part:
         missing_eos={} if missing_eos is None else missing_eos.state_dict(),
         unscored=rollout.num_responses - experience.num_rows,
         seconds=time.perf_counter() - started,
-    )
-
-
-def _joined(parts: Sequence[Part], inputs: CriticInputs) -> Sampled:
-    held_out = [part.is_held_out for part in parts for _ in range(part.returns.rollout.num_responses)]
-    score = None if inputs.roles.missing_eos is None else inputs.roles.missing_eos.score
-    return Sampled(
-        SampledReturns.joined([part.returns for part in parts]),
-        [row for row, held in enumerate(held_out) if not held],
-        [row for row, held in enumerate(held_out) if held],
-        score if isinstance(score, float) else None,
-        sum(part.unscored for part in parts),
-        sum(part.seconds for part in parts),
     )

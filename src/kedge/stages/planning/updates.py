@@ -20,14 +20,14 @@ from kedge.models.packing.packed import PackedDecoder, attention_of_accelerator
 from kedge.models.pretrained import inner_matrices
 from kedge.rewards.score import ScoredRollout
 from kedge.rollout import Sampler
-from kedge.stages.critic.inputs import as_first_update
+from kedge.stages.critic.sampling import as_first_update
 from kedge.stages.planning.counting import Figures, Phases, extrapolated
 from kedge.stages.planning.hollow import Blueprint, Models, blueprints_of
 from kedge.stages.planning.rows import Lengths, Rows, quantiles
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.ranks import ALONE
 from kedge.training.optimizer import build_optimizer
-from kedge.training.supervised.loop import count_steps, train_supervised
+from kedge.training.supervised.loop import TrainingSettings, count_steps, train_supervised
 from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
 from kedge.training.supervised.returns import FIT_TOKENS, ReturnsLoss, SampledReturns
 
@@ -186,13 +186,15 @@ def _train(
             loss,
             inner.parameters(),
             examples,
-            learning_rate=1e-5,
-            num_epochs=2.0,
-            batch_size=len(examples),
-            micro_batch_tokens=rows.budget,
-            optimizer=_stand_in(subject.config.optimization.of(SECTIONS[subject.stage]).optimizer),
+            TrainingSettings(
+                learning_rate=1e-5,
+                num_epochs=2.0,
+                batch_size=len(examples),
+                micro_batch_tokens=rows.budget,
+                optimizer=_stand_in(subject.config.optimization.of(SECTIONS[subject.stage]).optimizer),
+                on_step=count_only_the_second,
+            ),
             inner_matrices=inner_matrices(inner),
-            on_step=count_only_the_second,
         )
         phases.end()
 

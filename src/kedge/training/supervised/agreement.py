@@ -16,7 +16,7 @@ from kedge.system.memory import in_phase
 from kedge.system.ranks import ALONE, PassTokens, Ranks
 from kedge.training.supervised.losses import RankedResponses
 
-__all__ = ["Agreement", "measure_agreement", "pair_leads"]
+__all__ = ["Agreement", "measure_agreement", "split_pairs"]
 
 NUM_QUANTILES = 21
 """Quantiles at 0, 5, …, 100 %."""
@@ -40,19 +40,10 @@ class Agreement:
     chosen: list[float]
     rejected: list[float]
 
-    @property
-    def leads(self) -> list[float]:
-        """Score difference, better minus worse, of each pair."""
-        return [better - worse for better, worse in zip(self.chosen, self.rejected, strict=True)]
-
     def summary(self) -> dict[str, Any]:
         """The metrics as JSON values."""
-        bins = zip(
-            self.calibration.confidence.tolist(),
-            self.calibration.accuracy.tolist(),
-            self.calibration.counts.tolist(),
-            strict=True,
-        )
+        found = self.calibration
+        bins = zip(*(each.tolist() for each in (found.confidence, found.accuracy, found.counts)), strict=True)
         return {
             "accuracy": self.accuracy.as_json(),
             "length_accuracy": self.length_accuracy.as_json(),
@@ -91,14 +82,10 @@ def measure_agreement(
     scores = score_rows(model, rows, precision=precision, micro_batch_tokens=micro_batch_tokens, ranks=ranks)
     parts = scores.split([len(example.rows) for example in examples])
     pairs = [split_pairs(part, example.ranks) for part, example in zip(parts, examples, strict=True)]
-    by_score = [better - worse for better, worse in pairs]
-    by_length = [pair_leads(torch.tensor(example.lengths).float(), example.ranks) for example in examples]
+    lengths = [split_pairs(torch.tensor(example.lengths).float(), example.ranks) for example in examples]
+    chosen, rejected = (torch.cat(side) for side in zip(*pairs, strict=True))
     return Agreement(
-        _accuracy(by_score),
-        _accuracy(by_length),
-        calibration(torch.cat(by_score)),
-        chosen=torch.cat([better for better, _ in pairs]).tolist(),
-        rejected=torch.cat([worse for _, worse in pairs]).tolist(),
+        _accuracy(pairs), _accuracy(lengths), calibration(chosen - rejected), chosen.tolist(), rejected.tolist()
     )
 
 
@@ -109,12 +96,6 @@ def split_pairs(values: Tensor, ranks: Sequence[float]) -> tuple[Tensor, Tensor]
     return values[better], values[worse]
 
 
-def pair_leads(values: Tensor, ranks: Sequence[float]) -> Tensor:
-    """Better minus worse value, for each such pair."""
-    better, worse = split_pairs(values, ranks)
-    return better - worse
-
-
 def _quantiles(scores: Sequence[float]) -> list[float]:
     """Evenly spaced quantiles, from minimum to maximum; empty without scores."""
     values = torch.tensor(scores, dtype=torch.float64)
@@ -122,6 +103,6 @@ def _quantiles(scores: Sequence[float]) -> list[float]:
     return torch.quantile(values, levels).tolist() if scores else []
 
 
-def _accuracy(leads: Sequence[Tensor]) -> Interval:
+def _accuracy(pairs: Sequence[tuple[Tensor, Tensor]]) -> Interval:
     # Prompts are independent; the pairs of one prompt are not.
-    return share_interval([float((1 + torch.sign(prompt)).mean() / 2) for prompt in leads])
+    return share_interval([float((1 + torch.sign(better - worse)).mean() / 2) for better, worse in pairs])

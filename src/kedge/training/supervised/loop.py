@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Required, TypedDict
+from typing_extensions import TypedDict, Unpack
 
 from kedge.errors import ConfigError, DataError, NumericsError
+from kedge.models import Precision
 from kedge.system.memory import in_phase
 from kedge.system.ranks import (
     ALONE,
@@ -49,12 +49,19 @@ __all__ = [
     "check_lengths",
     "count_steps",
     "evaluate",
+    "evaluate_held_out",
     "train_supervised",
 ]
 
 Example = TypeVar("Example")
 Example_contra = TypeVar("Example_contra", contravariant=True)
-StepCallback = Callable[[int, dict[str, float]], None]
+
+
+class Passes(TypedDict, total=False):
+    """Arguments of forward passes: tokens of each, and the ranks that share the examples."""
+
+    micro_batch_tokens: PassTokens
+    ranks: Ranks
 
 
 class SupervisedLoss(Protocol[Example_contra]):
@@ -76,9 +83,9 @@ class SupervisedLoss(Protocol[Example_contra]):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """The result of a training run.
+    """The result of a training run; the evaluation is resumed with the run.
 
     Attributes:
         num_steps: Optimizer steps taken.
@@ -91,78 +98,78 @@ class Outcome:
     interruption: BaseException | None = None
     evaluation: dict[str, float] = field(default_factory=dict)
 
-
-@dataclass
-class LastEvaluation:
-    """The metrics of the last evaluation on held-out examples; resumed with the run.
-
-    Attributes:
-        metrics: By name; empty before the first evaluation.
-    """
-
-    metrics: dict[str, float] = field(default_factory=dict)
-
     def state_dict(self) -> dict[str, float]:
-        """The metrics."""
-        return dict(self.metrics)
+        """The evaluation."""
+        return dict(self.evaluation)
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore a `state_dict`."""
-        self.metrics = dict(state)
+        self.evaluation = dict(state)
 
 
-class TrainingSettings(TypedDict, total=False):
-    """Keyword arguments that the stages pass through to `train_supervised`; documented there."""
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Settings of a supervised training.
 
-    learning_rate: Required[float]
-    num_epochs: float
-    batch_size: Required[int]
-    micro_batch_tokens: PassTokens
-    schedule: Schedule
-    warmup_fraction: float
-    max_grad_norm: float | None
-    optimizer: OptimizerKind
-    offload_optimizer: bool
-    weight_decay: float
-    adam_eps: float
-    adam_eps_mode: AdamEpsMode
-    num_evaluations: int
-    seed: int
-    order: Callable[[int], Sequence[int]] | None
-    on_step: StepCallback
-    loop: CheckpointedLoop | PlainLoop
-    state: Mapping[str, Stateful]
-    ranks: Ranks
+    Attributes:
+        learning_rate: Peak learning rate.
+        batch_size: Examples per optimizer step.
+        num_epochs: Passes over the examples, > 0; can be a fraction.
+        micro_batch_tokens: Tokens per forward pass; None for the whole batch. Limits memory; does not change results.
+        schedule: Learning rate schedule.
+        warmup_fraction: Share of the steps, in [0, 1), with a rising learning rate.
+        max_grad_norm: Gradients are clipped to this norm; None or 0 for no clipping.
+        optimizer: The kind; see `build_optimizer`, as for the next four.
+        offload_optimizer: Keep its state in the host's memory between steps.
+        weight_decay: Decay of the weights.
+        adam_eps: Adam's ε.
+        adam_eps_mode: Where ε is added.
+        num_evaluations: Evaluations on the held-out examples, evenly spaced, the last one after the last step.
+        precision: Number format of the matrix products.
+        seed: Of the order of the examples.
+        order: The examples of a pass, by its number from 0, as many as there are; None shuffles all of them.
+        on_step: Called with the number of each step, from 1, and its metrics.
+        loop: Counts the steps, saves and resumes the run.
+        ranks: They share the examples of a batch, which all of them have.
+    """
+
+    learning_rate: float
+    batch_size: int
+    num_epochs: float = 1.0
+    micro_batch_tokens: PassTokens = None
+    schedule: Schedule = "cosine"
+    warmup_fraction: float = 0.0
+    max_grad_norm: float | None = 1.0
+    optimizer: OptimizerKind = "adamw"
+    offload_optimizer: bool = False
+    weight_decay: float = 0.0
+    adam_eps: float = 1e-5
+    adam_eps_mode: AdamEpsMode = "torch"
+    num_evaluations: int = 5
+    precision: Precision = "fp32"
+    seed: int = 0
+    order: Callable[[int], Sequence[int]] | None = None
+    on_step: Callable[[int, dict[str, float]], None] = lambda step, metrics: None
+    loop: CheckpointedLoop | PlainLoop = field(default_factory=PlainLoop)
+    ranks: Ranks = ALONE
+
+    @property
+    def passes(self) -> Passes:
+        """The arguments of forward passes."""
+        return {"micro_batch_tokens": self.micro_batch_tokens, "ranks": self.ranks}
 
 
 def train_supervised(
     objective: SupervisedLoss[Example],
     parameters: Iterable[nn.Parameter],
     examples: Sequence[Example],
+    settings: TrainingSettings,
     *,
     held_out: Sequence[Example] = (),
-    learning_rate: float,
-    num_epochs: float = 1.0,
-    batch_size: int,
-    micro_batch_tokens: PassTokens = None,
-    schedule: Schedule = "cosine",
-    warmup_fraction: float = 0.0,
-    max_grad_norm: float | None = 1.0,
-    optimizer: OptimizerKind = "adamw",
     inner_matrices: Iterable[nn.Parameter] = (),
     head_parameters: Iterable[nn.Parameter] = (),
     value_unit: float = 1.0,
-    offload_optimizer: bool = False,
-    weight_decay: float = 0.0,
-    adam_eps: float = 1e-5,
-    adam_eps_mode: AdamEpsMode = "torch",
-    num_evaluations: int = 5,
-    seed: int = 0,
-    order: Callable[[int], Sequence[int]] | None = None,
-    on_step: StepCallback = lambda step, metrics: None,
-    loop: CheckpointedLoop | PlainLoop | None = None,
-    state: Mapping[str, Stateful] | None = None,
-    ranks: Ranks = ALONE,
+    parts: Mapping[str, Stateful] | None = None,
 ) -> Outcome:
     """Minimize an objective over shuffled batches.
 
@@ -174,92 +181,74 @@ def train_supervised(
         objective: The loss to minimize.
         parameters: The parameters to train.
         examples: The training examples, at least one.
+        settings: The settings.
         held_out: Examples for evaluation only.
-        learning_rate: Peak learning rate.
-        num_epochs: Passes over the examples, > 0; can be a fraction.
-        batch_size: Examples per optimizer step.
-        micro_batch_tokens: Tokens per forward pass; None for the whole batch. Limits memory; does not change results.
-        schedule: Learning rate schedule.
-        warmup_fraction: Share of the steps, in [0, 1), with a rising learning rate.
-        max_grad_norm: Gradients are clipped to this norm; None or 0 for no clipping.
-        optimizer: The kind; see `build_optimizer`, as for the next five.
-        inner_matrices: The matrices of layers.
+        inner_matrices: The matrices of layers; see `build_optimizer`.
         head_parameters: The output layer whose outputs have the unit `value_unit`; see `set_learning_rate`.
         value_unit: That unit.
-        offload_optimizer: Keep its state in the host's memory between steps.
-        weight_decay: Decay of the weights.
-        adam_eps: Adam's ε.
-        adam_eps_mode: Where ε is added.
-        num_evaluations: Evaluations on the held-out examples, evenly spaced, the last one after the last step.
-        seed: Of the order of the examples.
-        order: The examples of a pass, by its number from 0, as many as there are; None shuffles all of them.
-        on_step: Called with the number of each step, from 1, and its metrics.
-        loop: Counts the steps, saves and resumes the run; None saves nothing.
-        state: Parts saved and restored besides weights, optimizer and the last evaluation, by name.
-        ranks: They share the examples of a batch, which all of them have.
+        parts: Parts saved and restored besides weights, optimizer and the last evaluation, by name.
 
     Raises:
         NumericsError: A loss or gradient is not finite; names the example. The weights are those before the step.
         KeyboardInterrupt, Terminated: See above.
     """
     weights = nn.ParameterList(parameters)
-    num_steps = count_steps(len(examples), num_epochs=num_epochs, batch_size=batch_size)
-    warmup_steps = round(warmup_fraction * num_steps)
-    built = build_optimizer(
+    num_steps = count_steps(len(examples), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
+    optimizer = build_optimizer(
         weights,
-        kind=optimizer,
+        kind=settings.optimizer,
         inner_matrices=inner_matrices,
         head_parameters=head_parameters,
-        offload=offload_optimizer,
-        learning_rate=learning_rate,
-        adam_eps=adam_eps,
-        adam_eps_mode=adam_eps_mode,
-        weight_decay=weight_decay,
+        offload=settings.offload_optimizer,
+        learning_rate=settings.learning_rate,
+        adam_eps=settings.adam_eps,
+        adam_eps_mode=settings.adam_eps_mode,
+        weight_decay=settings.weight_decay,
     )
-    loop = loop or PlainLoop()
-    evaluation = LastEvaluation()
-    split = micro_batch_tokens
-    parts = {"evaluation": evaluation, **(state or {})}
-    loop.restore(TrainingState({"weights": weights}, built, parts, added=adaptive_part(split)))
-    lengths = [objective.length(example) for example in examples] if isinstance(split, AdaptiveTokens) else []
+    loop = settings.loop
+    outcome = Outcome(loop.done)
+    budget = settings.micro_batch_tokens
+    saved = {"evaluation": outcome, **(parts or {})}
+    loop.restore(TrainingState({"weights": weights}, optimizer, saved, added=adaptive_part(budget)))
+    lengths = [objective.length(example) for example in examples] if isinstance(budget, AdaptiveTokens) else []
 
     def run_pass(rows: list[int]) -> None:
         objective.sums([examples[row] for row in rows])["loss"].backward()
 
-    find_tokens(split, lengths, run_pass, built, ranks=ranks)
-    taken = loop.done
-    batches = _batches(
-        len(examples), num_epochs=num_epochs, batch_size=batch_size, order=order or _shuffles(len(examples), seed)
-    )
+    find_tokens(budget, lengths, run_pass, optimizer, ranks=settings.ranks)
+    batches = _batches(len(examples), settings)
+    evaluations = settings.num_evaluations if held_out else 0
     try:
-        for step, rows in zip(loop.steps(num_steps), islice(batches, loop.done, None), strict=False):
+        for step, rows in zip(loop.steps(num_steps), batches[loop.done :], strict=False):
             rate = learning_rate_at(
-                step - 1, num_steps, learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps
+                step - 1,
+                num_steps,
+                learning_rate=settings.learning_rate,
+                schedule=settings.schedule,
+                warmup_steps=round(settings.warmup_fraction * num_steps),
             )
-            set_learning_rate(built, rate, value_unit=value_unit)
+            set_learning_rate(optimizer, rate, value_unit=value_unit)
             with in_phase("the update"):
-                metrics = _take_step(
-                    objective,
-                    built,
-                    examples,
-                    rows,
-                    micro_batch_tokens=split,
-                    max_grad_norm=max_grad_norm,
-                    before_change=loop.begin_changes,
-                    ranks=ranks,
-                )
-            taken = step
-            if held_out and step * num_evaluations // num_steps > (step - 1) * num_evaluations // num_steps:
-                with in_phase("evaluation"):
-                    evaluation.metrics = evaluate(objective, held_out, micro_batch_tokens=split, ranks=ranks)
-                metrics |= {f"eval/{name}": value for name, value in evaluation.metrics.items()}
-            on_step(step, metrics | {"learning_rate": rate})
+                metrics = _take_step(objective, optimizer, examples, rows, settings)
+            outcome.num_steps = step
+            if step * evaluations // num_steps > (step - 1) * evaluations // num_steps:
+                metrics |= evaluate_held_out(objective, held_out, outcome, settings)
+            settings.on_step(step, metrics | {"learning_rate": rate})
     except (KeyboardInterrupt, Terminated) as interruption:
         if not loop.can_save:
             raise
         loop.save()  # now, because the caller modifies the weights when it saves the model
-        return Outcome(taken, interruption, evaluation.metrics)
-    return Outcome(taken, evaluation=evaluation.metrics)
+        outcome.interruption = interruption
+    return outcome
+
+
+def evaluate_held_out(
+    objective: SupervisedLoss[Example], held_out: Sequence[Example], outcome: Outcome, settings: TrainingSettings
+) -> dict[str, float]:
+    """The metrics on the held-out examples, with `eval/` before their names; the outcome keeps them."""
+    with in_phase("evaluation"):
+        outcome.evaluation = evaluate(objective, held_out, **settings.passes)
+    return {f"eval/{name}": value for name, value in outcome.evaluation.items()}
 
 
 def count_steps(num_examples: int, *, num_epochs: float, batch_size: int) -> int:
@@ -288,9 +277,9 @@ def accumulate_gradients(
     objective: SupervisedLoss[Example],
     batch: Sequence[Example],
     *,
-    micro_batch_tokens: PassTokens,
-    begin: Callable[[], None] = lambda: None,
+    micro_batch_tokens: PassTokens = None,
     ranks: Ranks = ALONE,
+    begin: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Add the gradient of this rank's share of the batch's mean loss to the parameters; return the batch means by name.
 
@@ -300,49 +289,35 @@ def accumulate_gradients(
         objective: The loss.
         batch: The examples, which all ranks have.
         micro_batch_tokens: Tokens per pass.
-        begin: Called first, and again before all passes are repeated in smaller ones: clears the gradients.
         ranks: They share the examples.
+        begin: Called first, and again before all passes are repeated in smaller ones: clears the gradients.
 
     Source: spec §6.30.
     """
-    return _means(objective, batch, micro_batch_tokens, ranks, lambda loss: loss.backward(), begin)
-
-
-@torch.no_grad()
-def evaluate(
-    objective: SupervisedLoss[Example],
-    examples: Sequence[Example],
-    *,
-    micro_batch_tokens: PassTokens,
-    ranks: Ranks = ALONE,
-) -> dict[str, float]:
-    """The objective's means over the examples, without gradient."""
-    return _means(objective, examples, micro_batch_tokens, ranks, lambda loss: None)
-
-
-def _means(
-    objective: SupervisedLoss[Example],
-    batch: Sequence[Example],
-    budget: PassTokens,
-    ranks: Ranks,
-    use: Callable[[Tensor], None],
-    begin: Callable[[], None] = lambda: None,
-) -> dict[str, float]:
     total = sum(objective.weight(example) for example in batch)
     lengths = [objective.length(each) for each in batch]
 
     def summed() -> dict[str, float]:
         begin()
         sums: dict[str, float] = {}
-        for part in ranks.plan(lengths, tokens_of(budget)):
+        for part in ranks.plan(lengths, tokens_of(micro_batch_tokens)):
             terms = objective.sums([batch[row] for row in part.rows])
-            use(terms["loss"] / total if part.counts else terms["loss"] * 0.0)
+            if (loss := terms["loss"]).requires_grad:
+                (loss / total if part.counts else loss * 0.0).backward()
             for name, term in terms.items():
                 sums[name] = sums.get(name, 0.0) + (float(term.detach()) if part.counts else 0.0)
         return sums
 
-    sums = within_memory(budget, lengths, summed, ranks=ranks)
+    sums = within_memory(micro_batch_tokens, lengths, summed, ranks=ranks)
     return {name: value / total for name, value in zip(sums, ranks.sums(list(sums.values())), strict=True)}
+
+
+@torch.no_grad()
+def evaluate(
+    objective: SupervisedLoss[Example], examples: Sequence[Example], **passes: Unpack[Passes]
+) -> dict[str, float]:
+    """The objective's means over the examples, without gradient."""
+    return accumulate_gradients(objective, examples, **passes)
 
 
 def _take_step(
@@ -350,39 +325,33 @@ def _take_step(
     optimizer: Optimizer,
     examples: Sequence[Example],
     rows: Sequence[int],
-    *,
-    micro_batch_tokens: PassTokens,
-    max_grad_norm: float | None,
-    before_change: Callable[[], None],
-    ranks: Ranks,
+    settings: TrainingSettings,
 ) -> dict[str, float]:
     started = time.perf_counter()
     batch = [examples[row] for row in rows]
-    metrics = accumulate_gradients(
-        objective, batch, micro_batch_tokens=micro_batch_tokens, begin=optimizer.zero_grad, ranks=ranks
-    )
+    metrics = accumulate_gradients(objective, batch, **settings.passes, begin=optimizer.zero_grad)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    ranks.sum_gradients(weights)
+    settings.ranks.sum_gradients(weights)
     scale_output_gradients(optimizer)
-    norm = clip_gradients(weights, max_grad_norm, ranks)
+    norm = clip_gradients(weights, settings.max_grad_norm, settings.ranks)
     if not (math.isfinite(norm) and math.isfinite(metrics["loss"])):
         cause = _find_nonfinite(objective, examples, rows)
         raise NumericsError(
             f"the gradient norm is {norm} (loss {metrics['loss']:.4g}; {cause}); a lower learning_rate may help"
         )
-    before_change()
+    settings.loop.begin_changes()
     optimizer.step()
     optimizer.zero_grad()  # evaluations and checkpoints need the memory
     seconds = time.perf_counter() - started
     tokens = sum(objective.length(example) for example in batch)
     timed = {"grad_norm": norm, "time/update": seconds, "tokens_per_second": tokens / seconds}
-    return metrics | timed | budget_metrics(micro_batch_tokens)
+    return metrics | timed | budget_metrics(settings.micro_batch_tokens)
 
 
 def _find_nonfinite(objective: SupervisedLoss[Example], examples: Sequence[Example], rows: Iterable[int]) -> str:
     """Describe the first example with a loss that is not finite."""
     for row in rows:
-        loss = evaluate(objective, [examples[row]], micro_batch_tokens=None)["loss"]
+        loss = evaluate(objective, [examples[row]])["loss"]
         if not math.isfinite(loss):
             return f"training example {row}, counted from 0, has the loss {loss}"
     return "the loss of each example alone is finite"
@@ -392,16 +361,13 @@ def _num_draws(num_examples: int, num_epochs: float) -> int:
     return max(1, round(num_examples * num_epochs))
 
 
-def _shuffles(num_examples: int, seed: int) -> Callable[[int], Sequence[int]]:
-    """Every pass over the examples, shuffled."""
-    return lambda epoch: torch.randperm(num_examples, generator=stream(seed, "supervised", epoch)).tolist()
+def _batches(num_examples: int, settings: TrainingSettings) -> list[list[int]]:
+    """Concatenate the passes over the examples and split them into batches; only the last batch can be smaller."""
 
+    def shuffled(epoch: int) -> Sequence[int]:
+        return torch.randperm(num_examples, generator=stream(settings.seed, "supervised", epoch)).tolist()
 
-def _batches(
-    num_examples: int, *, num_epochs: float, batch_size: int, order: Callable[[int], Sequence[int]]
-) -> Iterator[Sequence[int]]:
-    """Concatenate the passes and split them into batches; only the last batch can be smaller."""
-    draws = _num_draws(num_examples, num_epochs)
-    rows = [row for epoch in range(math.ceil(draws / num_examples)) for row in order(epoch)]
-    for start in range(0, draws, batch_size):
-        yield rows[start : min(start + batch_size, draws)]
+    order = settings.order or shuffled
+    draws = _num_draws(num_examples, settings.num_epochs)
+    rows = [row for epoch in range(math.ceil(draws / num_examples)) for row in order(epoch)][:draws]
+    return [rows[start : start + settings.batch_size] for start in range(0, draws, settings.batch_size)]

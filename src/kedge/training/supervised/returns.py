@@ -1,25 +1,29 @@
-"""Fits a critic to returns: the examples, the loss, the least-squares start, and how much it explains."""
+"""Fits a critic to returns: the examples, the loss, the least-squares start, the training, how much it explains."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
-from torch.nn.functional import pad
+from torch import Tensor, nn
 
 from kedge.algorithm.critic import explained_variance
-from kedge.algorithm.experience import Rollout
+from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
 from kedge.algorithm.readout import ReadoutSums, explained_variance_interval, fit_readout
 from kedge.errors import ModelError
 from kedge.models import ActorCritic, Precision
+from kedge.models.pretrained import inner_matrices
 from kedge.system.intervals import Interval
 from kedge.system.memory import in_phase
 from kedge.system.ranks import ALONE, Part, PassTokens, Ranks, tokens_of, within_memory
+from kedge.training.checkpoint.state import TrainingState
+from kedge.training.optimizer import build_optimizer
+from kedge.training.supervised.loop import Outcome, TrainingSettings, evaluate, evaluate_held_out, train_supervised
 
 __all__ = [
     "Explained",
@@ -28,6 +32,7 @@ __all__ = [
     "SampledReturns",
     "fit_head",
     "measure_explained",
+    "train_critic",
     "with_explained",
 ]
 
@@ -88,27 +93,11 @@ class SampledReturns:
     @classmethod
     def joined(cls, parts: Sequence[SampledReturns]) -> SampledReturns:
         """Several parts in one; prompts are padded on the left, responses on the right."""
-        prompt = max(part.rollout.prompt_ids.shape[1] for part in parts)
-        time = max(part.returns.shape[1] for part in parts)
-        rollouts = [_padded(part.rollout, prompt, time) for part in parts]
-        names = [each.name for each in fields(Rollout) if getattr(rollouts[0], each.name) is not None]
         return cls(
-            Rollout(**{name: torch.cat([getattr(each, name) for each in rollouts]) for name in names}),
-            torch.cat([_wider(part.returns, time) for part in parts]),
-            torch.cat([_wider(part.mask, time) for part in parts]),
+            join_rollouts([part.rollout for part in parts], pad_id=0),
+            join_rows([part.returns for part in parts]),
+            join_rows([part.mask for part in parts]),
         )
-
-
-def _padded(rollout: Rollout, prompt: int, time: int) -> Rollout:
-    """A rollout with wider tensors, without values."""
-    left = {name: _wider(getattr(rollout, name), prompt, left=True) for name in ("prompt_ids", "prompt_mask")}
-    names = ("response_ids", "token_mask", "action_mask", "logprobs")
-    return replace(rollout, values=None, **left, **{name: _wider(getattr(rollout, name), time) for name in names})
-
-
-def _wider(tensor: Tensor, width: int, *, left: bool = False) -> Tensor:
-    missing = width - tensor.shape[1]
-    return pad(tensor, (missing, 0) if left else (0, missing))
 
 
 @dataclass(frozen=True)
@@ -241,8 +230,8 @@ class Head:
     def set(self, weight: Float[Tensor, " dim"], offset: float) -> None:
         """Make the values weight·state + offset."""
         critic = self.actor_critic.critic
-        linear = self.actor_critic.policy.value_head if critic is None else critic.head
-        assert linear is not None, "a critic has a linear head"
+        linear = self.actor_critic.value_head
+        assert isinstance(linear, nn.Linear), "a critic has a linear head"
         linear.weight.copy_(weight[None])
         if linear.bias is not None:
             linear.bias.fill_(offset if critic is None else 0.0)
@@ -258,6 +247,56 @@ class Head:
         """Restore a `state_dict`."""
         if (critic := self.actor_critic.critic) is not None:
             critic.shift.fill_(state["shift"])
+
+
+def train_critic(
+    loss: ReturnsLoss,
+    rows: Sequence[int],
+    *,
+    held_out: Sequence[int] = (),
+    **training: Any,
+) -> Outcome:
+    """Fit the critic's head to the returns in closed form; then, if the critic is separate, fine-tune all of it.
+
+    The least-squares fit is step 0 of a separate critic, and the only step of a head on the policy's trunk.
+
+    Args:
+        loss: Critic and responses.
+        rows: The responses to fit to.
+        held_out: Those to evaluate on.
+        training: Learning rate, batch size and so on: the fields of `TrainingSettings`.
+    """
+    settings = TrainingSettings(**training)
+    show = settings.on_step
+    settings = replace(settings, on_step=lambda step, metrics: show(step, with_explained(metrics)))
+    if not settings.loop.done:  # else a checkpoint has it
+        fit_head(loss, rows, **settings.passes)
+    critic = loss.actor_critic.critic
+    head = loss.actor_critic.value_head
+    weights = nn.ParameterList(() if head is None else head.parameters())
+    if critic is not None:
+        return train_supervised(
+            loss,
+            critic.parameters(),
+            rows,
+            settings,
+            held_out=held_out,
+            inner_matrices=inner_matrices(critic),
+            head_parameters=weights,
+            value_unit=loss.unit,
+            parts={"head": Head(loss.actor_critic)},
+        )
+    # The head is fitted: its only step reports it.
+    outcome = Outcome(1)
+    optimizer = build_optimizer(weights, learning_rate=0.0)
+    settings.loop.restore(TrainingState({"weights": weights}, optimizer, {"evaluation": outcome}))
+    for step in settings.loop.steps(1):
+        started = time.perf_counter()
+        metrics = evaluate(loss, rows, **settings.passes)
+        if held_out:
+            metrics |= evaluate_held_out(loss, held_out, outcome, settings)
+        settings.on_step(step, metrics | {"time/update": time.perf_counter() - started})
+    return outcome
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
-from typing_extensions import Unpack
 
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
 from kedge.errors import ConfigError
-from kedge.models import Precision, ScalarModel, score_rows
+from kedge.models import ScalarModel, score_rows
 from kedge.models.pretrained import inner_matrices
-from kedge.system.ranks import ALONE
 from kedge.training.supervised.agreement import Agreement, measure_agreement
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import RankedResponses, RankingLoss
@@ -50,8 +48,7 @@ def train_reward_model(
     demonstrations: Sequence[Demonstration] = (),
     normalize: Reference | None = None,
     normalize_scale: bool = False,
-    precision: Precision = "fp32",
-    **training: Unpack[TrainingSettings],
+    **training: Any,
 ) -> RewardModelReport:
     """Train a reward model in place, measure it, and normalize its scores.
 
@@ -65,13 +62,13 @@ def train_reward_model(
             comparisons; None uses the demonstrations if there are any.
         normalize_scale: Also divide the scores by their standard deviation on those texts. σ(Δ) is then no longer the
             fitted probability.
-        precision: Number format of the matrix products.
-        training: Learning rate, batch size and so on: the arguments of `train_supervised`.
+        training: Learning rate, batch size and so on: the fields of `TrainingSettings`.
 
     Raises:
         ConfigError: `normalize` is "demonstrations", but none are given.
         DataError: A text is longer than the model's context.
     """
+    settings = TrainingSettings(**training)
     train, evaluation = (
         [RankedResponses.encode(tokenizer, record) for record in records] for records in (comparisons, held_out)
     )
@@ -80,20 +77,21 @@ def train_reward_model(
     check_lengths((len(row) for row in [*every_row, *reference]), model.context_length)
 
     outcome = train_supervised(
-        RankingLoss(model, precision),
+        RankingLoss(model, settings.precision),
         model.parameters(),
         train,
+        settings,
         held_out=evaluation,
         inner_matrices=inner_matrices(model),
-        **training,
     )
-    passes: Any = {"micro_batch_tokens": training.get("micro_batch_tokens"), "ranks": training.get("ranks", ALONE)}
-    agreement = measure_agreement(model, evaluation, precision=precision, **passes) if evaluation else None
+    agreement = (
+        measure_agreement(model, evaluation, precision=settings.precision, **settings.passes) if evaluation else None
+    )
     mean = 0.0
     std = 1.0
     if reference:
         # fp32 regardless of the run's precision, because the shift is saved with the model.
-        scores = score_rows(model, reference, **passes)
+        scores = score_rows(model, reference, **settings.passes)
         mean = float(scores.mean())
         # A single text, or equal scores, have a standard deviation of 0.
         std = float(scores.std(correction=0)) or 1.0 if normalize_scale else 1.0

@@ -1,0 +1,194 @@
+"""What sft, reward and critic share: the model to train with its data, and the loop that leaves the trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from kedge.config import Config
+from kedge.data import Demonstration, Split
+from kedge.data.prompts import RecordT
+from kedge.models import LanguageModel, ScalarModel, load_tokenizer
+from kedge.runs.ending import leave_stage_report
+from kedge.runs.frozen import adapter_of, bases_of, say_loaded_whole
+from kedge.runs.run import Run, offloads_optimizer
+from kedge.runs.stage_card import stage_card
+from kedge.runs.training import Callback, logged_steps, stage_loop, watched
+from kedge.stages.planning.report import MachinePlan, compared
+from kedge.system.output import MODEL_FOLDER, write_summary
+from kedge.system.ranks.sharding import gathered_state
+from kedge.system.stage import find_stage
+from kedge.training.checkpoint.model_folder import CheckpointModel
+from kedge.training.supervised.loop import Outcome, count_steps
+
+__all__ = ["SupervisedInputs", "Trained", "load_start", "split_inputs", "train_model"]
+
+Model = TypeVar("Model", bound=LanguageModel | ScalarModel)
+
+
+@dataclass(frozen=True)
+class SupervisedInputs(Generic[Model, RecordT]):
+    """The inputs of fine-tuning or reward modeling.
+
+    Attributes:
+        model: The model to train.
+        tokenizer: Its tokenizer.
+        split: The records, some of them held out.
+        order: The order of several sources with weights; None for one pass after the other.
+        num_steps: Optimizer steps of the run.
+        zeroed: Texts that get a mean score of 0.
+    """
+
+    model: Model
+    tokenizer: PreTrainedTokenizerBase
+    split: Split[RecordT]
+    order: Callable[[int], Sequence[int]] | None
+    num_steps: int
+    zeroed: Sequence[Demonstration] = ()
+
+
+def load_start(
+    config: Config, run: Run, load: Callable[..., Model], **options: Any
+) -> tuple[Model, PreTrainedTokenizerBase]:
+    """Load the model that a stage trains, with a function of `kedge.models`, and its tokenizer."""
+    source = str(find_stage(run.stage).starting_model(config))
+    trusted = config.runtime.trust_remote_code
+    tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
+    model = load(
+        source,
+        tokenizer=tokenizer,
+        device=run.device,
+        trust_remote_code=trusted,
+        adapter=adapter_of(config),
+        bases=bases_of(config),
+        ranks=run.ranks,
+        **options,
+    )
+    say_loaded_whole(model)
+    return model, tokenizer
+
+
+def split_inputs(
+    config: Config,
+    run: Run,
+    model: Model,
+    tokenizer: PreTrainedTokenizerBase,
+    records: Sequence[RecordT],
+    zeroed: Sequence[Demonstration] = (),
+    *,
+    role: str,
+) -> SupervisedInputs[Model, RecordT]:
+    """Hold out some of the records, which are those of a role in `data`."""
+    split = run.data.split(role, records, config)
+    mixture = run.data.mixture(role, config, split.train_rows)
+    settings = getattr(config, _section(run))
+    num_steps = count_steps(len(split.train), num_epochs=settings.num_epochs, batch_size=settings.batch_size)
+    return SupervisedInputs(model, tokenizer, split, mixture and mixture.order, num_steps, zeroed)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of a training.
+
+    Attributes:
+        outcome: How it ended.
+        facts: Rows of the model card.
+        results: Entries of `finished.json`; `summary` becomes `summary.json` as well.
+    """
+
+    outcome: Outcome
+    facts: Mapping[str, object]
+    results: Mapping[str, Any]
+
+
+def train_model(
+    config: Config,
+    run: Run,
+    train: Callable[..., Trained],
+    write: Callable[..., Path],
+    module: nn.Module,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    num_steps: int,
+    shown: tuple[str, ...],
+    order: Callable[[int], Sequence[int]] | None = None,
+    callback: Callback | None = None,
+    planned: MachinePlan | None = None,
+    trained: nn.Module | None = None,
+    unfinished: Mapping[str, object] | None = None,
+) -> dict[str, object]:
+    """Train a started run's model, with logs, checkpoints and callbacks; save it, also after an interruption.
+
+    Args:
+        config: The stage's configuration.
+        run: The stage's run, started.
+        train: Trains, with the fields of `TrainingSettings` and the stage's own as arguments.
+        write: Saves the model in a folder; takes `card`, `weights` and `final`, as `save_policy` does.
+        module: The transformers model in checkpoints.
+        tokenizer: Its tokenizer.
+        prompts: Prompts that it is trained on.
+        num_steps: Optimizer steps.
+        shown: Names of the metrics in the progress display.
+        order: See `TrainingSettings`.
+        callback: The user's function, called after each step.
+        planned: Memory that it should hold, to be compared with the measured peak.
+        trained: The model that the callback gets; None for the one in checkpoints.
+        unfinished: Rows of the model card in checkpoints.
+
+    Returns:
+        The content of `finished.json`.
+
+    Raises:
+        KeyboardInterrupt, Terminated: Training was interrupted.
+    """
+
+    def save(folder: Path, weights: dict[str, Tensor] | None, facts: Mapping[str, object], *, ended: bool) -> Path:
+        card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts, ended=ended)
+        return write(folder, card=card, weights=weights, final=ended)
+
+    def save_at(folder: Path, step: int, weights: dict[str, Tensor] | None) -> Path:
+        return save(folder, weights, {"optimizer steps": step, **(unfinished or {})}, ended=False)
+
+    with (
+        stage_loop(config, run, model=CheckpointModel(module, save_at)) as loop,
+        logged_steps(config, run, loop, num_steps, shown=shown) as log_step,
+    ):
+        after_step = watched(callback, run, loop, num_steps, model=trained or module, tokenizer=tokenizer)
+
+        def on_step(step: int, metrics: Mapping[str, float]) -> None:
+            log_step(step, metrics)
+            after_step(step, metrics)
+
+        ended = train(
+            **config.training_of(_section(run)),
+            precision=run.precision,
+            seed=config.runtime.seed,
+            order=order,
+            micro_batch_tokens=run.micro_batch_tokens,
+            offload_optimizer=offloads_optimizer(config, run.device),
+            on_step=on_step,
+            loop=loop,
+            ranks=run.ranks,
+        )
+        run.sync()
+        if "summary" in ended.results:
+            write_summary(run.folder, ended.results["summary"])
+        weights = gathered_state(module, run.ranks)
+        if run.ranks.is_first:
+            save(run.folder / MODEL_FOLDER, weights, ended.facts, ended=True)
+        interruption = ended.outcome.interruption
+        leave_stage_report(config, run.folder, interrupted=interruption is not None)
+        if interruption is not None:
+            raise interruption
+    return {**loop.summary(), **ended.results, **compared(planned, run.device)}
+
+
+def _section(run: Run) -> str:
+    """The section of the configuration with the settings of the training."""
+    return find_stage(run.stage).trains[0]
