@@ -16,7 +16,6 @@ from typing import Any
 
 from kedge.algorithm.prefix_test import PrefixTest
 from kedge.config import Config, load_config, with_values
-from kedge.config.schema.section import Section
 from kedge.errors import ConfigError
 from kedge.inspect.record import read_config
 from kedge.logs.critic_checks import check_row
@@ -115,17 +114,13 @@ def run_check_critic(
         "model": found.policy,
         "critic": str(config.evaluate.critic),
         "reward": roles.reward.name,
-        **_figures(test),
+        **{name: value for name, value in asdict(test).items() if name != "bins"},
     }
     write_summary(run.folder, summary)
     if run.ranks.is_first:
         _print(summary, test)
     say_results(found.config, run, "summary.json", {"num_prefixes": test.num_prefixes})
     return CriticCheckResult(run.shared_folder, test, summary)
-
-
-def _figures(test: PrefixTest) -> dict[str, Any]:
-    return {name: value for name, value in asdict(test).items() if name != "bins"}
 
 
 def _print(summary: dict[str, Any], test: PrefixTest) -> None:
@@ -153,7 +148,7 @@ OFF: Mapping[str, Any] = {
 }
 """Settings that a check has no use for."""
 
-OF_THE_RUN = ("model", "adapter", "reward", "reward_functions", "rollout", "ppo")
+OF_THE_RUN = frozenset({"model", "adapter", "reward", "reward_functions", "rollout", "ppo"})
 """The settings that the critic of a run was trained with."""
 
 
@@ -201,14 +196,14 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
     if folder is None or stage not in ("ppo", "critic"):
         return _saved(config, config, source, has_reward=has_reward)
     trained = load_config(folder / CONFIG_FILE)
-    if config.model is not None and find_model(config.model) not in _policies(trained, source, stage):
+    if config.model is not None and find_model(config.model) != (
+        find_model(str(trained.model)) if stage == "critic" else find_model(source, in_shards=True)
+    ):
         raise ConfigError(
             f"the critic of {source} predicts the returns of that run's policy; leave out model={config.model}"
         )
-    kept = {name: getattr(trained, name) for name in OF_THE_RUN}
-    if config.reward:
-        kept["reward"] = config.reward
-    merged = with_values(config, {name: _plain(value) for name, value in kept.items()})
+    kept = OF_THE_RUN - {"reward"} if config.reward else OF_THE_RUN
+    merged = with_values(config, trained.model_dump(include=set(kept)))
     if stage == "critic":
         return _saved(config, merged, source, has_reward=has_reward)
     merged = with_values(merged, OFF)
@@ -228,11 +223,6 @@ def _saved(given: Config, base: Config, source: str, *, has_reward: bool) -> Fou
     return FoundCritic(config, str(config.model))
 
 
-def _policies(trained: Config, source: str, stage: str) -> list[str]:
-    """The models that may be named beside the critic of a run."""
-    return [find_model(str(trained.model))] if stage == "critic" else [find_model(source, in_shards=True)]
-
-
 def _checkpoint(folder: Path, source: str, *, is_named: bool) -> Checkpoint:
     """The checkpoint that the name means; the newest for a run."""
     if is_named:
@@ -245,10 +235,3 @@ def _checkpoint(folder: Path, source: str, *, is_named: bool) -> Checkpoint:
             "(checkpoint.keep_last=true keeps the last one)"
         )
     return found
-
-
-def _plain(value: Any) -> Any:
-    """A section or a list of them as settings."""
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return value.model_dump() if isinstance(value, Section) else value

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from kedge.config import Config
-from kedge.data import room_for_prompt
 from kedge.errors import ConfigError
 from kedge.logs.progress import say
 from kedge.models import load_tokenizer
@@ -85,7 +84,7 @@ def run_evaluate(
     for source in settings.frontier:
         load_tokenizer(source, trust_remote_code=trust)  # a misspelled name fails now, not after the first sampling
     sampling = sampling_of(config)
-    room = room_for_prompt([policy.model.sampling_length], sampling.max_new_tokens)
+    room = policy.room(sampling.max_new_tokens)
     all_prompts = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
     chosen = all_prompts[: settings.num_prompts]
     if len(chosen) < len(all_prompts):
@@ -107,10 +106,10 @@ def run_evaluate(
         frontier = (_announced(load_policy(source, config, run)) for source in settings.frontier)
         others = [evaluator.compare(other, opponent, against) for other in frontier]
         on_phase("done", len(evaluator.prompts), len(evaluator.prompts))
-    evaluation = Evaluation(evaluator, result, opponent, settings.against or "references", others)
+    evaluation = Evaluation(evaluator.judge, result, opponent, settings.against or "references", others)
     summary = report(evaluation, run.folder, is_shown=run.ranks.is_first)
     say_results(config, run, "summary.json", {"num_judged": summary["num_judged"]})
-    return EvaluateResult(run.shared_folder, evaluation.win_rate(result), summary)
+    return EvaluateResult(run.shared_folder, result.win_rate, summary)
 
 
 def _announced(policy: Policy) -> Policy:

@@ -5,7 +5,7 @@ prompts ─▶ responses ─▶ scores ─▶ responses.jsonl, summary.json
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +13,19 @@ from statistics import mean
 from typing import Any
 
 from kedge.config import Config
-from kedge.data import room_for_prompt
 from kedge.errors import RewardError
 from kedge.logs.json_lines import JsonLines, read_json_lines
-from kedge.logs.progress import Progress, say
+from kedge.logs.progress import say
 from kedge.logs.table import print_table
 from kedge.rewards import Responses, Scores, WeightedReward
+from kedge.rewards.source import free_names
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import Rewards, configured_rewards, load_prompts, load_rewards
 from kedge.runs.out_of_memory import stage_function
-from kedge.runs.run import Run, open_run
+from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import measuring
 from kedge.stages.evaluation.policy import SampledBatch, join_responses, load_policy, sampling_of
-from kedge.stages.evaluation.report import response_rows
 from kedge.system.intervals import Interval, score_interval
 from kedge.system.output import RESPONSES_FILE, write_summary
 from kedge.system.texts import printable
@@ -77,7 +76,7 @@ def run_generate(
     run = open_run(config, "generate", in_memory={"data.prompts": prompts, "reward": reward})
     sampling = sampling_of(config, num_responses=config.generate.num_responses)
     policy = load_policy(str(config.model), config, run)
-    room = room_for_prompt([policy.model.sampling_length], sampling.max_new_tokens)
+    room = policy.room(sampling.max_new_tokens)
     distinct = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
     rewards = configured_rewards(config) if reward is None else reward
     scorer = None
@@ -93,8 +92,8 @@ def run_generate(
                 f"{config.generate.num_responses} responses to each prompt at temperature {sampling.temperature:g} "
                 "(generate.temperature)"
             )
-        batches = policy.sample(repeated, sampling)
-        responses, scores = _write_scored(batches, scorer, run, on_phase, total=len(repeated))
+        with closing(policy.sample(repeated, sampling, title="generate", on_phase=on_phase)) as batches:
+            responses, scores = _write_scored(batches, scorer, run.folder)
     score = None if scores is None else _mean_score(scores, config)
     summary = {
         "model": policy.source,
@@ -121,32 +120,38 @@ def run_generate(
 
 
 def _write_scored(
-    batches: Iterable[SampledBatch],
-    scorer: WeightedReward | None,
-    run: Run,
-    on_phase: Callable[[str, int, int], None],
-    *,
-    total: int,
+    batches: Iterable[SampledBatch], scorer: WeightedReward | None, folder: Path
 ) -> tuple[Responses, Scores | None]:
     """Score and write each batch; return all responses, and their scores if there is a reward."""
     parts: list[Responses] = []
-    scores: Scores = []
-    with (
-        Progress("generate", total=total) as progress,
-        closing(JsonLines(run.folder / RESPONSES_FILE)) as lines,
-    ):
-        on_phase("generate", 0, total)
+    scores: Scores | None = None if scorer is None else []
+    with closing(JsonLines(folder / RESPONSES_FILE)) as lines:
         for sampled in batches:
             batch = sampled.responses
             batch_scores = None if scorer is None else scorer.score(batch)
-            for row in response_rows(batch, batch_scores):
+            for row in _rows(batch, batch_scores):
                 lines.write(row)
             parts.append(batch)
-            scores += batch_scores or []
-            done = sum(len(part) for part in parts)
-            progress.update(done)
-            on_phase("generate", done, total)
-    return join_responses(parts), None if scorer is None else scores
+            if scores is not None:
+                scores += batch_scores or []
+    return join_responses(parts), scores
+
+
+def _rows(responses: Responses, scores: Scores | None) -> Iterator[dict[str, Any]]:
+    """Each response as a row with the columns of its prompt.
+
+    A column with a name that is taken, such as a reference `completion`, becomes `given_<name>`.
+    """
+    own: dict[str, Sequence[Any]] = {
+        "prompt": responses.prompts,
+        "completion": responses.completions,
+        "stopped": responses.stopped,
+        **({} if scores is None else {"score": scores}),
+    }
+    names = free_names(responses.columns, own)
+    columns = {**own, **{names[column]: entries for column, entries in responses.columns.items()}}
+    for entries in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, entries, strict=True))
 
 
 def _mean_score(scores: Scores, config: Config) -> Interval:

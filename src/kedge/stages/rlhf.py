@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.config import Config, metric_in_chain, with_values
-from kedge.data import Prompt, PromptStream, room_for_prompt
+from kedge.data import Prompt, PromptStream
 from kedge.logs.json_lines import plain_json
 from kedge.logs.table import Cell, print_table
 from kedge.rewards import RewardSpec, RewardTerm, WeightedReward
@@ -182,7 +182,7 @@ def run_rlhf(
             rounds.append(Round(trained, ppo, critic))
             policy = ppo.model
 
-    summary = summarize(sft, rounds)
+    summary = {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
     if run.ranks.is_first:
         run.sync()
         write_summary(run.folder, summary)
@@ -241,7 +241,7 @@ def check_inputs(
     context = policy.model.context_length
     load_demonstrations(config, run, tokenizer, context_length=context, rows=demonstrations)
     load_comparisons(config, run, tokenizer, context_length=context, rows=comparisons)
-    room = room_for_prompt([policy.model.sampling_length], config.rollout.max_new_tokens)
+    room = policy.room(config.rollout.max_new_tokens)
     all_prompts = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
     columns = list(all_prompts[0].columns)
     if rewards := configured_rewards(config) if reward is None else reward:
@@ -351,11 +351,6 @@ def published_policy(folder: Path) -> Iterator[None]:
             model = folder / "model"  # there already, with an older policy, if the run was resumed
             with writing(model), replaced_folder(model) as part:
                 copy_tree(policies[-1], part)
-
-
-def summarize(sft: SftResult, rounds: list[Round]) -> dict[str, Any]:
-    """Figures of the whole chain, for `summary.json`."""
-    return {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
 
 
 def print_rounds(folder: Path, summary: dict[str, Any]) -> None:

@@ -17,8 +17,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,12 @@ def run_sweep(
     if not is_sweep(folder):
         check_output(folder)
     count = num_processes or _default_processes(trials[0])
-    content = {"stage": stage, "metric": metric, "goal": goal, "runs": [_described(trial) for trial in trials]}
+    content = {
+        "stage": stage,
+        "metric": metric,
+        "goal": goal,
+        "runs": [{"name": trial.name, "values": dict(trial.values), "seed": trial.seed} for trial in trials],
+    }
     _prepare(trials, folder)
     _write(folder, content)
     settings = len({trial.label for trial in trials})
@@ -155,10 +160,6 @@ def run_sweep(
 
         run_trials(trials, folder, stage, num_processes=count, on_ended=on_ended)
     return _finish(folder, {**content, "failed": list(errors), "errors": errors})
-
-
-def _described(trial: Trial) -> dict[str, Any]:
-    return {"name": trial.name, "values": dict(trial.values), "seed": trial.seed}
 
 
 def _error(exit_code: int, log: Path) -> str:
@@ -225,7 +226,8 @@ def run_trials(
         if trial not in waiting:
             on_ended(trial, 0)
     running: dict[subprocess.Popen[bytes], Trial] = {}
-    with stopping(GRACE_SECONDS) as stop, _none_left_behind(running):
+    with stopping(GRACE_SECONDS) as stop, ExitStack() as left_behind:
+        left_behind.callback(_end, running)
         while waiting or running:
             while waiting and len(running) < num_processes and not stop.requested:
                 trial = waiting.pop(0)
@@ -252,16 +254,8 @@ def _start(trial: Trial, folder: Path, stage: str, num_processes: int) -> subpro
         )
 
 
-@contextmanager
-def _none_left_behind(running: dict[subprocess.Popen[bytes], Trial]) -> Iterator[None]:
-    """Stop the trials that still run when the block is left."""
-    try:
-        yield
-    finally:
-        _end(running)
-
-
 def _end(running: dict[subprocess.Popen[bytes], Trial]) -> None:
+    """Stop the trials that still run."""
     for process in running:
         process.terminate()
     for process in running:
@@ -344,7 +338,11 @@ def plan_trials(
     for field, values in swept.items():
         if num_random is None and any(_RANGE.fullmatch(value) for value in values):
             raise ConfigError(f"{field}={','.join(values)} is a range; add --random N to draw N settings from it")
-    settings = _combinations(swept) if num_random is None else _draws(swept, num_random)
+    settings = (
+        [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+        if num_random is None
+        else _draws(swept, num_random)
+    )
     trials = [
         Trial(_folder_name(values, seed, len(seeds)), values, seed, resolve({**values, "runtime.seed": str(seed)}))
         for values in settings
@@ -355,10 +353,6 @@ def plan_trials(
     if trials[0].config.push.repo:
         raise ConfigError("a sweep pushes no model: leave push.repo unset, and push the best run with kedge push")
     return trials
-
-
-def _combinations(swept: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    return [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
 
 
 def _draws(swept: Mapping[str, Sequence[str]], count: int) -> list[dict[str, str]]:

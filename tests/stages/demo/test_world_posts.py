@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from kedge.stages.demo.world import World, stated_facts
-from kedge.stages.demo.world.words import (
+from kedge.stages.demo.words import (
     BYSTANDERS,
     CORE_SLOTS,
     LEXICON,
@@ -16,6 +15,7 @@ from kedge.stages.demo.world.words import (
     SUBREDDITS,
     TELLINGS,
 )
+from kedge.stages.demo.world import World, stated_facts
 
 
 def test_a_post_is_a_function_of_seed_split_and_index() -> None:

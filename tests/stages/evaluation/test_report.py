@@ -8,9 +8,8 @@ from typing import Any, cast
 import pytest
 
 from kedge.rewards import Responses, Scores
-from kedge.stages.evaluation.evaluator import Evaluator, PolicyResult
+from kedge.stages.evaluation.evaluator import PolicyResult
 from kedge.stages.evaluation.judges import Judge, PairOutcomes, ScoredResponses
-from kedge.stages.evaluation.policy import Policy, Sampling
 from kedge.stages.evaluation.report import Evaluation, report
 
 
@@ -32,8 +31,7 @@ def evaluation(wins: Scores, **orders: Scores) -> Evaluation:
     ours = ScoredResponses(responses(["ab"] * count), None)
     theirs = ScoredResponses(responses(["a" * (1 + number % 3) for number in range(count)]), None)
     judge = cast("Judge", NamedJudge())
-    evaluator = Evaluator([], cast("Policy", None), judge, Sampling(4, 1.0, 1, 0), 1.0, "")
-    return Evaluation(evaluator, PolicyResult("policy", ours, PairOutcomes(wins, **orders), None), theirs)
+    return Evaluation(judge, PolicyResult("policy", ours, PairOutcomes(wins, **orders), None), theirs)
 
 
 @pytest.fixture

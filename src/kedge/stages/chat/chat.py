@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config, with_values
-from kedge.data import TLDR_ENDING, Prompt, PromptForm, encode_prompt, room_for_prompt
+from kedge.data import TLDR_ENDING, Prompt, PromptForm, encode_prompt
 from kedge.data.chat import render_prompt
 from kedge.data.records import RowError
 from kedge.errors import ConfigError, DataError, KedgeError
@@ -48,10 +48,8 @@ def chosen_form(
     """
     if wanted == "conversation" and not tokenizer.chat_template:
         raise DataError("--form conversation: the model's tokenizer has no chat template")
-    if wanted or recorded:
-        form = wanted or recorded
-        return "text" if form is None or (form == "conversation" and not tokenizer.chat_template) else form
-    return "conversation" if tokenizer.chat_template else "text"
+    form = wanted or recorded or "conversation"
+    return "text" if form == "conversation" and not tokenizer.chat_template else form
 
 
 def described_form(form: PromptForm, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -143,15 +141,10 @@ class TextStream:
         """Append a token, and write the text that is complete with it."""
         if token not in self.stop_ids:
             self.ids.append(token)
-            self._write_up_to(continuation(self.tokenizer, self.prompt_ids, self.ids).rstrip(INCOMPLETE))
+            self.write_up_to(continuation(self.tokenizer, self.prompt_ids, self.ids).rstrip(INCOMPLETE))
 
-    def end(self, text: str | None = None) -> str:
-        """Write the rest of the final text, and return all of it."""
-        final = continuation(self.tokenizer, self.prompt_ids, self.ids) if text is None else text
-        self._write_up_to(final)
-        return final
-
-    def _write_up_to(self, text: str) -> None:
+    def write_up_to(self, text: str) -> None:
+        """Write what the text so far adds."""
         # A tokenizer that tidies up spaces can change text that was already written; the final text is right then.
         if text.startswith(self.text) and text != self.text:
             self.write(text[len(self.text) :])
@@ -257,7 +250,7 @@ class Chat:
             raise DataError(f"the text {fault}")
         sampling = replace(sampling_of(self._config), seed=stream_seed(self._config.runtime.seed, "chat", self._turn))
         prompts = [
-            conversation.prompt(text, room=self._room(policy, sampling.max_new_tokens))
+            conversation.prompt(text, room=policy.room(sampling.max_new_tokens))
             for policy, conversation in zip(self.policies, self.conversations, strict=True)
         ]
         replies: list[Reply] = []
@@ -281,7 +274,7 @@ class Chat:
             most = sampling.max_new_tokens
             seed = stream_seed(sampling.seed, "reward")
             responses = describe_responses(rollout, [prompt], policy.tokenizer, max_new_tokens=most, seed=seed)
-            stream.end(responses.completions[0])
+            stream.write_up_to(responses.completions[0])
         except (KeyboardInterrupt, Interrupted):
             return Reply(stream.text, len(stream.ids), "interrupted")
         score, error = self._score(policy, prompt, responses)
@@ -294,18 +287,14 @@ class Chat:
         reader = self.policies[0]
         try:
             if policy is not reader and not share_tokens(policy.tokenizer, reader.tokenizer):
-                columns = [Prompt(prompt.text, prompt.columns)]
-                responses = written_responses(columns, responses.completions, responses.stopped, reader.tokenizer)
+                responses = written_responses([prompt], responses.completions, responses.stopped, reader.tokenizer)
             return self.scorer.score(responses)[0], ""
         except KedgeError as error:  # the answer is still worth reading
             return None, str(error)
 
-    def _room(self, policy: Policy, max_new_tokens: int) -> int | None:
-        return room_for_prompt([policy.model.sampling_length], max_new_tokens)
-
     def _check_room(self, config: Config) -> None:
         for policy in self.policies:
-            self._room(policy, sampling_of(config).max_new_tokens)
+            policy.room(sampling_of(config).max_new_tokens)
 
 
 def load_chat(
@@ -341,7 +330,11 @@ def load_chat(
         )
 
     policies = [load(source) for source in models]
-    forms: list[PromptForm] = [_form_of(policy, form) for policy in policies]
+    origins = [read_origin(source) for source in models]
+    forms: list[PromptForm] = [
+        chosen_form(policy.tokenizer, None if origin is None else origin.prompt_form, form)
+        for policy, origin in zip(policies, origins, strict=True)
+    ]
     rewards = configured_rewards(config) if reward is None else reward
     scorer = None
     if rewards:
@@ -357,8 +350,3 @@ def load_chat(
         )
         scorer.check([MESSAGES_COLUMN] if "conversation" in forms else [])
     return Chat(config, policies, forms, scorer)
-
-
-def _form_of(policy: Policy, wanted: PromptForm | None) -> PromptForm:
-    origin = read_origin(policy.source)
-    return chosen_form(policy.tokenizer, None if origin is None else origin.prompt_form, wanted)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -14,12 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.statistics import win_rate
 from kedge.data import Prompt, encode_prompt
-from kedge.models import LanguageModel, load_language_model, load_tokenizer, own_stop_tokens, response_logprobs
-from kedge.rewards import WeightedReward
+from kedge.models import response_logprobs
 from kedge.rewards.score import describe_responses
-from kedge.rollout import Engine, Sampler
+from kedge.rollout import Engine
 from kedge.stages.demo import recipe
 from kedge.stages.demo.world import AXES, Post, SummaryScores, World, judge_summary
+from kedge.stages.evaluation.policy import Sampling, load_frozen_policy
+from kedge.stages.ppo.roles import Roles
 from kedge.system.intervals import Interval, mean_interval
 from kedge.training.runtime import stream_seed
 
@@ -89,30 +90,6 @@ class CurvePoint:
     gold: Interval
 
 
-class Trained(Protocol):
-    """The parts of a PPO run that the curve evaluates."""
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The policy's tokenizer."""
-        ...
-
-    @property
-    def engine(self) -> Engine:
-        """Samples responses from the policy."""
-        ...
-
-    @property
-    def reference(self) -> LanguageModel | None:
-        """The initial policy."""
-        ...
-
-    @property
-    def reward(self) -> WeightedReward:
-        """The reward that the policy is trained on."""
-        ...
-
-
 @dataclass(frozen=True)
 class Curve:
     """Callback after each PPO update: evaluates the policy every few updates, without affecting training.
@@ -125,7 +102,7 @@ class Curve:
     world: World
     points: list[CurvePoint] = field(default_factory=list)
 
-    def __call__(self, update: int, roles: Trained) -> None:
+    def __call__(self, update: int, roles: Roles) -> None:
         """Sample, score and judge after the first update and then every few updates."""
         if update != 1 and update % recipe.CURVE_EVERY:
             return
@@ -159,19 +136,16 @@ def gold_judge(world: World) -> Callable[..., list[float]]:
 
 def sample_summaries(model: Path, world: World, posts: Sequence[Post], *, draw: int = 0) -> list[str]:
     """Sample one summary per post from a policy, at the training temperature; `draw` selects the random streams."""
-    tokenizer = load_tokenizer(model)
-    policy = load_language_model(model, tokenizer=tokenizer)
-    engine = Sampler(
-        policy,
-        pad_id=cast("int", tokenizer.pad_token_id),
-        stop_tokens=own_stop_tokens(tokenizer, policy).ids,
-        max_new_tokens=recipe.MAX_NEW_TOKENS,
-        temperature=recipe.TEMPERATURE,
+    policy = load_frozen_policy(str(model), device=torch.device("cpu"), precision="fp32")
+    sampling = Sampling(
+        recipe.MAX_NEW_TOKENS,
+        recipe.TEMPERATURE,
         batch_size=SAMPLED_AT_ONCE,
+        seed=stream_seed(world.seed, "summaries", draw),
     )
     prompts = [world.prompt(post) for post in posts]
-    rollout = _roll_out(engine, tokenizer, prompts, seed=stream_seed(world.seed, "summaries", draw))
-    return describe_responses(rollout, prompts, tokenizer).completions
+    rollout = _roll_out(policy.sampler(sampling), policy.tokenizer, prompts, seed=sampling.seed)
+    return describe_responses(rollout, prompts, policy.tokenizer).completions
 
 
 def _roll_out(engine: Engine, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, seed: int) -> Rollout:

@@ -26,11 +26,12 @@ from kedge.rewards import RewardTerm
 from kedge.runs.ending import chained
 from kedge.stages.demo import recipe
 from kedge.stages.demo.gold_evaluation import Curve, GoldScores, gold_judge, sample_summaries
-from kedge.stages.demo.report import WITH_KL, WITHOUT_KL, DemoResult, print_result, save_result
+from kedge.stages.demo.report import WITH_KL, WITHOUT_KL, DemoResult, print_result
 from kedge.stages.demo.world import Post, World
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
+from kedge.system.output import write_summary
 
 __all__ = ["demo_config", "run_demo"]
 
@@ -87,7 +88,7 @@ def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:
         explained_variance=fmean(row["value/explained_variance"] for row in ppo.metrics[-(len(ppo.metrics) // 4) :]),
         seconds=time.perf_counter() - started,
     )
-    save_result(result, folder)
+    write_summary(folder, result.summary())
     leave_report(folder, advice=field_advice)
     print_result(result)
     print(f"Done in {result.seconds:.0f} s. Open {folder / REPORT_FILE}; models and logs are in the same folder")

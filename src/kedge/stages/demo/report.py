@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
@@ -13,9 +12,8 @@ from rich.markup import escape
 from kedge.logs.table import Cell, print_table
 from kedge.stages.demo.gold_evaluation import CurvePoint, GoldScores
 from kedge.stages.demo.world import AXES, Post
-from kedge.system.output import write_summary
 
-__all__ = ["WITHOUT_KL", "WITH_KL", "DemoResult", "print_result", "save_result"]
+__all__ = ["WITHOUT_KL", "WITH_KL", "DemoResult", "print_result"]
 
 WITH_KL: Final = "ppo"
 WITHOUT_KL: Final = "ppo-without-kl"
@@ -64,27 +62,14 @@ class DemoResult:
         }
 
 
-def save_result(result: DemoResult, folder: Path) -> None:
-    """Write `summary.json`."""
-    write_summary(folder, result.summary())
-
-
 def print_result(result: DemoResult) -> None:
     """Print a few sample summaries and the figures."""
-    _print_samples(result)
-    _print_figures(result)
-
-
-def _print_samples(result: DemoResult) -> None:
     console = Console(highlight=False)
     for index, post in enumerate(result.posts[:NUM_SAMPLES]):
         console.print(f"\n[bold]r/{post.subreddit} · {escape(post.title)}[/bold]\n{escape(post.text)}\n")
         for name, writer in result.scores.items():
             quality = writer.scores[index].quality
             console.print(f"  [dim]{WRITERS[name]}, {quality:.2f}:[/dim]{escape(writer.summaries[index])}")
-
-
-def _print_figures(result: DemoResult) -> None:
     ppo = result.scores["ppo"]
     sft = result.scores["sft"]
     print()

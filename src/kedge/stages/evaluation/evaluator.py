@@ -22,7 +22,7 @@ from kedge.stages.evaluation.policy import (
     render_for,
     written_responses,
 )
-from kedge.system.intervals import Interval, mean_interval, score_interval, share_interval
+from kedge.system.intervals import Interval, mean_interval, share_interval
 
 __all__ = ["Evaluator", "PolicyResult", "collect_rankings", "rank_responses"]
 
@@ -43,6 +43,16 @@ class PolicyResult:
     outcomes: PairOutcomes
     kl: Interval | None
 
+    @property
+    def win_rate(self) -> Interval:
+        """Share of the pairs that the policy wins; ties count half."""
+        return share_interval(self.outcomes.decided)
+
+    def summary(self) -> dict[str, Interval | float | str | None]:
+        """Figures for `summary.json`."""
+        score = self.scored.figures()["score"]
+        return {"model": self.name, "win_rate": self.win_rate, **self.outcomes.counts, "score": score, "kl": self.kl}
+
 
 @dataclass(frozen=True)
 class Evaluator:
@@ -55,7 +65,6 @@ class Evaluator:
         sampling: Settings of the sampling.
         kl_temperature: Sampling temperature of the KL estimate: that of training.
         template: The template that rendered the prompts, e.g. `tldr`.
-        confidence: Coverage of the intervals, in (0, 1).
         on_phase: Told how far sampling and judging are.
     """
 
@@ -65,7 +74,6 @@ class Evaluator:
     sampling: Sampling
     kl_temperature: float
     template: str
-    confidence: float = 0.95
     on_phase: OnPhase = lambda *_: None
 
     def references(self) -> ScoredResponses:
@@ -91,21 +99,13 @@ class Evaluator:
         outcomes = self.judge.compare(scored, opponent)
         return PolicyResult(policy.source, scored, outcomes, self._kl(policy, against, batches))
 
-    def score(self, values: Sequence[float]) -> Interval:
-        """Mean of one score per prompt, with the configured confidence interval."""
-        return score_interval([[each] for each in values], confidence=self.confidence)
-
-    def share(self, values: Sequence[float]) -> Interval:
-        """Mean of one share in [0, 1] per prompt, with the configured confidence interval."""
-        return share_interval(values, confidence=self.confidence)
-
     def _score(self, responses: Responses) -> ScoredResponses:
         self.on_phase(JUDGING, 0, len(responses))
-        return ScoredResponses(responses, self.judge.score(responses))
+        return self.judge.score(responses)
 
     def _sample(self, policy: Policy, sampling: Sampling, *, title: str = "sample") -> list[SampledBatch]:
         prompts = render_for(policy, self.prompts, self.reader, max_new_tokens=sampling.max_new_tokens)
-        return policy.sample_all(prompts, sampling, title=f"{title} {policy.source}", on_phase=self.on_phase)
+        return list(policy.sample(prompts, sampling, title=f"{title} {policy.source}", on_phase=self.on_phase))
 
     def _as_read(self, policy: Policy, batches: Sequence[SampledBatch]) -> Responses:
         """Responses as the judge reads them: to the original prompts, in the reader's tokens."""
@@ -122,8 +122,7 @@ class Evaluator:
         if temperature != self.sampling.temperature:
             # A temperature near 0 turns every small difference into a huge KL, so measure it as in training.
             batches = self._sample(policy, replace(self.sampling, temperature=temperature), title="sample for the KL")
-        kl = policy_kl(policy, against, batches, temperature=temperature)
-        return mean_interval(kl, confidence=self.confidence)
+        return mean_interval(policy_kl(policy, against, batches, temperature=temperature))
 
 
 POST_FIELDS = ("subreddit", "title", "post")
@@ -159,7 +158,7 @@ def collect_rankings(
         RewardError: No row is left, or the labeler broke its contract.
     """
     repeated = [prompt for prompt in prompts for _ in range(num_responses)]
-    batches = policy.sample_all(repeated, sampling, title=title, on_phase=on_phase)
+    batches = policy.sample(repeated, sampling, title=title, on_phase=on_phase)
     responses = join_responses([each.responses for each in batches])
     scores = labeler.score(responses)
     rows: list[dict[str, Any]] = []

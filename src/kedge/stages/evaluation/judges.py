@@ -1,10 +1,11 @@
-"""Judges: score responses one at a time, or compare two responses in both orders."""
+"""The judge: scores responses one at a time, or compares two responses in both orders."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from statistics import mean
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,11 +16,9 @@ from kedge.rewards import Responses, RewardSpec, Scores, WeightedReward, names_f
 from kedge.rewards.pairwise import PairwiseJudge
 from kedge.runs.inputs import load_rewards
 from kedge.runs.run import Run
+from kedge.system.intervals import Interval, score_interval
 
 __all__ = ["Judge", "PairOutcomes", "ScoredResponses", "load_judge"]
-
-
-JudgeMode: TypeAlias = Literal["score", "pairwise"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,20 @@ class ScoredResponses:
 
     responses: Responses
     scores: Scores | None
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """Length of each response, in tokens of the evaluated policy."""
+        return [len(ids) for ids in self.responses.response_ids]
+
+    def figures(self) -> dict[str, Interval | float | None]:
+        """Mean score, None if the judge only compares or scored nothing; mean length; share with a stop token."""
+        known = [[score] for score in self.scores or () if score is not None]
+        return {
+            "score": score_interval(known) if known else None,
+            "length": mean(self.num_tokens),
+            "eos_rate": mean(map(float, self.responses.stopped)),
+        }
 
 
 @dataclass(frozen=True)
@@ -80,99 +93,52 @@ class PairOutcomes:
         return {"first_rate": first_rate, "contradicted": contradicted}
 
 
-class Judge(Protocol):
-    """Decides which of two responses to a prompt is better."""
+@dataclass(frozen=True)
+class Judge:
+    """Decides which of two responses to a prompt is better.
+
+    A reward scores one response at a time, and the higher score wins. A pairwise judge compares both, once in each
+    order, and the pair is a tie unless both orders have the same winner.
+    """
+
+    source: WeightedReward | PairwiseJudge
 
     @property
     def name(self) -> str:
         """Name in reports."""
-        ...
+        return self.source.name
 
     @property
-    def mode(self) -> JudgeMode:
-        """True if the judge scores single responses or compares pairs."""
-        ...
+    def mode(self) -> Literal["score", "pairwise"]:
+        """The setting `evaluate.judge_mode`."""
+        return "pairwise" if isinstance(self.source, PairwiseJudge) else "score"
 
     def check(self, columns: Sequence[str]) -> None:
         """Check before a run that the prompts have the columns that the judge needs (`RewardError` if not)."""
-        ...
+        self.source.check(columns)
 
-    def score(self, responses: Responses) -> Scores | None:
-        """One number per response, or None from a judge that only compares."""
-        ...
-
-    def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
-        """The better response to each prompt."""
-        ...
-
-
-@dataclass(frozen=True)
-class ScoreJudge:
-    """Scores one response at a time; the higher score wins."""
-
-    reward: WeightedReward
-    mode: JudgeMode = "score"
-
-    @property
-    def name(self) -> str:
-        """The reward's name."""
-        return self.reward.name
-
-    def check(self, columns: Sequence[str]) -> None:
-        """See `Judge`."""
-        self.reward.check(columns)
-
-    def score(self, responses: Responses) -> Scores | None:
-        """See `Judge`."""
-        return self.reward.score(responses)
+    def score(self, responses: Responses) -> ScoredResponses:
+        """The responses with one number each, or without from a judge that only compares."""
+        scores = None if isinstance(self.source, PairwiseJudge) else self.source.score(responses)
+        return ScoredResponses(responses, scores)
 
     def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
-        """See `Judge`. Equal texts tie, even if their scores were rounded differently in different batches."""
+        """The better response to each prompt. Equal texts tie, even if their scores were rounded differently."""
+        if isinstance(self.source, PairwiseJudge):
+            first = self.source.verdicts(ours.responses, theirs.responses)
+            swapped = self.source.verdicts(theirs.responses, ours.responses)
+            second = [None if verdict is None else 1 - verdict for verdict in swapped]
+            both = zip(first, second, strict=True)
+            agreed = [None if one is None or two is None else one if one == two else 0.5 for one, two in both]
+            return PairOutcomes(agreed, first, second)
         assert ours.scores is not None, "a scoring judge needs scores"
         assert theirs.scores is not None, "a scoring judge needs scores"
-        outcomes: Scores = []
-        pairs = zip(ours.scores, theirs.scores, strict=True)
-        texts = zip(ours.responses.completions, theirs.responses.completions, strict=True)
-        for (score, other), (text, other_text) in zip(pairs, texts, strict=True):
-            if score is None or other is None:
-                outcomes.append(None)
-            else:
-                outcomes.append(0.5 if text == other_text else float(wins([score], [other])))
-        return PairOutcomes(outcomes)
-
-
-@dataclass(frozen=True)
-class PairJudge:
-    """Compares both responses, once in each order; the pair is a tie unless both orders have the same winner."""
-
-    judge: PairwiseJudge
-    mode: JudgeMode = "pairwise"
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        return self.judge.name
-
-    def check(self, columns: Sequence[str]) -> None:
-        """See `Judge`."""
-        self.judge.check(columns)
-
-    def score(self, responses: Responses) -> Scores | None:
-        """None: the judge only compares."""
-        return None
-
-    def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
-        """See `Judge`."""
-        shown_first = self.judge.verdicts(ours.responses, theirs.responses)
-        swapped = self.judge.verdicts(theirs.responses, ours.responses)
-        shown_second = [None if verdict is None else 1 - verdict for verdict in swapped]
+        texts = ours.responses.completions, theirs.responses.completions
         return PairOutcomes(
             [
-                None if one is None or two is None else one if one == two else 0.5
-                for one, two in zip(shown_first, shown_second, strict=True)
-            ],
-            shown_first,
-            shown_second,
+                None if one is None or two is None else 0.5 if text == other else float(wins([one], [two]))
+                for one, two, text, other in zip(ours.scores, theirs.scores, *texts, strict=True)
+            ]
         )
 
 
@@ -192,8 +158,7 @@ def load_judge(given: RewardSpec | None, config: Config, run: Run, tokenizer: Pr
     """
     judge = str(config.evaluate.judge) if given is None else given
     if config.evaluate.judge_mode == "score":
-        scorer = load_rewards(judge, config, run, tokenizer)
-        return ScoreJudge(scorer)
+        return Judge(load_rewards(judge, config, run, tokenizer))
     if not callable(judge) and not names_function(str(judge)):
         raise ConfigError(f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model")
-    return PairJudge(PairwiseJudge(judge if callable(judge) else str(judge), ranks=run.ranks))
+    return Judge(PairwiseJudge(judge if callable(judge) else str(judge), ranks=run.ranks))

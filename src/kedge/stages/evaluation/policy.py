@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -110,6 +110,7 @@ class Policy:
             max_new_tokens=sampling.max_new_tokens,
             temperature=sampling.temperature,
             precision=self.precision,
+            batch_size=sampling.batch_size,
         )
 
     def engine(self, sampling: Sampling) -> Engine:
@@ -129,37 +130,38 @@ class Policy:
         assert logprobs is not None
         return logprobs
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[SampledBatch]:
-        """Sample one response per prompt, in the order of the prompts, a batch at a time."""
-        engine = self.engine(sampling)
-        for start in range(0, len(prompts), sampling.batch_size):
-            batch = prompts[start : start + sampling.batch_size]
-            rollout = engine.generate(
-                [encode_prompt(self.tokenizer, prompt.text) for prompt in batch],
-                seeds=[stream_seed(sampling.seed, start + row) for row in range(len(batch))],
-            )
-            described = describe_responses(
-                rollout,
-                batch,
-                self.tokenizer,
-                max_new_tokens=sampling.max_new_tokens,
-                seed=stream_seed(sampling.seed, "reward", start),
-            )
-            yield SampledBatch(rollout, described)
+    def room(self, max_new_tokens: int) -> int | None:
+        """Longest prompt that the context allows beside a response; None for no limit."""
+        return room_for_prompt([self.model.sampling_length], max_new_tokens)
 
-    def sample_all(
+    def sample(
         self, prompts: Sequence[Prompt], sampling: Sampling, *, title: str, on_phase: OnPhase = lambda *_: None
-    ) -> list[SampledBatch]:
-        """Sample all batches, with a progress display; `on_phase` is called before the first batch and after each."""
-        batches: list[SampledBatch] = []
-        on_phase(title, 0, len(prompts))
-        with Progress(title, total=len(prompts)) as progress:
-            for batch in self.sample(prompts, sampling):
-                batches.append(batch)
-                done = sum(len(each.responses) for each in batches)
+    ) -> Generator[SampledBatch, None, None]:
+        """Sample one response per prompt, in the order of the prompts, a batch at a time.
+
+        Shows the progress; `on_phase` is called before the first batch, and after each one when the next is asked for.
+        """
+        engine = self.engine(sampling)
+        total = len(prompts)
+        on_phase(title, 0, total)
+        with Progress(title, total=total) as progress:
+            for start in range(0, total, sampling.batch_size):
+                batch = prompts[start : start + sampling.batch_size]
+                rollout = engine.generate(
+                    [encode_prompt(self.tokenizer, prompt.text) for prompt in batch],
+                    seeds=[stream_seed(sampling.seed, start + row) for row in range(len(batch))],
+                )
+                described = describe_responses(
+                    rollout,
+                    batch,
+                    self.tokenizer,
+                    max_new_tokens=sampling.max_new_tokens,
+                    seed=stream_seed(sampling.seed, "reward", start),
+                )
+                yield SampledBatch(rollout, described)
+                done = start + len(batch)
                 progress.update(done)
-                on_phase(title, done, len(prompts))
-        return batches
+                on_phase(title, done, total)
 
 
 def load_frozen_policy(
@@ -306,7 +308,7 @@ def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max
     rendered = list(prompts)
     if policy.tokenizer.chat_template not in (None, reader.tokenizer.chat_template):
         rendered = [_rendered(policy, prompt, number) for number, prompt in enumerate(prompts, start=1)]
-    room = room_for_prompt([policy.model.sampling_length], max_new_tokens)
+    room = policy.room(max_new_tokens)
     for number, prompt in enumerate(rendered if room is not None else [], start=1):
         length = len(encode_prompt(policy.tokenizer, prompt.text))
         if room is not None and length > room:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from operator import eq
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from kedge.logs.json_lines import JsonLines
 from kedge.logs.table import Cell, print_table
-from kedge.rewards import Responses, Scores
-from kedge.rewards.source import free_names
-from kedge.stages.evaluation.evaluator import Evaluator, PolicyResult
-from kedge.stages.evaluation.judges import ScoredResponses
-from kedge.system.intervals import Interval
+from kedge.stages.evaluation.evaluator import PolicyResult
+from kedge.stages.evaluation.judges import Judge, ScoredResponses
+from kedge.system.intervals import Interval, share_interval
 from kedge.system.output import JUDGMENTS_FILE, write_summary
 
-__all__ = ["Evaluation", "report", "response_rows"]
+__all__ = ["Evaluation", "report"]
 
 
 @dataclass(frozen=True)
@@ -27,77 +24,45 @@ class Evaluation:
     """All results of an evaluation.
 
     Attributes:
-        evaluator: The prompts and the judge.
+        judge: The judge.
         policy: Result of the evaluated policy.
         opponent: The responses that it was compared with.
         opponent_name: Folder or hub id of the other policy, or `references`.
         frontier: Results of further policies against the same opponent.
     """
 
-    evaluator: Evaluator
+    judge: Judge
     policy: PolicyResult
     opponent: ScoredResponses
     opponent_name: str = "references"
     frontier: Sequence[PolicyResult] = ()
 
-    def win_rate(self, result: PolicyResult) -> Interval:
-        """Share of the pairs that the policy wins; ties count half."""
-        return self.evaluator.share(result.outcomes.decided)
-
-    def score(self, scored: ScoredResponses) -> Interval | None:
-        """Mean score; None if the judge only compares or scored nothing."""
-        known = [score for score in scored.scores or () if score is not None]
-        return self.evaluator.score(known) if known else None
-
-    def longer_wins(self) -> Interval | None:
-        """Share of pairs that the longer response wins: ½ without length bias; None if all lengths are equal."""
-        longer = self._longer_won()
-        return self.evaluator.share(longer) if longer else None
-
-    def _longer_won(self) -> list[float]:
+    def longer_won(self) -> list[float]:
         """The outcome for the longer response of each decided pair of different length."""
-        ours = _lengths(self.policy.scored)
-        theirs = _lengths(self.opponent)
+        pairs = zip(self.policy.scored.num_tokens, self.opponent.num_tokens, self.policy.outcomes.wins, strict=True)
         return [
-            win if length > other else 1 - win
-            for length, other, win in zip(ours, theirs, self.policy.outcomes.wins, strict=True)
-            if win is not None and length != other
+            win if length > other else 1 - win for length, other, win in pairs if win is not None and length != other
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Figures for `summary.json`."""
+        """Figures for `summary.json`; the longer response wins ½ of the pairs if the judge ignores lengths."""
         outcomes = self.policy.outcomes
-        wins = self.policy.outcomes.decided
+        longer = self.longer_won()
+        sides = (self.policy.scored, self.opponent)
         return {
-            "model": self.policy.name,
+            **_plain(self.policy.summary()),
             "against": self.opponent_name,
-            "judge": self.evaluator.judge.name,
-            "judge_mode": self.evaluator.judge.mode,
+            "judge": self.judge.name,
+            "judge_mode": self.judge.mode,
             "num_prompts": len(outcomes.wins),
-            "num_judged": len(wins),
-            "num_equal": sum(map(eq, *(each.responses.completions for each in (self.policy.scored, self.opponent)))),
-            "win_rate": self.win_rate(self.policy).as_json(),
-            **outcomes.counts,
-            "score": _plain(self.score(self.policy.scored)),
-            "score_against": _plain(self.score(self.opponent)),
-            "kl": _plain(self.policy.kl),
-            "length": mean(_lengths(self.policy.scored)),
-            "length_against": mean(_lengths(self.opponent)),
-            "eos_rate": _eos_rate(self.policy.scored),
-            "eos_rate_against": _eos_rate(self.opponent),
-            "longer_wins": _plain(self.longer_wins()),
-            "num_unequal_lengths": len(self._longer_won()),
+            "num_judged": len(outcomes.decided),
+            "num_equal": sum(map(eq, *(each.responses.completions for each in sides))),
+            **_plain(self.policy.scored.figures()),
+            **{f"{name}_against": figure for name, figure in _plain(self.opponent.figures()).items()},
+            "longer_wins": share_interval(longer).as_json() if longer else None,
+            "num_unequal_lengths": len(longer),
             "position_bias": outcomes.position_bias(),
-            "frontier": [
-                {
-                    "model": each.name,
-                    "win_rate": self.win_rate(each).as_json(),
-                    **each.outcomes.counts,
-                    "score": _plain(self.score(each.scored)),
-                    "kl": _plain(each.kl),
-                }
-                for each in self.frontier
-            ],
+            "frontier": [_plain(each.summary()) for each in self.frontier],
         }
 
 
@@ -132,8 +97,8 @@ def _judgments(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
             "completion": ours.responses.completions[index],
             "completion_against": theirs.responses.completions[index],
             "winner": winners[win],
-            "length": len(ours.responses.response_ids[index]),
-            "length_against": len(theirs.responses.response_ids[index]),
+            "length": ours.num_tokens[index],
+            "length_against": theirs.num_tokens[index],
         }
         if ours.scores is not None and theirs.scores is not None:
             row |= {"score": ours.scores[index], "score_against": theirs.scores[index]}
@@ -147,15 +112,14 @@ def _judgments(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
 
 def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
     rows: dict[str, list[Cell]] = {
-        each.name: [evaluation.win_rate(each), _counts(each), *_figures(evaluation, each.scored, each.kl)]
+        each.name: [each.win_rate, " / ".join(map(str, each.outcomes.counts.values())), *_cells(each.scored, each.kl)]
         for each in (evaluation.policy, *evaluation.frontier)
     }
-    opponent = f"against: {evaluation.opponent_name}"
-    rows[opponent] = [None, None, *_figures(evaluation, evaluation.opponent, None)]
+    rows[f"against: {evaluation.opponent_name}"] = [None, None, *_cells(evaluation.opponent, None)]
     columns = ["policy", "win rate", "won / tied / lost", "score", "KL", "tokens", "stopped"]
     print_table(f"{summary['num_judged']} prompts, judged by {summary['judge']}", columns, rows)
-    if (longer := evaluation.longer_wins()) is not None:
-        print(f"Win rate of the longer response, where lengths differ: {longer}")
+    if longer := evaluation.longer_won():
+        print(f"Win rate of the longer response, where lengths differ: {share_interval(longer)}")
     if bias := summary["position_bias"]:
         print(
             f"Position bias: the judge preferred the response shown first {bias['first_rate']:.0%} of the time, and "
@@ -163,36 +127,10 @@ def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
         )
 
 
-def _counts(result: PolicyResult) -> str:
-    return " / ".join(map(str, result.outcomes.counts.values()))
+def _cells(scored: ScoredResponses, kl: Interval | None) -> list[Cell]:
+    score, *others = scored.figures().values()
+    return [score, kl, *others]
 
 
-def _figures(evaluation: Evaluation, scored: ScoredResponses, kl: Interval | None) -> list[Cell]:
-    return [evaluation.score(scored), kl, mean(_lengths(scored)), _eos_rate(scored)]
-
-
-def _lengths(scored: ScoredResponses) -> list[int]:
-    """Length of each response, in tokens of the evaluated policy."""
-    return [len(ids) for ids in scored.responses.response_ids]
-
-
-def _eos_rate(scored: ScoredResponses) -> float:
-    return mean(map(float, scored.responses.stopped))
-
-
-def _plain(interval: Interval | None) -> dict[str, float | None] | None:
-    return None if interval is None else interval.as_json()
-
-
-def response_rows(responses: Responses, scores: Scores | None) -> Iterator[dict[str, Any]]:
-    """Each response as a row with the columns of its prompt.
-
-    A column with a name that is taken, such as a reference `completion`, becomes `given_<name>`.
-    """
-    own = ("prompt", "completion", "stopped", *(() if scores is None else ("score",)))
-    names = free_names(responses.columns, own)
-    for index, (prompt, completion) in enumerate(zip(responses.prompts, responses.completions, strict=True)):
-        row: dict[str, Any] = {"prompt": prompt, "completion": completion, "stopped": responses.stopped[index]}
-        if scores is not None:
-            row["score"] = scores[index]
-        yield {**row, **{names[column]: entries[index] for column, entries in responses.columns.items()}}
+def _plain(figures: Mapping[str, Interval | float | str | None]) -> dict[str, Any]:
+    return {name: each.as_json() if isinstance(each, Interval) else each for name, each in figures.items()}

@@ -148,7 +148,7 @@ class Measurements:
             max_new_tokens=settings.max_new_tokens,
             seed=stream_seed(settings.seed, "evaluation reward"),
         )
-        ours = ScoredResponses(responses, judge.score(responses))
+        ours = judge.score(responses)
         if self._start is None:
             texts = {name: getattr(responses, name) for name in ("completions", "response_ids", "stopped")}
             self._start = {"texts": texts, "scores": ours.scores}

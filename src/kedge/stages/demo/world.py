@@ -1,4 +1,7 @@
-"""The world as a data set: posts, demonstrations, comparisons and prompts as functions of seed and index."""
+"""The embedded world: TL;DR summarization in miniature, with a gold judge that has the facts of every post.
+
+Posts with distractions, authors of differing skill, their texts and preferences, as functions of seed and index.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from kedge.data.records import Comparison, Demonstration, Prompt
-from kedge.stages.demo.world.words import (
+from kedge.stages.demo.words import (
     ADJUNCTS,
     BYSTANDERS,
     CLOSINGS,
