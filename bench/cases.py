@@ -115,7 +115,7 @@ FAMILY = {
     "PPO, separate critic": ("ppo.critic=separate",),
     "PPO, separate critic, two passes": ("ppo.critic=separate", "ppo.num_critic_epochs=2"),
     "RLOO": ("ppo.advantage=rloo",),
-    "GRPO": ("ppo.advantage=grpo", "ppo.aggregation=sequence", "ppo.kl_in=loss", "ppo.kl_estimator=k3"),
+    "GRPO": ("ppo.advantage=grpo", "ppo.aggregation=sequence", "ppo.kl_in={loss: k3}"),
     "REINFORCE++": ("ppo.advantage=reinforce++",),
 }
 GROUPS = ("RLOO", "GRPO")

@@ -67,7 +67,7 @@ def echo(prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[f
 
 def run(python: str | None, model: Path, out: Path, *, num_updates: int, **settings: Any) -> list[dict[str, Any]]:
     """The metrics of a PPO run; with the builtin engine where no Python is given."""
-    engine = {} if python is None else {"rollout.engine": "vllm", "rollout.vllm.python": python}
+    engine = {} if python is None else {"rollout.engine": "vllm", "rollout.vllm.servers": python}
     base: dict[str, Any] = {
         "rollout.num_prompts": 26,
         "rollout.num_responses": 4,

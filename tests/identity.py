@@ -37,7 +37,8 @@ RENAMED: Mapping[str, str | None] = {"policy/optimiser_steps": "policy/optimizer
 """Earlier metrics and entries of results with their current names; None if they were dropped."""
 
 RENAMED_SETTINGS: Mapping[str, str] = {
-    "ppo.value_bins=[-2,1,101]": "ppo.value_min=-2 ppo.value_max=1",
+    'ppo.value_loss={"hl_gauss":[-2,1,101]}': "ppo.value_loss=hl_gauss ppo.value_min=-2 ppo.value_max=1",
+    'ppo.advantage={"n_step":3}': "ppo.advantage=n_step ppo.advantage_steps=3",
     "ppo.critic_check_size=[32,1,2]": "ppo.critic_check_prefixes=1 ppo.critic_check_continuations=2",
     "ppo.critic_check_size=[64,2,3]": "evaluate.critic_prefixes=2 evaluate.critic_continuations=3",
     "ppo.kl_in=score": "ppo.kl_scope=sequence",
@@ -90,12 +91,13 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     ),
     "n-step": (
         _ppo(
-            f"{SEPARATE} ppo.advantage=n_step ppo.advantage_steps=3 ppo.policy_loss=kl_penalty_adaptive",
+            SEPARATE,
+            'ppo.advantage={"n_step":3} ppo.policy_loss=kl_penalty_adaptive',
             f"ppo.aggregation=sequence ppo.num_minibatches=2 ppo.kl_in=score {FP32}",
             reward="reward_model",
         ),
     ),
-    "histogram": (_ppo(SHARED, "ppo.value_loss=hl_gauss ppo.value_bins=[-2,1,101] ppo.num_minibatches=2", FP32),),
+    "histogram": (_ppo(SHARED, 'ppo.value_loss={"hl_gauss":[-2,1,101]} ppo.num_minibatches=2', FP32),),
     "critic-epochs": (
         _ppo(
             f"{SEPARATE} ppo.num_critic_epochs=3 ppo.num_updates=2 ppo.eval_every=2 data.eval_fraction=0.2",

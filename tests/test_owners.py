@@ -143,9 +143,9 @@ def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     mixed = {"ptx_coef": 0.1, "data.pretraining": [str(tmp_path / "texts.jsonl")], "importance_cap": 2.0}
     lambdas = {"gae_lambda": {"length_adaptive": 0.3}, "value_gae_lambda": 1.0}
     penalized = [length, RewardTerm(too_long, settings={"window": 0.5})]
-    yield ppo("shared", penalized, **adaptive, **mixed, **lambdas, spike_sigma=9.0)
+    yield ppo("shared", penalized, **adaptive, **mixed, **lambdas, on_spike={"skip": 9.0})
     in_loss = {"kl_in": "loss", "kl_controller": "schulman", "score_at": "after_last", "kl_wait_fraction": 0}
-    in_separate = {"critic": "separate", "advantage": "n_step", "advantage_steps": 2, "value_loss": "hl_gauss"}
+    in_separate = {"critic": "separate", "advantage": {"n_step": 2}, "value_loss": "hl_gauss"}
     in_separate |= {"num_critic_epochs": 2}
     checked = {"critic_check": 2, "critic_check_size": [32, 1, 2]}
     checked |= {"data.eval_fraction": 0.4}

@@ -87,7 +87,7 @@ STEPS: Final = (
     Case(
         "the same, with the spike guard",
         "steps_skipped",
-        {"ppo.spike_sigma": 6.0, "ppo.num_updates": 20, "ppo.max_skips": 20},
+        {"ppo.on_spike": {"skip": 6.0}, "ppo.num_updates": 20, "ppo.max_skips": 20},
         bug=bugs.gradient_spikes,
     ),
 )
@@ -192,7 +192,7 @@ SUPERVISED: Final = (
     Case(
         "second SFT, learning rate × 30",
         "loss_rising",
-        {"sft.learning_rate": 0.2, "sft.warmup_fraction": 0.5, "sft.schedule": "constant"},
+        {"sft.learning_rate": 0.2, "sft.schedule": {"constant": 0.5}},
         stage="sft",
         change=few(1500),
     ),

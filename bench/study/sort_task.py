@@ -23,7 +23,7 @@ SFT: Final[dict[str, Any]] = {
     "sft.learning_rate": 4e-3,
     "sft.batch_size": 32,
     "sft.num_epochs": 2,
-    "sft.warmup_fraction": 0.05,
+    "sft.schedule": {"cosine": 0.05},
     "data.eval_fraction": 0.04,
     "data.max_prompt_tokens": 16,
     "data.max_length": 64,

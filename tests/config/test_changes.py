@@ -32,7 +32,7 @@ def test_the_same_configuration_has_no_changes():
          ["data.prompts[0]: a in the run, not set now", "data.prompts: not set in the run, [] now"]),
         ([], ["runtime.num_threads=1"], ["runtime.num_threads: null in the run, 1 now"]),
         ([], ["out=x", "runtime.num_samples=0", "checkpoint.every=1", "checkpoint.keep=9"], []),
-        (["runtime.loggers=wandb"], ["runtime.loggers=[trackio,tensorboard]", "runtime.project=tides"], []),
+        (["runtime.loggers=wandb"], ["runtime.loggers={trackio: tides, tensorboard: tides}"], []),
     ],
 )  # fmt: skip
 def test_each_change_is_a_line(before, now, lines):

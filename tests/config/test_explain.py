@@ -110,7 +110,7 @@ ASKED_FOR = {
     "peft_config": "adapter.kind",
     "use_vllm": "rollout.engine=vllm",
     "vllm_mode": "rollout.engine=vllm",
-    "vllm_server_host": "rollout.vllm.urls",
+    "vllm_server_host": "rollout.vllm.servers",
     "max_steps": "ppo.num_updates",
     "max_prompt_length": "data.max_prompt_tokens",
     "chat_template_path": "data.chat_template",
@@ -119,7 +119,7 @@ ASKED_FOR = {
     "data.train_files": "data.prompts",
     "actor_rollout_ref.ref.fsdp_config.param_offload": "runtime.offload=frozen",
     "+actor_rollout_ref.actor.fsdp_config.reshard_after_forward": "runtime.parallel",
-    "vllm.num_engines": "rollout.vllm.urls",
+    "vllm.num_engines": "rollout.vllm.servers",
     "--ds.lora.rank": "adapter.rank",
 }
 

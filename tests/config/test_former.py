@@ -26,7 +26,8 @@ CONSTANTS = {
     "rollout.vllm.max_requests": 256, "reward_functions.startup_timeout": 600.0, "reward_functions.error_score": 0.0,
     "reward_functions.memory_growth": 2.0, "evaluate.confidence": 0.95, "ppo.value_huber_delta": 1.0,
     "ppo.value_head_init": "zero", "ppo.surrogate_kl_target": 0.01, "ppo.positive_nll_min_score": 1.0,
-    "ppo.spike_history": 40,
+    "ppo.spike_history": 40, "ppo.on_spike": "skip", "runtime.project": "kedge",
+    "rollout.vllm.python": None, "rollout.vllm.urls": [],
     "ppo.value_min": -10.0, "ppo.value_max": 10.0, "ppo.value_num_bins": 101,
     # Taken from ppo.critic_check_*, whose defaults are smaller.
     "evaluate.critic_prompts": 64, "evaluate.critic_prefixes": 4, "evaluate.critic_continuations": 16,
@@ -38,7 +39,9 @@ PARAMETERS = {
     "ppo.kl_horizon": ("ppo.kl_controller", None), "ppo.length_adaptive_alpha": ("ppo.gae_lambda", 0.05),
 }  # fmt: skip
 """Settings that are parameters of another's value, with what they are without it."""
-OWNERS = {owner for owner, _ in PARAMETERS.values()}
+OWNERS = {"ppo.kl_in", *(owner for owner, _ in PARAMETERS.values())}
+DERIVED = ("advantage_steps", "spike_sigma", "warmup_fraction")
+"""Parameters that a section has under their former names."""
 
 
 def stages_of(preset: str) -> set[str]:
@@ -55,6 +58,13 @@ def test_a_preset_resolves_to_the_numbers_that_it_had(preset: str) -> None:
         if name in PARAMETERS:
             owner, default = PARAMETERS[name]
             assert parameter(now[owner], default) == value, name
+        elif field in DERIVED:
+            assert getattr(getattr(config, section), field) == value, name
+        elif field == "schedule":
+            assert getattr(config, section).decay == value, name
+        elif name == "ppo.kl_estimator":
+            by_place = "k2" if word(config.ppo.kl_in) == "loss" else "k1"
+            assert config.ppo.kl_estimator == (by_place if value == "auto" else value)
         elif name == "ppo.ptx_batch_size":
             assert value is None
             assert now["ppo.ptx_batch"] == (8 if preset == "instructgpt" else 1)
@@ -62,7 +72,7 @@ def test_a_preset_resolves_to_the_numbers_that_it_had(preset: str) -> None:
             assert value == CONSTANTS[name], name
         elif field in SHARED:
             if section in stages_of(preset):
-                assert getattr(config.optimization.of(section), field) == value, name
+                assert config.optimization.of(section).arguments[field] == value, name
         elif name not in ("preset", "schedules"):
             assert (word(now[name]) if name in OWNERS else now[name]) == value, name
 
@@ -97,7 +107,7 @@ def test_one_stage_may_have_another_optimizer() -> None:
     ("stages", "line"),
     [
         ({"rlhf": {}}, "optimization.stages has rlhf, which is none of sft, reward_model, critic, ppo"),
-        ({"sft": {"adam": 1}}, "optimization.stages: adam is none of adam_eps, adam_eps_mode"),
+        ({"sft": {"adam": 1}}, "optimization.stages: adam is none of adam_eps, max_grad_norm"),
         ({"sft": {"adam_eps": -1}}, "optimization.stages: sft.adam_eps: Input should be greater than 0"),
     ],
 )
@@ -115,11 +125,24 @@ def test_the_parameter_of_a_word_is_given_with_it() -> None:
     assert config.rollout.eos_score(reward_model=True) == "auto"
     assert config.rollout.eos_score(reward_model=False) is None
     assert config.runtime.offload == ["frozen"]
+    given = {
+        "schedule": {"constant": 0.2},
+        "advantage": {"n_step": 3},
+        "on_spike": {"stop": 6},
+        "kl_in": {"loss": "k3"},
+    }
+    ppo = config_from_settings("ppo", given, {"adam_eps": {"tf1": 1e-3}}).ppo
+    assert (ppo.decay, ppo.warmup_fraction, ppo.advantage_steps, ppo.spike_sigma) == ("constant", 0.2, 3, 6)
+    assert (ppo.kl_estimator, ppo.needs_values) == ("k3", True)
 
 
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
+        ("advantage={n_step: 0}", "or {n_step: a whole number ≥ 1}; it is"),
+        ("on_spike={skip: 0}", "{stop or skip or rollback: a number > 0}, or null; it is"),
+        ("schedule={linear: 1}", "or {linear or cosine or constant: a number > 0 and < 1}; it is"),
+        ("adam_eps={tf1: 0}", "a number > 0, or {tf1: a number > 0}; it is"),
         ("constant_groups={resample: 0}", "or {resample: a whole number ≥ 1}; it is"),
         ("constant_groups={resample: 1, drop: 2}", "or {resample: a whole number ≥ 1}; it is"),
         ("kl_controller={}", "or {ziegler: a whole number > 0}; it is {}"),
@@ -136,7 +159,11 @@ def test_a_mistake_in_a_parameter_is_one_line(setting: str, line: str) -> None:
 
 
 def test_the_histogram_is_a_range_and_a_number() -> None:
-    assert Config().ppo.value_bins == [-10.0, 10.0, 101]
-    for bins in ([1, -1, 101], [0, 1], [0, 1, 1], [0, 1, 2.5]):
+    assert Config().ppo.value_bins is None
+    assert config_from_settings("ppo", {"value_loss": "hl_gauss"}).ppo.value_bins == (-10.0, 10.0, 101)
+    for bins in ([1, -1, 101], [0, 1, 1]):
         with pytest.raises(ConfigError, match="the lower end, the upper end and the number"):
-            config_from_settings("ppo", {"value_bins": bins})
+            config_from_settings("ppo", {"value_loss": {"hl_gauss": bins}})
+    for bins in ([0, 1], [0, 1, 2.5]):
+        with pytest.raises(ConfigError, match=r"\{hl_gauss: \[a number, a number, a whole number\]\}; it is"):
+            config_from_settings("ppo", {"value_loss": {"hl_gauss": bins}})

@@ -139,9 +139,9 @@ def test_a_histogram_has_no_value_clip_unless_one_is_asked_for() -> None:
 
 
 def test_the_kl_estimator_follows_the_place_of_the_kl() -> None:
-    assert (ppo_section().resolved_kl_estimator, ppo_section(kl_in="loss").resolved_kl_estimator) == ("k1", "k2")
-    assert ppo_section(kl_in="loss", kl_estimator="k3").resolved_kl_estimator == "k3"
-    assert ppo_section(kl_estimator="k2").resolved_kl_estimator == "k2"
+    assert (ppo_section().kl_estimator, ppo_section(kl_in="loss").kl_estimator) == ("k1", "k2")
+    assert ppo_section(kl_in={"loss": "k3"}).kl_estimator == "k3"
+    assert ppo_section(kl_in={"reward": "k2"}).kl_estimator == "k2"
 
 
 @pytest.mark.parametrize("token", [None, "<eos>", "\n", "7", 7, 0, ["<eos>", 7, "7"]])

@@ -52,7 +52,11 @@ def error_line(*overrides: str) -> str:
         ),
         ("ppo=3", "ppo must be a section of fields; it is 3"),
         ("data.prompts=3", "data.prompts must be a source or a list of sources; it is 3"),
-        ("runtime.loggers=[wandb, ledger]", "runtime.loggers must be any of tensorboard, wandb, trackio; it is ledger"),
+        (
+            "runtime.loggers=[wandb, ledger]",
+            "runtime.loggers must be any of tensorboard, wandb, trackio, or {tensorboard or wandb or trackio: text}; "
+            "it is ledger",
+        ),
         ("reward={f.py:g: heavy}", "reward: the weight must be a number; it is heavy"),
     ],
 )
@@ -98,8 +102,7 @@ def test_a_reward_has_no_fields() -> None:
         ("actor_rollout_ref.actor.clip_ratio", "here it is ppo.clip_range"),
         (
             "ppo.beta",
-            "ppo.beta is not a field; beta is TRL's name; here it is ppo.kl_coef, with ppo.kl_in=loss and "
-            "ppo.kl_estimator=k3 for GRPO's",
+            "ppo.beta is not a field; beta is TRL's name; here it is ppo.kl_coef, with ppo.kl_in={loss: k3} for GRPO's",
         ),
         (
             "advantage_estimator",
@@ -129,7 +132,7 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["rollout.top_p=0.9"], ["rollout.top_p is not a setting", "KL negative", "rollout.temperature"]),
         (["rollout.top_k=50"], ["rollout.top_k is not a setting", "KL negative"]),
         (["ppo.kl_controller=ziegler", "ppo.kl_coef=0"], ["ppo.kl_controller=ziegler", "ppo.kl_coef"]),
-        (["ppo.kl_in=loss", "ppo.kl_estimator=k1"], ["ppo.kl_estimator=k1", "k2 or k3"]),
+        (["ppo.kl_in={loss: k1}"], ["{loss: k1} has no gradient", "k2 or k3"]),
         (["ppo.critic_init=reward"], ["ppo.critic=separate"]),
         (["ppo.critic=none"], ["ppo.advantage=gae", "ppo.critic=none", "ppo.advantage=to_go"]),
         (["ppo.advantage=to_go", "ppo.value_warmup_updates=3"], ["ppo.value_warmup_updates=3", "use 0"]),
@@ -151,7 +154,7 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["ppo.gae_lambda=length_adaptive", "schedules.ppo.gae_lambda={1: 1}"], ["ppo.gae_lambda is also adapted by"]),
         (["ppo.value_loss=hl_gauss", "ppo.value_clip_range=1"], ["has no value clip", "ppo.value_clip_range=null"]),
         (["ppo.value_loss=hl_gauss", "schedules={ppo.value_clip_range: {1: 0.2}}"], ["has no value clip; remove"]),
-        (["ppo.value_bins=[3,3,101]"], ["ppo.value_bins=[3.0, 3.0, 101.0] must be the lower end"]),
+        (["ppo.value_loss={hl_gauss: [3,3,101]}"], ["ppo.value_loss={hl_gauss: [3.0, 3.0, 101]} must name the lower"]),
         (["ppo.value_warmup_updates=200"], ["ppo.value_warmup_updates=200", "ppo.num_updates=200"]),
     ],
 )

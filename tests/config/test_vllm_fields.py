@@ -14,9 +14,9 @@ from kedge.errors import ConfigError
 
 def test_the_fields_are_set_by_dotted_names_by_nested_mappings_and_from_a_written_file(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("rollout:\n  engine: vllm\n  vllm: {urls: http://one, memory: 0.5}\n", encoding="utf-8")
+    path.write_text("rollout:\n  engine: vllm\n  vllm: {servers: http://one, memory: 0.5}\n", encoding="utf-8")
     config = load_config(path, ["rollout.vllm.memory=0.25", "rollout.vllm.args=--enforce-eager"])
-    assert (config.rollout.vllm.urls, config.rollout.vllm.memory) == (["http://one"], 0.25)
+    assert (config.rollout.vllm.servers, config.rollout.vllm.memory) == (["http://one"], 0.25)
     assert config.rollout.vllm.args == ["--enforce-eager"]
     path.write_text(resolved_yaml(config), encoding="utf-8")
     assert load_config(path) == config
@@ -29,7 +29,7 @@ def test_the_fields_are_set_by_dotted_names_by_nested_mappings_and_from_a_writte
     ("override", "line"),
     [
         ("rollout.vllm.memory=2", "rollout.vllm.memory must be a number > 0 and ≤ 1; it is 2"),
-        ("rollout.vllm.pyton=a", "rollout.vllm.pyton is not a field; did you mean rollout.vllm.python?"),
+        ("rollout.vllm.server=a", "rollout.vllm.server is not a field; did you mean rollout.vllm.servers?"),
         ("rollout.vllm=3", "rollout.vllm must be a section of fields; it is 3"),
         ("rollout.vllm.port=1", "rollout.vllm.port is not a setting any more"),
     ],
@@ -42,7 +42,7 @@ def test_a_mistake_names_the_field_as_the_user_does(override: str, line: str) ->
 def test_a_run_may_be_resumed_on_other_servers_but_not_with_another_engine() -> None:
     builtin, one, two = (
         effective_settings(load_config(overrides=overrides))
-        for overrides in ([], *(["engine=vllm", f"rollout.vllm.urls=http://{host}"] for host in ("one", "two")))
+        for overrides in ([], *(["engine=vllm", f"rollout.vllm.servers=http://{host}"] for host in ("one", "two")))
     )
     assert changed_settings(one, two) == []
     assert "rollout.engine: builtin in the run, vllm now" in changed_settings(builtin, one)

@@ -120,7 +120,7 @@ def test_a_histogram_is_saved_with_its_support(tmp_path):
     head = HistogramHead(16, BINS)
     assert load_value_head(head, folder)
     assert torch.equal(head.weight, model.value_head.weight)
-    refused = "101 bins from -10 to 10; use it with ppo.value_loss=hl_gauss ppo.value_bins=[-10,10,101]"
+    refused = "101 bins from -10 to 10; use it with ppo.value_loss={hl_gauss: [-10, 10, 101]}"
     for other in (nn.Linear(16, 1), HistogramHead(16, Bins(-5.0, 5.0, 101)), HistogramHead(16, Bins(-10.0, 10.0, 51))):
         with pytest.raises(ModelError, match=re.escape(refused)):
             load_value_head(other, folder)

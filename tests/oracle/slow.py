@@ -185,7 +185,6 @@ class SlowPpo:
     @torch.no_grad()
     def experience(self, rows: Sequence[Row], report: Report) -> list[list[Token]]:
         use = self.use
-        estimator = {"auto": "k2" if use.kl_in == "loss" else "k1"}.get(use.kl_estimator, use.kl_estimator)
         scores, table = self.scores(rows), []
         for row, score in zip(rows, scores, strict=True):
             behind = use.max_staleness if use.old_logprobs == "sampler" else 0
@@ -199,7 +198,9 @@ class SlowPpo:
                     token.value = value
             if use.kl_in != "loss":
                 for token in tokens:
-                    token.reward = -self.kl_coef * self.penalty(token.old, token.ref, estimator) * token.is_action
+                    token.reward = (
+                        -self.kl_coef * self.penalty(token.old, token.ref, use.kl_estimator) * token.is_action
+                    )
             if use.kl_in == "score":
                 charged = sum(token.reward for token in tokens)
                 for token in tokens:

@@ -22,7 +22,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from kedge.algorithm.experience import Rollout
-from kedge.config import Config, config_from_settings, load_config
+from kedge.config import Config, config_from_settings, load_config, word
 from kedge.config.presets import LANGUAGE_PRESETS, PRESETS
 from kedge.errors import ConfigError, KedgeError
 from kedge.models.pretrained import NORMALIZATION_KEY
@@ -155,6 +155,8 @@ def oracle_of(config: Config, models: Mapping[str, Path], *, by_model: bool) -> 
             return kind.from_pretrained(models[name], dtype=torch.float64, **options).eval()
 
     policy, head, critic, settings = load(AutoModelForCausalLM, "policy"), None, None, config.model_dump()
+    parts = {"kl_in": word(config.ppo.kl_in), "schedule": config.ppo.decay}
+    parts |= {name: getattr(config.ppo, name) for name in ("kl_estimator", "warmup_fraction")}
     new = None
     if config.ppo.resolved_critic == "shared":
         new = head = nn.Linear(policy.config.hidden_size, 1, dtype=torch.float64)
@@ -164,7 +166,7 @@ def oracle_of(config: Config, models: Mapping[str, Path], *, by_model: bool) -> 
     for weight in () if new is None else new.parameters():
         nn.init.zeros_(weight)
     return SlowPpo(
-        {**settings["rollout"], **settings["optimization"], **settings["ppo"]},
+        {**settings["rollout"], **config.optimization.arguments, **settings["ppo"], **parts},
         policy,
         reference=load(AutoModelForCausalLM, "policy"),
         pad_id=TOKENIZER.encode("<pad>")[0],
@@ -236,7 +238,7 @@ OTHERS: dict[str, Any] = {
     "ppo.learning_rate": 5e-4,
     "ppo.num_minibatches": 1,
     "ppo.value_warmup_updates": 0,
-    "ppo.kl_estimator": "k2",
+    "ppo.kl_in": {"loss": "k2"},
     "ppo.kl_controller": {"ziegler": 10},
     "ppo.critic_init": "policy",
     "ppo.value_clip_range": 1e-3,

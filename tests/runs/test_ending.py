@@ -114,7 +114,7 @@ def test_after_a_critic_comes_ppo_with_its_settings_of_ppo_and_sampling() -> Non
 @pytest.mark.parametrize(
     ("preset", "overrides", "kind", "expected"),
     [
-        (None, ["ppo.value_loss=hl_gauss", "ppo.value_bins=[-1,3,101]"], "auto", {"value_bins": [-1, 3, 101]}),
+        (None, ["ppo.value_loss={hl_gauss: [-1,3,101]}"], "auto", {"value_loss": {"hl_gauss": (-1, 3, 101)}}),
         (None, ["ppo.critic=separate", "ppo.critic_learning_rate=1e-4"], "separate", {"critic_learning_rate": 1e-4}),
         (None, ["ppo.critic=shared", "ppo.value_gradient=head"], "separate", {"value_gradient": "trunk"}),
         ("vapo", ["critic.kind=shared"], "shared", {"value_gae_lambda": 1.0}),

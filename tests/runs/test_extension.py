@@ -92,7 +92,12 @@ def test_without_its_last_state_a_run_cannot_be_extended(policy, tmp_path):
 
 
 def test_what_is_stretched_is_said():
-    settings = ["ppo.num_updates=60", "ppo.learning_rate=6e-5", "ppo.kl_controller=ziegler", "ppo.warmup_fraction=0.1"]
+    settings = [
+        "ppo.num_updates=60",
+        "ppo.learning_rate=6e-5",
+        "ppo.kl_controller=ziegler",
+        "ppo.schedule={linear: 0.1}",
+    ]
     said = describe_extension(load_config(None, settings), "ppo", 40)
     assert "the linear decay of the learning rate, its warm-up, the KL controller's horizon" in said
     assert "not that of a run that was this long" in said

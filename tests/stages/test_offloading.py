@@ -26,7 +26,7 @@ PPO: dict[str, Any] = {
     "max_new_tokens": 6,
     "critic": "separate",
     "value_warmup_updates": 1,
-    "adam_eps_mode": "tf1",
+    "adam_eps": {"tf1": 1e-5},
 }
 
 

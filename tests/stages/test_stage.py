@@ -101,7 +101,7 @@ def test_another_package_registers_a_stage(package):
     ("name", "line"),
     [
         ("walk.plain", "  default   1"),
-        ("bins", "ppo.value_bins"),  # a search reads the meanings of all fields
+        ("bins", "ppo.value_loss"),  # a search reads the meanings of all fields
     ],
 )
 def test_a_plain_field_of_another_package_is_explained(package, name, line):

@@ -59,7 +59,7 @@ def check_schedules(config: Config) -> None:
     Raises:
         ConfigError: One line with the first mistake.
     """
-    if "ppo.value_clip_range" in config.schedules and config.ppo.value_loss == "hl_gauss":
+    if "ppo.value_clip_range" in config.schedules and config.ppo.value_bins:
         raise ConfigError("schedules: ppo.value_loss=hl_gauss has no value clip; remove ppo.value_clip_range")
     for field, points in config.schedules.items():
         if field not in SCHEDULABLE:

@@ -26,7 +26,7 @@ def critic_of(run: RunRecord) -> str:
 def charges_kl(run: RunRecord) -> bool:
     """True if the KL is subtracted from the rewards, or if the run's configuration does not say."""
     is_free = run.setting("ppo.kl_coef") == 0 and "ppo.kl_coef" not in (run.setting("schedules") or ())
-    return run.setting("ppo.kl_in") != "loss" and not is_free
+    return "loss" not in (run.setting("ppo.kl_in") or ()) and not is_free  # a word, or {word: estimator}
 
 
 def value_warmup_of(run: RunRecord) -> int:

@@ -233,7 +233,7 @@ def load_value_head(head: ValueHead, folder: str | Path) -> bool:
     if bins is not None and (not isinstance(head, HistogramHead) or bins != _bins_of(head.state_dict())):
         raise ModelError(
             f"{path}: the value head has {bins.num_bins} bins from {bins.low:g} to {bins.high:g}; use it with "
-            f"ppo.value_loss=hl_gauss ppo.value_bins=[{bins.low:g},{bins.high:g},{bins.num_bins}], or delete the file"
+            f"ppo.value_loss={{hl_gauss: [{bins.low:g}, {bins.high:g}, {bins.num_bins}]}}, or delete the file"
         )
     try:
         _fill(head, saved, scalar=bins is None)

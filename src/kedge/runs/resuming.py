@@ -96,12 +96,11 @@ def describe_extension(config: Config, stage: str, done: int) -> str:
 def _stretched(config: Config, stage: Stage) -> list[str]:
     """The schedules that are planned over the whole run."""
     [section] = stage.trains
-    settings = value_of(config, section).model_dump()
-    decay = settings["schedule"]
-    adapted = word(settings.get("kl_controller", "fixed"))
+    settings = value_of(config, section)
+    adapted = word(getattr(settings, "kl_controller", "fixed"))
     return [
-        *([] if decay == "constant" else [f"the {decay} decay of the learning rate"]),
-        *(["its warm-up"] if settings["warmup_fraction"] else []),
+        *([] if settings.decay == "constant" else [f"the {settings.decay} decay of the learning rate"]),
+        *(["its warm-up"] if settings.warmup_fraction else []),
         *([] if adapted == "fixed" else ["the KL controller's horizon"]),
     ]
 

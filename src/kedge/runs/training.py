@@ -120,8 +120,9 @@ def open_loggers(config: Config, run: Run, *, warn: Callable[[str], None]) -> Lo
     state = LoggerState(run.folder)
     facts = {name: str(fact) for name, fact in run.facts.items()}
     settings = plain_json({**config.model_dump(mode="json"), "facts": facts})
-    logged = LoggedRun(run.folder, run.stage, config.runtime.project, state.id, settings)
-    return LoggerGroup(config.runtime.loggers if run.ranks.is_first else [], state, logged, warn=warn)
+    logged = LoggedRun(run.folder, run.stage, "kedge", state.id, settings)
+    loggers: Any = config.runtime.loggers if run.ranks.is_first else []
+    return LoggerGroup(loggers, state, logged, warn=warn)
 
 
 LOGS = (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE, CRITIC_CHECKS_FILE)

@@ -77,11 +77,10 @@ def _check_sampling(config: Config) -> None:
     ptx_coef = config.ppo.ptx_coef
     if ptx_coef > 0 and not config.data.pretraining:
         raise ConfigError(f"ppo.ptx_coef={ptx_coef:g} needs texts: set data.pretraining")
-    servers = config.rollout.vllm
-    if config.rollout.engine == "vllm" and not servers.python and not servers.urls:
+    if config.rollout.engine == "vllm" and not config.rollout.vllm.servers:
         raise ConfigError(
-            "rollout.engine=vllm needs rollout.vllm.python, the Python of an environment with vLLM (`make vllm` or "
-            "`make vllm-cpu` makes one), or rollout.vllm.urls, servers that are running"
+            "rollout.engine=vllm needs rollout.vllm.servers: the Python of an environment with vLLM (`make vllm` or "
+            "`make vllm-cpu` makes one), or the addresses of servers that are running"
         )
 
 

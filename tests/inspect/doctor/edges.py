@@ -27,9 +27,8 @@ BONUS = {"ppo.entropy_coef": 0.01}
 CONTROLLED = {"ppo.kl_controller": "ziegler", "ppo.kl_target": 5.0}
 IN_SCORES = {"ppo.value_unit": "score"}
 HISTOGRAM = {
-    "ppo.value_loss": "hl_gauss",
+    "ppo.value_loss": {"hl_gauss": [-10.0, 10.0, 100]},
     "ppo.value_clip_range": None,
-    "ppo.value_bins": [-10.0, 10.0, 100],
     **IN_SCORES,
 }
 FLAT = {"reward/score_mean": [1.0] * 16, **SCORES}

@@ -70,7 +70,7 @@ CONFIG: dict[str, Any] = {
                 "missing_eos_score": "auto"},
     "ppo": {"learning_rate": 3e-4, "num_epochs": 2, "num_updates": 16, "kl_coef": 0.1, "kl_in": "reward",
             "kl_controller": "fixed", "critic": "shared", "value_unit": "returns_std", "value_clip_range": 0.2,
-            "whiten_advantages": True, "whiten_rewards": False, "entropy_coef": 0.0, "warmup_fraction": 0.0},
+            "whiten_advantages": True, "whiten_rewards": False, "entropy_coef": 0.0, "schedule": "linear"},
 }  # fmt: skip
 
 

@@ -149,7 +149,7 @@ def test_more_epochs_than_in_the_papers_are_reduced_first(epochs: int, first: st
 def test_warmup_is_suggested_if_the_first_steps_go_too_far(start: int, warmup: bool) -> None:
     clipped = [0.01] * start + [0.5] * 3 + [0.01] * (13 - start)
     [finding] = diagnose(synthetic_run(metrics={"policy/clip_fraction": clipped}))
-    assert ("raise ppo.warmup_fraction from 0 to 0.1" in finding.try_) == warmup
+    assert ("set ppo.schedule={linear: 0.1}" in finding.try_) == warmup
 
 
 def test_json_has_six_fields() -> None:
@@ -351,7 +351,7 @@ def test_lambda_is_raised_where_the_critic_explains_nothing(
             {"rollout.num_prompts": 6, "rollout.num_responses": 3, "ppo.num_minibatches": 9},
             6,
         ),
-        ("sft.warmup_fraction", 2.0, {"sft.warmup_fraction": 0.6}, 0.5),
+        ("data.eval_fraction", 3.0, {"data.eval_fraction": 0.3}, 0.5),
     ],
 )
 def test_an_advised_value_loads(field: str, factor: float, settings: dict[str, Any], value: float) -> None:

@@ -72,7 +72,7 @@ def server(policy: Path) -> Iterator[SimpleNamespace]:
 
 
 def settings(server: SimpleNamespace, **more: Any) -> dict[str, Any]:
-    return {"rollout.engine": "vllm", "rollout.vllm.urls": server.url, "temperature": 0.7, **more}
+    return {"rollout.engine": "vllm", "rollout.vllm.servers": server.url, "temperature": 0.7, **more}
 
 
 def test_a_run_samples_on_the_server_and_sends_it_every_version_of_the_weights(tmp_path, policy, server):
@@ -173,12 +173,12 @@ def test_importance_weights_are_the_default_where_the_engine_is_not_exact(policy
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
-        ({}, "needs rollout.vllm.python"),
-        ({"rollout.vllm.python": "a", "rollout.vllm.urls": "http://b"}, "set one"),
-        ({"rollout.vllm.urls": "localhost:8000"}, "not an address such as"),
-        ({"rollout.vllm.urls": "http://127.0.0.1:9"}, "http://127.0.0.1:9 does not answer"),
-        ({"rollout.vllm.python": "/nowhere/python"}, "/nowhere/python cannot be run"),
-        ({"rollout.vllm.python": "/bin/false"}, "/bin/false has no vLLM"),
+        ({}, "needs rollout.vllm.servers"),
+        ({"rollout.vllm.servers": ["http://b", "a"]}, "a is not an address"),
+        ({"rollout.vllm.servers": "localhost:8000"}, "localhost:8000 cannot be run"),
+        ({"rollout.vllm.servers": "http://127.0.0.1:9"}, "http://127.0.0.1:9 does not answer"),
+        ({"rollout.vllm.servers": "/nowhere/python"}, "/nowhere/python cannot be run"),
+        ({"rollout.vllm.servers": "/bin/false"}, "/bin/false has no vLLM"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_model_is_loaded(tmp_path, wrong, line):

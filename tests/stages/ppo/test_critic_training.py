@@ -49,7 +49,7 @@ def test_more_passes_of_the_critic_leave_the_policys_training_as_it_is(tmp_path,
 
 def test_a_warm_up_that_ends_by_its_result_is_one_of_that_length(tmp_path, policy, capsys):
     settings = {"num_updates": 5, "kl_controller": "ziegler", "kl_target": 1.0, "kl_wait_fraction": 0.5}
-    settings |= {"spike_sigma": 9.0, "num_epochs": 4, "value_gae_lambda": 1.0}
+    settings |= {"on_spike": {"skip": 9.0}, "num_epochs": 4, "value_gae_lambda": 1.0}
     settings |= {"num_prompts": 16, "reward": of_the_prompt}
     known = rows_of(policy, tmp_path / "known", value_warmup_updates=2, **settings)
     first, second = (row["value/explained_variance"] for row in known[:2])

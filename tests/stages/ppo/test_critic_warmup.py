@@ -48,7 +48,7 @@ def test_the_surrogates_penalty_is_held_as_well(tmp_path, policy, monkeypatch):
         ({}, [1, 1, 1, 1, 3 / 4, 2 / 4, 1 / 4]),
         ({"schedule": "constant"}, [1] * 7),
         # Half of the policy's four updates: critic and policy each rise for two.
-        ({"warmup_fraction": 0.5}, [1 / 3, 2 / 3, 1, 1 / 3, 2 / 3, 1, 1 / 2]),
+        ({"schedule": {"linear": 0.5}}, [1 / 3, 2 / 3, 1, 1 / 3, 2 / 3, 1, 1 / 2]),
     ],
 )
 def test_the_schedule_covers_the_updates_of_the_policy(tmp_path, policy, settings, expected):
@@ -59,7 +59,7 @@ def test_the_schedule_covers_the_updates_of_the_policy(tmp_path, policy, setting
 def test_the_first_step_of_the_policy_is_no_spike(tmp_path, policy, monkeypatch):
     # Four responses an update: the critic's own steps differ by several deviations, the policy's by a thousand.
     monkeypatch.setattr(observers, "SPIKE_HISTORY", 4)
-    settings = {"spike_sigma": 6.0, "value_coef": 1e-3, "value_head_rate": 30.0}
+    settings = {"on_spike": {"skip": 6.0}, "value_coef": 1e-3, "value_head_rate": 30.0}
     rows = run(policy, tmp_path, varied, num_updates=4, value_warmup_updates=3, **settings).metrics
     assert rows[3]["policy/grad_norm"] > 10 * rows[2]["policy/grad_norm"]
     assert [row["guard/skipped_steps"] for row in rows] == [0] * 4

@@ -287,7 +287,7 @@ def test_a_gradient_spike_is_seen_and_the_response_behind_it(configured, sabotag
     sabotage(4, change=exaggerate)
     taken = {}
     monkeypatch.setattr(observers, "SPIKE_HISTORY", 8)
-    config = configured(spike_sigma=8.0, on_spike=rule)
+    config = configured(on_spike=rule)
 
     def run():
         run_ppo(config, prompts=PROMPTS, reward=vowels, on_update=snapshots(taken))
@@ -351,7 +351,7 @@ def test_sampler_and_trainer_that_disagree_are_doubted_once_and_refused_by_stric
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_healthy_run_passes_strict(configured, tmp_path, precision):
-    config = configured(strict=True, precision=precision, num_updates=3, temperature=0.7, spike_sigma=8.0)
+    config = configured(strict=True, precision=precision, num_updates=3, temperature=0.7, on_spike="skip")
     run_ppo(config, prompts=PROMPTS, reward=vowels)
     assert not (tmp_path / "run/incidents.jsonl").exists()
 
@@ -363,7 +363,7 @@ def test_a_run_that_left_something_out_goes_on_to_the_bit(configured, tmp_path, 
             scores[0] = math.nan
         return scores
 
-    settings = {"num_updates": 8, "on_nonfinite": "skip", "max_skips": 8, "spike_sigma": 1.0}
+    settings = {"num_updates": 8, "on_nonfinite": "skip", "max_skips": 8, "on_spike": {"skip": 1.0}}
     monkeypatch.setattr(observers, "SPIKE_HISTORY", 4)
     whole, split = (configured(name, **settings) for name in ("whole", "split"))
     run_ppo(whole, prompts=PROMPTS, reward=alarming)

@@ -402,7 +402,7 @@ def test_responses_without_a_score_are_left_out(tmp_path, policy):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"kl_in": "loss", "kl_estimator": "k2"},
+        {"kl_in": {"loss": "k2"}},
         {"kl_in": "score", "advantage": "monte_carlo"},
         {"kl_controller": "ziegler"},
         {"kl_controller": "schulman"},
@@ -412,8 +412,8 @@ def test_responses_without_a_score_are_left_out(tmp_path, policy):
         {"score_at": "after_last", "whiten_rewards": True, "value_loss": "hl_gauss"},
         {"aggregation": "sequence", "dual_clip": 3.0, "clip_range_high": 0.28},
         {"aggregation": "constant", "advantage": "n_step"},
-        {"early_stop_kl": 1e-6, "adam_eps_mode": "tf1"},
-        {"value_warmup_updates": 1, "schedule": "constant", "warmup_fraction": 0.5},
+        {"early_stop_kl": 1e-6, "adam_eps": {"tf1": 1e-5}},
+        {"value_warmup_updates": 1, "schedule": {"constant": 0.5}},
         {"num_responses": 2, "temperature": 0.7, "kl_coef": 0.0},
         {"precision": "bf16", "value_loss": "hl_gauss", "critic": "separate"},
     ],

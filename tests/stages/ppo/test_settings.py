@@ -127,11 +127,11 @@ def test_mse_is_twice_half_mse():
 def test_bins_belong_to_the_histogram():
     experience = make_experience(make_models())
     assert objective(experience).value_bins is None
-    histogram = objective(experience, value_loss="hl_gauss", value_bins=[-1, 3, 8])
+    histogram = objective(experience, value_loss={"hl_gauss": [-1, 3, 8]})
     assert (histogram.value_bins, histogram.value_coef) == (Bins(-1.0, 3.0, 8), 0.1)
 
 
-@pytest.mark.parametrize("advantage", get_args(PpoConfig.model_fields["advantage"].annotation))
+@pytest.mark.parametrize("advantage", get_args(get_args(PpoConfig.model_fields["advantage"].annotation)[0]))
 def test_what_auto_stands_for_is_the_same_wherever_it_is_resolved(advantage):
     config = configured(advantage=advantage, num_responses=2, kl_in="loss")  # GRPO takes no KL in the reward
     estimator = advantage_of(config)

@@ -22,7 +22,7 @@ def resolve(values: Mapping[str, Any]) -> Config:
         ("runtime.loggers=[wandb,trackio]", ["[wandb,trackio]"]),
         ("runtime.loggers=[wandb,trackio],[]", ["[wandb,trackio]", "[]"]),
         ("schedules={ppo.kl_coef: {1: 1, 2: 0}},{}", ["{ppo.kl_coef: {1: 1, 2: 0}}", "{}"]),
-        ("runtime.project='a,b',c", ["'a,b'", "c"]),
+        ("evaluate.judge='a,b',c", ["'a,b'", "c"]),
         ("ppo.learning_rate=1e-6..1e-4", ["1e-6..1e-4"]),
     ],
 )

@@ -165,7 +165,7 @@ def served(models: Path) -> dict[str, Any]:
         **ahead(models),
         "max_staleness": 1,
         "rollout.engine": "vllm",
-        "rollout.vllm.urls": os.environ["SERVER_URL"],
+        "rollout.vllm.servers": os.environ["SERVER_URL"],
     }
 
 

@@ -162,7 +162,9 @@ def _kinds(annotation: Any) -> Iterator[str]:
     elif origin is dict and get_origin(arguments[1]) is dict:
         yield _SCHEDULES
     elif origin is dict and get_origin(arguments[0]) is Literal:
-        yield f"{{{get_args(arguments[0])[0]}: {' or '.join(_kinds(arguments[1]))}}}"
+        yield f"{{{' or '.join(get_args(arguments[0]))}: {' or '.join(_kinds(arguments[1]))}}}"
+    elif origin is tuple:
+        yield f"[{', '.join(kind for part in arguments for kind in _kinds(part))}]"
     elif origin is dict:
         yield f"a mapping of names to {' or '.join(_kinds(arguments[1]))}"
     elif origin is list and (arguments[0] is float or get_origin(arguments[0]) is Annotated):

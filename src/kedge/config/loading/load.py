@@ -323,7 +323,6 @@ FREE = (
     "preset",
     "runtime.report",
     "runtime.loggers",
-    "runtime.project",
     "runtime.num_samples",
     "runtime.strict",
     "rollout.vllm",

@@ -5,13 +5,13 @@ from typing import Literal
 from pydantic import model_validator
 
 from kedge.config.schema.field import field
+from kedge.config.schema.optimizer import Schedule, TrainedSection, schedule_field
 from kedge.config.schema.rollout import check_responses
-from kedge.config.schema.section import Section
 
 __all__ = ["CriticConfig"]
 
 
-class CriticConfig(Section):
+class CriticConfig(TrainedSection):
     """A critic fitted to the Monte Carlo returns of the policy's responses, before PPO."""
 
     kind: Literal["separate", "shared"] = field(
@@ -51,20 +51,7 @@ class CriticConfig(Section):
         too_high="the held-out loss rises from the first evaluation on",
         too_low="the critic stays the least-squares fit that it starts as",
     )
-    schedule: Literal["cosine", "linear", "constant"] = field(
-        "cosine",
-        meaning="How the learning rate decays to 0 over the run; constant: not at all.",
-        source="N+, reward model",
-    )
-    warmup_fraction: float = field(
-        0.0,
-        ge=0,
-        lt=1,
-        meaning="Fraction of all optimizer steps over which the learning rate rises linearly from 0.",
-        source="N+ trains without warmup",
-        too_high="much of the run trains at a fraction of the learning rate",
-        too_low="the first steps may be too large, because Adam's moment estimates are still poor",
-    )
+    schedule: Schedule = schedule_field("cosine", source="N+, reward model")
     num_epochs: int = field(
         1,
         ge=1,

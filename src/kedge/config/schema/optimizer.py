@@ -1,16 +1,59 @@
 """`optimization`: the optimizer, which every trained stage has."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
+from annotated_types import Gt, Lt
 from pydantic import ValidationError, model_validator
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Section
+from kedge.config.schema.section import ONE, Section, parameter, word
 
-__all__ = ["OptimizationConfig"]
+__all__ = ["OptimizationConfig", "Schedule", "TrainedSection", "schedule_field"]
 
 TRAINED = ("sft", "reward_model", "critic", "ppo")
 """The sections of the stages that train."""
+
+
+Decay = Literal["linear", "cosine", "constant"]
+
+
+Schedule = Decay | Annotated[dict[Decay, Annotated[float, Gt(0), Lt(1)]], ONE]
+
+
+class TrainedSection(Section):
+    """A section with a learning rate and its schedule."""
+
+    if TYPE_CHECKING:
+        schedule: Schedule
+
+    @property
+    def decay(self) -> Decay:
+        """The learning rate's way to 0 after its rise."""
+        return cast("Decay", word(self.schedule))
+
+    @property
+    def warmup_fraction(self) -> float:
+        """Share of all steps in which the learning rate rises."""
+        return parameter(self.schedule, 0.0)
+
+
+def schedule_field(default: Decay, *, source: str, over: str = "the run", further: str = "") -> Any:
+    """The schedule of a stage.
+
+    Args:
+        default: The default.
+        source: Its source.
+        over: What it stretches over.
+        further: Further sentences of the meaning.
+    """
+    return field(
+        default,
+        meaning=f"How the learning rate decays to 0 over {over}; constant: not at all. {{{default}: 0.1}}: after a "
+        f"linear rise from 0 over a tenth of all optimizer steps.{further}",
+        source=f"{source}; N+ trains without a rise",
+        too_high="with a long rise, much of the run trains at a fraction of the learning rate",
+        too_low="without one, the first steps may be too large, because Adam's moment estimates are still poor",
+    )
 
 
 class OptimizationConfig(Section):
@@ -42,18 +85,13 @@ class OptimizationConfig(Section):
         too_high="the weights shrink toward 0, away from the pretrained model",
         too_low="no harm: 0 is the usual choice for fine-tuning",
     )
-    adam_eps: float = field(
+    adam_eps: Annotated[float, Gt(0)] | Annotated[dict[Literal["tf1"], Annotated[float, Gt(0)]], ONE] = field(
         1e-5,
-        gt=0,
-        meaning="Adam's ε, added to the denominator of the step; not used by adafactor.",
+        meaning="Adam's ε, added to the denominator of the step; not used by adafactor. adamw adds it after the bias "
+        "correction; {tf1: 1e-5}: before it, as in OpenAI's code, a factor of 31.6 at step 1.",
         source="N+ and Ziegler",
         too_high="weights with small gradients hardly move",
         too_low="weights with tiny gradients take full-size, noisy steps",
-    )
-    adam_eps_mode: Literal["torch", "tf1"] = field(
-        "torch",
-        meaning="adamw adds ε after the bias correction (torch) or before it (tf1, as in OpenAI's code).",
-        source="PyTorch; the two differ by √(1 − β₂ᵗ), a factor of 31.6 at step 1",
     )
     stages: dict[str, dict[str, Any]] = field(
         {},
@@ -67,6 +105,13 @@ class OptimizationConfig(Section):
         values = self.model_dump(exclude={"stages"})
         return OptimizationConfig.model_validate({**values, **self.stages.get(section, {})})
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The fields, with Adam's ε and its place apart."""
+        form = "tf1" if isinstance(self.adam_eps, dict) else "torch"
+        values = self.model_dump(exclude={"stages"})
+        return {**values, "adam_eps": parameter(self.adam_eps, self.adam_eps), "adam_eps_mode": form}
+
     @model_validator(mode="after")
     def _check_stages(self) -> "OptimizationConfig":
         known = type(self).model_fields.keys() - {"stages"}
@@ -79,15 +124,14 @@ class OptimizationConfig(Section):
                 self.of(section)
             except ValidationError as error:
                 [first, *_] = error.errors()
-                name = ".".join(map(str, first["loc"]))
-                raise ValueError(f"optimization.stages: {section}.{name}: {first['msg']}") from None
+                raise ValueError(f"optimization.stages: {section}.{first['loc'][0]}: {first['msg']}") from None
         return self
 
     @model_validator(mode="after")
     def _check_form(self) -> "OptimizationConfig":
-        if self.optimizer != "adamw" and self.adam_eps_mode == "tf1":
+        if self.optimizer != "adamw" and isinstance(self.adam_eps, dict):
             raise ValueError(
-                "optimization.adam_eps_mode=tf1 is TensorFlow's Adam, and optimization.optimizer="
-                f"{self.optimizer} has no such form; use optimizer=adamw, or adam_eps_mode=torch"
+                f"optimization.adam_eps={{tf1: {parameter(self.adam_eps, 0.0):g}}} is TensorFlow's Adam, and "
+                f"optimization.optimizer={self.optimizer} has no such form; use optimizer=adamw, or a number"
             )
         return self

@@ -7,7 +7,8 @@ from annotated_types import Ge, Gt, Le
 from pydantic import model_validator
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import ONE, Section, parameter, word
+from kedge.config.schema.optimizer import Schedule, TrainedSection, schedule_field
+from kedge.config.schema.section import ONE, parameter, word
 
 __all__ = ["PpoConfig"]
 
@@ -21,9 +22,10 @@ UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo")
 """The estimators published without normalization of the advantages over the batch."""
 
 Reaction = Literal["stop", "skip", "rollback"]
+Place = Literal["reward", "score", "loss"]
 
 
-class PpoConfig(Section):
+class PpoConfig(TrainedSection):
     """The PPO update: loop, policy loss, KL to the reference, critic, advantages, groups, guard, evaluation."""
 
     # The loop: updates, epochs, minibatches, and the learning rate.
@@ -44,21 +46,11 @@ class PpoConfig(Section):
         too_high="training is unstable: KL and clip fraction shoot up and the text collapses",
         too_low="slow convergence: clip fraction and KL stay near 0 and the score is flat",
     )
-    schedule: Literal["linear", "cosine", "constant"] = field(
+    schedule: Schedule = schedule_field(
         "linear",
-        meaning="How the learning rate decays to 0 over the policy's updates, which follow ppo.value_warmup_updates; "
-        "constant: not at all.",
-        source="Ziegler and N+",
-    )
-    warmup_fraction: float = field(
-        0.0,
-        ge=0,
-        lt=1,
-        meaning="Fraction of all optimizer steps over which the learning rate rises linearly from 0. In PPO, of the "
-        "policy's; a critic that is trained first (ppo.value_warmup_updates) starts with a rise of the same length.",
-        source="N+ trains without warmup; InstructGPT uses one",
-        too_high="much of the run trains at a fraction of the learning rate",
-        too_low="the first steps may be too large, because Adam's moment estimates are still poor",
+        source="Ziegler and N+; InstructGPT has a rise",
+        over="the policy's updates, which follow ppo.value_warmup_updates",
+        further=" A critic that is trained first starts with a rise of the same length.",
     )
     num_epochs: int = field(
         4,
@@ -217,18 +209,15 @@ class PpoConfig(Section):
         meaning="Measure the KL to the reference even if it is not penalized (ppo.kl_coef=0).",
         source="kedge: if off and ppo.kl_coef=0, no reference model is loaded",
     )
-    kl_in: Literal["reward", "score", "loss"] = field(
+    kl_in: Literal["reward", "score", "loss"] | Annotated[dict[Place, Literal["k1", "k2", "k3"]], ONE] = field(
         "reward",
         meaning="Place of the KL: each token's in its own reward, a response's sum in its score, or each token's "
-        "in the loss. ppo.advantage=grpo needs loss: it would divide the KL, with the rest of the reward, by "
-        "the standard deviation in the group.",
-        source="Ziegler, S4, InstructGPT, N+; S1 for score; S3 and GRPO put it in the loss",
-    )
-    kl_estimator: Literal["auto", "k1", "k2", "k3"] = field(
-        "auto",
-        meaning="Estimator of a token's KL: k1 is unbiased, k2 has low variance, k3 has both and is never negative; "
-        "auto is k1 in the reward and k2 in the loss.",
-        source="Ziegler, N+: k1 in the reward. In the loss k2 has the right gradient, and k1's is 0 on average",
+        "in the loss. A token's KL is estimated by k1 in the reward and in the score, and by k2 in the loss; "
+        "{loss: k3} names another estimator: k1 is unbiased, k2 has low variance, k3 has both and is never negative. "
+        "ppo.advantage=grpo needs loss: it would divide the KL, with the rest of the reward, by the standard deviation "
+        "in the group.",
+        source="Ziegler, S4, InstructGPT, N+: k1 in the reward; S1 for score; S3 and GRPO put it in the loss, where k2 "
+        "has the right gradient, and k1's is 0 on average",
     )
     kl_controller: (
         Literal["fixed", "ziegler", "schulman"] | Annotated[dict[Literal["ziegler"], Annotated[int, Gt(0)]], ONE]
@@ -284,20 +273,18 @@ class PpoConfig(Section):
         too_high="a shared trunk serves value prediction rather than the policy",
         too_low="the value function learns slowly, and the advantages are poor",
     )
-    value_loss: Literal["half_mse", "mse", "hl_gauss"] = field(
+    value_loss: (
+        Literal["half_mse", "mse", "hl_gauss"] | Annotated[dict[Literal["hl_gauss"], tuple[float, float, int]], ONE]
+    ) = field(
         "half_mse",
         meaning="The critic's loss: half the squared error, the squared error, or the cross-entropy of a histogram "
-        "of the return (HL-Gauss), which has no unit and no clip.",
-        source="S4 and N+ halve the squared error, S0 and S2 do not; hl_gauss: Farebrother et al.",
-    )
-    value_bins: list[float] = field(
-        [-10.0, 10.0, 101],
-        meaning="Histogram of value_loss=hl_gauss: lower end, upper end, and the number of bins of equal width. "
-        "The ends are in units of the return, the score minus the KL penalty; returns beyond them are moved to them.",
-        source="C51, and Farebrother et al. on Atari: −10 to 10; kedge: twice C51's 51 bins, for scores with a "
-        "standard deviation of 1",
-        too_high="too wide: bins that are never used, and returns closer than a bin are told apart badly",
-        too_low="too narrow: returns beyond the ends cannot be predicted",
+        "of the return (HL-Gauss), which has no unit and no clip. {hl_gauss: [-10, 10, 101]} names the histogram's "
+        "lower end, upper end, and number of bins of equal width, and hl_gauss alone is this one. The ends are in "
+        "units of the return, the score minus the KL penalty; returns beyond them are moved to them.",
+        source="S4 and N+ halve the squared error, S0 and S2 do not; hl_gauss: Farebrother et al., on Atari with C51's "
+        "−10 to 10; kedge: twice C51's 51 bins, for scores with a standard deviation of 1",
+        too_high="too wide a histogram: bins that are never used, and returns closer than a bin are told apart badly",
+        too_low="too narrow a histogram: returns beyond the ends cannot be predicted",
     )
     value_unit: Literal["returns_std", "score"] = field(
         "returns_std",
@@ -378,36 +365,32 @@ class PpoConfig(Section):
     )
 
     # Advantages.
-    advantage: Literal[
+    advantage: (
+        Literal[
+            "gae",
+            "monte_carlo",
+            "td",
+            "n_step",
+            "to_go",
+            "total",
+            "rloo",
+            "grpo",
+            "dr_grpo",
+            "reinforce++",
+            "reinforce++_baseline",
+            "remax",
+            "opo",
+        ]
+        | Annotated[dict[Literal["n_step"], Annotated[int, Ge(1)]], ONE]
+    ) = field(
         "gae",
-        "monte_carlo",
-        "td",
-        "n_step",
-        "to_go",
-        "total",
-        "rloo",
-        "grpo",
-        "dr_grpo",
-        "reinforce++",
-        "reinforce++_baseline",
-        "remax",
-        "opo",
-    ] = field(
-        "gae",
-        meaning="Weight of a token's gradient. With a critic: GAE, return − value, TD residual, n-step. Without: the "
-        "return (to_go, total, reinforce++), or the score less a baseline: the mean of the prompt's other responses "
-        "(rloo), of all of them (dr_grpo, reinforce++_baseline; grpo divides by their standard deviation), weighted by "
-        "length (opo), or the score of the greedy response (remax).",
+        meaning="Weight of a token's gradient. With a critic: GAE, return − value, TD residual, or n-step, where n "
+        "tokens of reward precede the value: {n_step: 3}; n_step alone has 5, as A3C. Without: the return (to_go, "
+        "total, reinforce++), or the score less a baseline: the mean of the prompt's other responses (rloo), of all of "
+        "them (dr_grpo, reinforce++_baseline; grpo divides by their standard deviation), weighted by length (opo), or "
+        "the score of the greedy response (remax).",
         source="S0, S3, S4, N+; monte_carlo is S1's reward − V; RLOO, GRPO, Dr. GRPO, REINFORCE++, OPO, ReMax "
         "(docs/family.md)",
-    )
-    advantage_steps: int = field(
-        5,
-        ge=1,
-        meaning="n of advantage=n_step: tokens of reward before the value takes over.",
-        source="A3C uses 5",
-        too_high="the variance of the plain return",
-        too_low="the bias of the critic",
     )
     gamma: float = field(
         1.0,
@@ -481,19 +464,13 @@ class PpoConfig(Section):
         "update; or rollback, which also restores the weights of the newest checkpoint.",
         source="kedge: a fault should be seen",
     )
-    on_spike: Reaction = field(
-        "skip",
-        meaning="The same for a spike of the gradient norm or the loss; see spike_sigma.",
-        source="kedge: one bad batch should not end a run. PaLM rolled back, by hand",
-    )
-    spike_sigma: float | None = field(
+    on_spike: Reaction | Annotated[dict[Reaction, Annotated[float, Gt(0)]], ONE] | None = field(
         None,
-        gt=0,
-        meaning="Standard deviations above the run's recent median that count as a spike; null disables it. The "
-        "gradient norm is compared on a log scale, the loss on a linear one.",
-        source="kedge: off, as in the papers, which clip the gradient. No healthy run reaches 8",
-        too_high="only a collapse counts as a spike",
-        too_low="steps that are merely large are skipped",
+        meaning="The same for a spike of the gradient norm or the loss: {skip: 6} is 6 standard deviations above the "
+        "run's recent median, and skip alone is 8; null for none. The gradient norm is compared on a log scale, the "
+        "loss on a linear one.",
+        source="kedge: off, as in the papers, which clip the gradient. No healthy run reaches 8. PaLM rolled back, by "
+        "hand",
     )
     max_skips: int = field(
         3,
@@ -576,11 +553,24 @@ class PpoConfig(Section):
         return parameter(self.constant_groups, 9)
 
     @property
-    def resolved_kl_estimator(self) -> Literal["k1", "k2", "k3"]:
-        """The estimator, `auto` resolved: unbiased in the reward, the right gradient in the loss."""
-        if self.kl_estimator != "auto":
-            return self.kl_estimator
-        return "k2" if self.kl_in == "loss" else "k1"
+    def kl_estimator(self) -> Literal["k1", "k2", "k3"]:
+        """The estimator of the KL: without one in `kl_in`, unbiased in the reward, the right gradient in the loss."""
+        return parameter(self.kl_in, "k2" if self.kl_in == "loss" else "k1")
+
+    @property
+    def value_bins(self) -> tuple[float, float, int] | None:
+        """Lower end, upper end, and number of bins of `value_loss=hl_gauss`; None for another loss."""
+        return parameter(self.value_loss, (-10.0, 10.0, 101)) if word(self.value_loss) == "hl_gauss" else None
+
+    @property
+    def advantage_steps(self) -> int:
+        """N of `advantage=n_step`."""
+        return parameter(self.advantage, 5)
+
+    @property
+    def spike_sigma(self) -> float | None:
+        """Standard deviations above the recent median that count as a spike; None without `on_spike`."""
+        return None if self.on_spike is None else parameter(self.on_spike, 8.0)
 
     @property
     def needs_reference(self) -> bool:
@@ -600,7 +590,7 @@ class PpoConfig(Section):
     @property
     def needs_values(self) -> bool:
         """True if the estimator uses a critic."""
-        return self.advantage in NEED_VALUES
+        return word(self.advantage) in NEED_VALUES
 
     @property
     def needs_groups(self) -> bool:
@@ -662,8 +652,8 @@ class PpoConfig(Section):
             raise ValueError(
                 f"ppo.kl_controller={word(self.kl_controller)} scales ppo.kl_coef, which is 0; start from e.g. 0.05"
             )
-        if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
-            raise ValueError("ppo.kl_estimator=k1 has no gradient on average as a loss; ppo.kl_in=loss needs k2 or k3")
+        if self.kl_in == {"loss": "k1"}:
+            raise ValueError("ppo.kl_in={loss: k1} has no gradient on average; use k2 or k3")
         return self
 
     @model_validator(mode="before")
@@ -673,20 +663,20 @@ class PpoConfig(Section):
         if not isinstance(values, Mapping):
             return values
         settings = cast("Mapping[str, Any]", values)
-        return {"value_clip_range": None, **settings} if settings.get("value_loss") == "hl_gauss" else settings
+        return {"value_clip_range": None, **settings} if word(settings.get("value_loss")) == "hl_gauss" else settings
 
     @model_validator(mode="after")
     def _check_histogram(self) -> "PpoConfig":
-        if self.value_loss == "hl_gauss" and self.value_clip_range is not None:
+        if self.value_bins is None:
+            return self
+        if self.value_clip_range is not None:
             raise ValueError("ppo.value_loss=hl_gauss has no value clip; set ppo.value_clip_range=null")
-        match self.value_bins:
-            case [low, high, number] if low < high and number >= 2 and number == int(number):
-                pass
-            case _:
-                raise ValueError(
-                    f"ppo.value_bins={self.value_bins} must be the lower end, the upper end and the number of "
-                    "bins, such as [-10, 10, 101]"
-                )
+        low, high, number = self.value_bins
+        if low >= high or number < 2:
+            raise ValueError(
+                f"ppo.value_loss={{hl_gauss: {[low, high, number]}}} must name the lower end, the upper end and the "
+                "number of bins, such as [-10, 10, 101]"
+            )
         return self
 
     @model_validator(mode="after")
@@ -752,7 +742,7 @@ class PpoConfig(Section):
 
     @model_validator(mode="after")
     def _check_kl_in_groups(self) -> "PpoConfig":
-        if self.advantage == "grpo" and self.kl_in != "loss" and self.kl_coef > 0:
+        if self.advantage == "grpo" and word(self.kl_in) != "loss" and self.kl_coef > 0:
             raise ValueError(
                 "ppo.advantage=grpo divides by the standard deviation of a group's rewards, so where all scores are "
                 "equal, a KL in the reward weighs as much as the score elsewhere, at any ppo.kl_coef; use "

@@ -13,17 +13,12 @@ __all__ = ["RolloutConfig", "VllmConfig", "check_responses"]
 class VllmConfig(Section):
     """A server that kedge starts in a separate environment, or servers that are running."""
 
-    python: str | None = field(
-        None,
-        meaning="Python of an environment with vLLM, in which kedge starts a server and ends it with the run; null "
-        "uses rollout.vllm.urls.",
-        source="kedge: a separate environment, since vLLM pins its own torch and transformers",
-        text="a file",
-    )
-    urls: StringList = field(
+    servers: StringList = field(
         [],
-        meaning="Servers that are running, instead of one that kedge starts; the prompts are shared out among them.",
-        source="kedge: none",
+        meaning="The Python of an environment with vLLM, in which kedge starts a server and ends it with the run; or "
+        "the addresses of servers that are running, among which the prompts are shared out.",
+        source="kedge: a separate environment, since vLLM pins its own torch and transformers",
+        text="a file, or an address or a list of them",
     )
     folder: str | None = field(
         None,
@@ -54,12 +49,15 @@ class VllmConfig(Section):
         source="kedge: none",
     )
 
+    @property
+    def python(self) -> str | None:
+        """The Python that starts a server: the first entry without an address."""
+        return next((each for each in self.servers if not each.startswith(("http://", "https://"))), None)
+
     @model_validator(mode="after")
     def _check_one_kind(self) -> "VllmConfig":
-        if self.python and self.urls:
-            raise ValueError("rollout.vllm.python starts a server, and rollout.vllm.urls names running ones; set one")
-        if bad := [url for url in self.urls if not url.startswith(("http://", "https://"))]:
-            raise ValueError(f"rollout.vllm.urls: {bad[0]} is not an address such as http://localhost:8000")
+        if len(self.servers) > 1 and self.python:
+            raise ValueError(f"rollout.vllm.servers: {self.python} is not an address such as http://localhost:8000")
         return self
 
 

@@ -13,7 +13,7 @@ from kedge.config.schema.critic import CriticConfig
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig, GenerateConfig
 from kedge.config.schema.field import field
-from kedge.config.schema.optimizer import OptimizationConfig
+from kedge.config.schema.optimizer import OptimizationConfig, TrainedSection
 from kedge.config.schema.ppo import PpoConfig
 from kedge.config.schema.rewards import RewardFunctionsConfig, RewardTermConfig
 from kedge.config.schema.rlhf import RlhfConfig
@@ -127,8 +127,9 @@ class Config(Section):
     def training_of(self, section: str) -> dict[str, Any]:
         """The settings of a supervised stage's training: its optimizer, and its section without data and start."""
         start = {"base", "kind", "num_prompts", "num_responses"}
-        optimizer = self.optimization.of(section).model_dump(exclude={"stages"})
-        return {**optimizer, **getattr(self, section).model_dump(exclude=start)}
+        own: TrainedSection = getattr(self, section)
+        rate = {"schedule": own.decay, "warmup_fraction": own.warmup_fraction}
+        return {**self.optimization.of(section).arguments, **own.model_dump(exclude=start), **rate}
 
     @property
     def responses_per_update(self) -> int:
@@ -162,7 +163,7 @@ class Config(Section):
                 f"{given} chooses an update's groups before ppo.value_warmup_until has decided whether it trains the "
                 "policy; remove that, or use ppo.constant_groups=keep or rollout.max_staleness=0"
             )
-        for name, reaction in (("on_nonfinite", ppo.on_nonfinite), ("on_spike", ppo.on_spike)):
+        for name, reaction in (("on_nonfinite", ppo.on_nonfinite), ("on_spike", word(ppo.on_spike))):
             if reaction == "rollback":
                 raise ValueError(
                     f"ppo.{name}=rollback restores older weights, and with {given} the next responses would still be "

@@ -14,6 +14,9 @@ MOST_TOKENS = 8192
 """Tokens per pass; on a CPU no larger number is faster."""
 
 
+Logger = Literal["tensorboard", "wandb", "trackio"]
+
+
 class RuntimeConfig(Section):
     """Device, numerics, seed, and the files of a run. The same for all stages."""
 
@@ -108,14 +111,12 @@ class RuntimeConfig(Section):
         meaning="Write report.html, a page that shows the whole run.",
         source="kedge: takes a second at the end of the run",
     )
-    loggers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(as_list)] = field(
+    loggers: Annotated[list[Logger], BeforeValidator(as_list)] | dict[Logger, str] = field(
         [],
-        meaning="Third-party loggers that also get the metrics and samples; each needs its extra, such as "
-        "tensorboard. W&B stays offline unless WANDB_MODE says otherwise.",
+        meaning="Third-party loggers that also get the metrics and samples; each needs its "
+        "extra, such as tensorboard. {wandb: tides} names the project in W&B or Trackio, which is otherwise kedge. W&B "
+        "stays offline unless WANDB_MODE says otherwise.",
         source="kedge: the run's own files are complete",
-    )
-    project: str = field(
-        "kedge", min_length=1, meaning="Project name in W&B and Trackio.", source="kedge", text="a name"
     )
     num_samples: int = field(
         4,

@@ -3,12 +3,12 @@
 from typing import Literal
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Section
+from kedge.config.schema.optimizer import Schedule, TrainedSection, schedule_field
 
 __all__ = ["RewardModelConfig", "SftConfig"]
 
 
-class SftConfig(Section):
+class SftConfig(TrainedSection):
     """Supervised fine-tuning on demonstrations: cross-entropy of the completion, EOS included."""
 
     learning_rate: float = field(
@@ -19,18 +19,7 @@ class SftConfig(Section):
         too_high="the loss jumps or diverges, and pretrained knowledge is lost",
         too_low="the loss has hardly moved by the end of the data",
     )
-    schedule: Literal["cosine", "linear", "constant"] = field(
-        "cosine", meaning="How the learning rate decays to 0 over the run; constant: not at all.", source="N+"
-    )
-    warmup_fraction: float = field(
-        0.0,
-        ge=0,
-        lt=1,
-        meaning="Fraction of all optimizer steps over which the learning rate rises linearly from 0.",
-        source="N+ trains without warmup",
-        too_high="much of the run trains at a fraction of the learning rate",
-        too_low="the first steps may be too large, because Adam's moment estimates are still poor",
-    )
+    schedule: Schedule = schedule_field("cosine", source="N+")
     num_epochs: int = field(
         1,
         ge=1,
@@ -49,7 +38,7 @@ class SftConfig(Section):
     )
 
 
-class RewardModelConfig(Section):
+class RewardModelConfig(TrainedSection):
     """Reward-model training: pairwise or K-wise ranking loss on comparisons."""
 
     base: str | None = field(
@@ -66,18 +55,7 @@ class RewardModelConfig(Section):
         too_high="the loss jumps or diverges, and pretrained knowledge is lost",
         too_low="the loss has hardly moved by the end of the data",
     )
-    schedule: Literal["cosine", "linear", "constant"] = field(
-        "cosine", meaning="How the learning rate decays to 0 over the run; constant: not at all.", source="N+"
-    )
-    warmup_fraction: float = field(
-        0.0,
-        ge=0,
-        lt=1,
-        meaning="Fraction of all optimizer steps over which the learning rate rises linearly from 0.",
-        source="N+ trains without warmup",
-        too_high="much of the run trains at a fraction of the learning rate",
-        too_low="the first steps may be too large, because Adam's moment estimates are still poor",
-    )
+    schedule: Schedule = schedule_field("cosine", source="N+")
     num_epochs: int = field(
         1,
         ge=1,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from kedge.inspect.doctor.rule import SMALLER_STEPS, Remedy, Symptom, rule, scale, set_to
+from kedge.inspect.doctor.rule import SMALLER_STEPS, Direction, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_TREND, WINDOW, Series, fmt, read, rose
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of
@@ -260,7 +260,7 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
     `value/outside_support` stays above 0, or the bins are wide compared with `value/returns_std`.
 
     Try: `ppo.value_unit=returns_std`; `ppo.critic_init=policy` starts with equal values; the ends of
-    `ppo.value_bins` five standard deviations from the mean return.
+    `ppo.value_loss={hl_gauss: …}` five standard deviations from the mean return.
 
     Threshold: Values with three times the standard deviation of the returns, at which the explained variance is −3 at
     best; in score units, returns with a standard deviation above 5 or below 0.05, at which the value loss is 25 times
@@ -281,7 +281,7 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
                 scale("ppo.value_coef", 3.0),
             ),
         )
-    if run.setting("ppo.value_loss") == "hl_gauss":
+    if "hl_gauss" in (run.setting("ppo.value_loss") or ()):
         return _support_symptom(run, returns, critic.returns_std)
     is_far = critic.bias >= BIASED
     if run.setting("ppo.value_unit") != "score" or (SMALL <= critic.returns_std <= LARGE and not is_far):
@@ -313,6 +313,9 @@ COARSE = 2.0
 """Width of a bin, in standard deviations of the returns: a target's Gaussian is then 1.5 times as wide as the returns
 are spread, so that targets hardly differ."""
 
+DEFAULT_BINS = (-10.0, 10.0, 101)
+"""The histogram of `ppo.value_loss=hl_gauss` alone."""
+
 REACH = 5.0
 """Distance of the suggested ends from the mean return, in standard deviations of the returns."""
 
@@ -320,17 +323,16 @@ REACH = 5.0
 def _support_symptom(run: RunRecord, mean: Series, returns_std: float) -> Symptom | None:
     """A support that is too narrow or too wide for the returns; None if it fits, or for a critic without one."""
     outside = read(run, "value/outside_support", at_least=MIN_TREND)
-    bins = run.setting("ppo.value_bins")
-    if outside is None or not isinstance(bins, list):
+    if outside is None:
         return None
-    low, high, num_bins = cast("list[float]", bins)
+    low, high, num_bins = run.setting("ppo.value_loss.hl_gauss") or DEFAULT_BINS
     wanted = [_outwards(mean.late + sign * REACH * returns_std, sign) for sign in (-1, 1)]
     if outside.late >= OUTSIDE:
         return Symptom(
             "serious" if outside.late >= MOSTLY_OUTSIDE else "warning",
             f"{outside.late:.0%} of the returns are outside the critic's support, {fmt(low)} to {fmt(high)} "
             f"({outside.late_span})",
-            (set_to("ppo.value_bins", [min(low, wanted[0]), max(high, wanted[1]), num_bins], "too_low"),),
+            (_set_bins([min(low, wanted[0]), max(high, wanted[1]), num_bins], "too_low"),),
         )
     width = (high - low) / num_bins
     if width < COARSE * returns_std:
@@ -339,8 +341,12 @@ def _support_symptom(run: RunRecord, mean: Series, returns_std: float) -> Sympto
         "note",
         f"a bin of the critic's support is {fmt(width)} wide, and the returns' standard deviation is "
         f"{fmt(returns_std)} ({mean.late_span})",
-        (set_to("ppo.value_bins", [*wanted, num_bins], "too_high"),),
+        (_set_bins([*wanted, num_bins], "too_high"),),
     )
+
+
+def _set_bins(bins: list[float], direction: Direction) -> Remedy:
+    return set_to("ppo.value_loss", {"hl_gauss": bins}, direction)
 
 
 def _outwards(value: float, sign: int) -> float:

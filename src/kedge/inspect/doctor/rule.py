@@ -332,4 +332,6 @@ def _scaled(present: float, factor: float) -> float:
 
 
 def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {_written(each)}' for name, each in value.items())}}}"
     return f"{value:g}" if isinstance(value, float) else str(value)

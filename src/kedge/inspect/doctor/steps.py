@@ -101,7 +101,7 @@ def steps_skipped(run: RunRecord, steps: Series) -> Symptom | None:
 def gradient_spikes(run: RunRecord) -> Symptom | None:
     """Seen: `policy/grad_norm`, `value/grad_norm` or `grad_norm` has outliers or keeps growing.
 
-    Try: `ppo.spike_sigma=8` skips such steps; lower the learning rate, or `ppo.critic_learning_rate`, to a third.
+    Try: `ppo.on_spike=skip` skips such steps; lower the learning rate, or `ppo.critic_learning_rate`, to a third.
 
     Threshold: A norm of 8 times the lower quartile of the eight updates before and of those after it, or a tenfold rise
     from early to late. Healthy runs stay within a factor of 3 after the first updates. A warning; a note if at most one
@@ -143,8 +143,8 @@ def _usual(norms: Sequence[float], index: int) -> float:
 
 def _tame(run: RunRecord, norms: Collection[str]) -> Iterator[Remedy]:
     section = {"reward": "reward_model"}.get(run.stage, run.stage or "ppo")
-    if section == "ppo" and run.setting("ppo.spike_sigma") is None:
-        yield set_to("ppo.spike_sigma", 8, why="to skip such steps")
+    if section == "ppo" and run.setting("ppo.on_spike") is None:
+        yield set_to("ppo.on_spike", "skip", why="to skip such steps")
     has_own_rate = bool(run.setting("ppo.critic_learning_rate"))
     if "value/grad_norm" in norms and has_own_rate:
         yield scale("ppo.critic_learning_rate", 1 / 3)
@@ -245,7 +245,7 @@ def steps_too_large(run: RunRecord, clipped: Series, moved: Series) -> Symptom |
 
     Try: `ppo.num_epochs=4` if there are more; the `ppo.learning_rate` that would bring the clip fraction, which grows
     with it, to 0.07 and the KL, which grows with its square, to 0.01, but at most a third and at least a tenth of the
-    present one; `ppo.warmup_fraction=0.1` if the first updates go furthest; `ppo.early_stop_kl=0.02`. After a single
+    present one; `ppo.schedule={linear: 0.1}` if the first updates go furthest; `ppo.early_stop_kl=0.02`. After a single
     update of more than 1 nat per token (a size that says little about the learning rate) at most 0.001, the highest of
     small models.
 
@@ -274,8 +274,8 @@ def steps_too_large(run: RunRecord, clipped: Series, moved: Series) -> Symptom |
 def _smaller_steps(run: RunRecord, clipped: Series, moved: Series, *, at_start: bool) -> Iterator[Remedy]:
     yield from _fewer_epochs(run)
     yield smaller_rate(clipped=clipped.peak, moved=moved.peak)
-    if at_start and not run.setting("ppo.warmup_fraction"):
-        yield set_to("ppo.warmup_fraction", 0.1, "too_low")
+    if at_start and isinstance(decay := run.setting("ppo.schedule"), str):
+        yield set_to("ppo.schedule", {decay: 0.1}, "too_low")
     if run.setting("ppo.early_stop_kl") is None:
         yield set_to("ppo.early_stop_kl", 0.02, why="to end an update that moves too far")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from kedge.inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
+from kedge.inspect.doctor.rule import LARGEST_SHARE, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, SIGNIFICANT, Series, fmt, read
 from kedge.inspect.record import RunRecord
 
@@ -80,7 +80,7 @@ def _train_less(run: RunRecord) -> Iterator[Remedy]:
 def loss_rising(run: RunRecord, loss: Series) -> Symptom | None:
     """Seen: `loss` rises.
 
-    Try: Lower the learning rate to a tenth; double the warm-up.
+    Try: Lower the learning rate to a tenth; double the warm-up, or start with one.
 
     Threshold: 20 % above the first batch and three standard errors; batches differ by less. Serious.
     """
@@ -89,8 +89,15 @@ def loss_rising(run: RunRecord, loss: Series) -> Symptom | None:
     return Symptom(
         "serious",
         f"the training loss rises from {fmt(loss.first)} to {fmt(loss.late)} ({loss.late_span})",
-        (scale(f"{_section(run)}.learning_rate", 0.1), scale(f"{_section(run)}.warmup_fraction", 2.0)),
+        (scale(f"{_section(run)}.learning_rate", 0.1), _longer_rise(run)),
     )
+
+
+def _longer_rise(run: RunRecord) -> Remedy:
+    """Twice the rise of the learning rate, or a tenth of the steps."""
+    schedule = run.setting(f"{_section(run)}.schedule") or "cosine"
+    [(decay, fraction)] = schedule.items() if isinstance(schedule, dict) else [(schedule, 0.05)]
+    return set_to(f"{_section(run)}.schedule", {decay: min(2 * fraction, LARGEST_SHARE)}, "too_low")
 
 
 HOLD_OUT_MORE = scale("data.eval_fraction", 3.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,25 @@ class LoggerGroup:
     warning, and the run continues.
 
     Args:
-        names: Names of the loggers; see `open_logger`.
+        names: Names of the loggers, or each with its project; see `open_logger`.
         state: The last update of each logger.
         run: The run to log.
         warn: Prints one line for the user.
     """
 
     def __init__(
-        self, names: Sequence[str], state: LoggerState, run: LoggedRun, *, warn: Callable[[str], None]
+        self,
+        names: Sequence[str] | Mapping[str, str],
+        state: LoggerState,
+        run: LoggedRun,
+        *,
+        warn: Callable[[str], None],
     ) -> None:
         self._state = state
-        self._loggers = [_GuardedLogger(name, run, state, warn) for name in dict.fromkeys(names)]
+        projects = names if isinstance(names, Mapping) else dict.fromkeys(names, run.project)
+        self._loggers = [
+            _GuardedLogger(name, replace(run, project=project), state, warn) for name, project in projects.items()
+        ]
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
         """Log the metrics of one update; values that are null or text in `metrics.jsonl` are left out."""

