@@ -181,7 +181,7 @@ def test_a_run_executes_the_owner(calls: set[tuple[str, int]], file: str, name: 
 
 
 def test_an_owner_that_no_training_calls_would_be_noticed(calls: set[tuple[str, int]]) -> None:
-    assert not is_called(calls, "kedge/algorithm/kl.py", "sequence_kl")  # kedge evaluate's
+    assert not is_called(calls, "kedge/algorithm/shaping.py", "sequence_kl")  # kedge evaluate's
 
 
 def test_the_page_names_owners() -> None:

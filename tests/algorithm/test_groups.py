@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.algorithm.experience import Rollout, join_rollouts
-from kedge.algorithm.group_advantages import group_scores
-from kedge.algorithm.shaping import total_scores
+from kedge.algorithm.shaping import group_scores, total_scores
 
 ROWS = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([-1.0, 0.0, 0.1, 0.7, 1.0])), min_size=1, max_size=20)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from kedge.algorithm.kl import sampler_mismatch
+from kedge.algorithm.logprobs import sampler_mismatch
 from kedge.errors import ShapeError
 
 

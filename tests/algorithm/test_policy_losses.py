@@ -209,9 +209,9 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("setting", "message"),
         [
-            ({"clip_range": 0.0}, "clip_range must be above 0"),
-            ({"clip_range": 1.0}, "clip_range must be below 1"),
-            ({"clip_range_high": -0.1}, "clip_range_high must be above 0"),
+            ({"clip_range": 0.0}, "clip_range must be above 0 and below 1"),
+            ({"clip_range": 1.0}, "clip_range must be above 0 and below 1"),
+            ({"clip_range_high": -0.1}, "clip_range_high above 0; got"),
             ({"dual_clip": 1.0}, "dual_clip must be above 1"),
             ({"aggregation": "mean"}, "token, sequence, constant"),
         ],

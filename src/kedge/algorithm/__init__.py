@@ -1,8 +1,8 @@
 """The mathematics of PPO for language models: pure functions on tensors, one owner per detail.
 
-In the order of a training step: logprobs · kl · shaping (scores → token rewards) · advantages (gae,
-group_advantages) · policy_losses (surrogate) · critic (or histogram).
-Data types: experience. Reward model: preference. Used by all of them: masking, checks. Evaluation: statistics.
+In the order of a training step: logprobs · shaping (scores → token rewards, KL) · advantages · group_advantages ·
+policy_losses · critic · controllers.
+Data types: experience. Reward model: preference. Used by all of them: masking. Evaluation: statistics, readout.
 Imports only torch, and jaxtyping and typing_extensions for annotations.
 """
 
@@ -17,6 +17,7 @@ from kedge.algorithm.advantages import (
     TotalReward,
     generalized_advantages,
 )
+from kedge.algorithm.controllers import adapt_entropy_coef, adapt_kl_coef_schulman, adapt_kl_coef_ziegler
 from kedge.algorithm.critic import (
     Bins,
     HistogramLoss,
@@ -32,14 +33,6 @@ from kedge.algorithm.group_advantages import (
     LeaveOneOutAdvantage,
     OptimalBaselineAdvantage,
     ProcessAdvantage,
-)
-from kedge.algorithm.kl import (
-    adapt_entropy_coef,
-    adapt_kl_coef_schulman,
-    adapt_kl_coef_ziegler,
-    kl_estimate,
-    kl_loss,
-    sequence_kl,
 )
 from kedge.algorithm.logprobs import (
     token_logprobs,
@@ -65,7 +58,15 @@ from kedge.algorithm.policy_losses import (
     unclipped_policy_loss,
 )
 from kedge.algorithm.preference import ranking_loss
-from kedge.algorithm.shaping import ShapedRewards, penalize_missing_eos, shape_rewards, total_scores
+from kedge.algorithm.shaping import (
+    ShapedRewards,
+    kl_estimate,
+    kl_loss,
+    penalize_missing_eos,
+    sequence_kl,
+    shape_rewards,
+    total_scores,
+)
 
 __all__ = [
     "Advantage",

@@ -274,14 +274,16 @@ def generalized_advantages(
     Source: GAE eq. 16; PPO eq. 11–12; spec §6.25.
     """
     check_counted(mask, rewards=rewards, values=values)
-    check_same_shape(bootstrap_values=bootstrap_values, mask_without_time=mask[..., 0])
     if isinstance(gae_lambda, Tensor):
         check_same_shape(gae_lambda=gae_lambda, mask_without_time=mask[..., 0])
         lambdas = {"smallest_gae_lambda": float(gae_lambda.min()), "largest_gae_lambda": float(gae_lambda.max())}
     else:
         lambdas = {"gae_lambda": gae_lambda}
     check_share(gamma=gamma, **lambdas)
-    after_row = torch.zeros_like(values[..., 0]) if bootstrap_values is None else bootstrap_values
+    after_row = torch.zeros_like(values[..., 0])
+    if bootstrap_values is not None:
+        check_same_shape(bootstrap_values=bootstrap_values, mask_without_time=mask[..., 0])
+        after_row = bootstrap_values
     residuals = rewards + gamma * _next_values(values, mask, after_row) - values
     decay = gamma * gae_lambda.unsqueeze(-1) if isinstance(gae_lambda, Tensor) else gamma * gae_lambda
     # A masked step passes on what comes behind it, 0 + 1·A, so that the loop over time has two operations.
@@ -292,8 +294,8 @@ def generalized_advantages(
     for residual, factor in zip(reversed(residuals.unbind(-1)), reversed(decays.unbind(-1)), strict=True):
         carried = residual + factor * carried
         columns.append(carried)
-    advantages = keep_counted(torch.stack(columns[::-1], dim=-1), mask)
-    return Advantages(advantages=advantages, returns=keep_counted(advantages + values, mask))
+    advantages = torch.where(mask, torch.stack(columns[::-1], dim=-1), 0.0)
+    return Advantages(advantages=advantages, returns=torch.where(mask, advantages + values, 0.0))
 
 
 def _next_values(

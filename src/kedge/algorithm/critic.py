@@ -71,7 +71,8 @@ def clipped_value_loss(
         held = values.clamp(old_values - clip_range, old_values + clip_range)
         losses = torch.maximum(free, (held - returns).square())
     loss = 0.5 * aggregate(losses, mask, **averaging)
-    return ValueLoss(loss=loss, clip_fraction=masked_mean((losses > free).to(losses.dtype), mask))
+    clipped = (losses > free) & mask
+    return ValueLoss(loss=loss, clip_fraction=clipped.to(losses.dtype).sum() / mask.sum())
 
 
 @torch.no_grad()
@@ -98,13 +99,14 @@ def explained_variance(
     check_counted(mask, values=values, returns=returns)
     spread = _variance(returns, mask)
     unexplained = _variance(returns - values, mask)
-    rounding = rounding_of(keep_counted(returns, mask).abs().max(), returns.dtype)
+    rounding = rounding_of(torch.where(mask, returns, 0.0).abs().max(), returns.dtype)
     return torch.where(spread > rounding.square(), 1.0 - unexplained / spread, 0.0)
 
 
 def _variance(x: Tensor, mask: Tensor) -> Tensor:
-    x = keep_counted(x, mask)
-    return masked_mean((x - masked_mean(x, mask)).square(), mask)
+    count = mask.sum()
+    centered = x - torch.where(mask, x, 0.0).sum() / count
+    return torch.where(mask, centered.square(), 0.0).sum() / count
 
 
 SIGMA_PER_WIDTH = 0.75

@@ -139,12 +139,12 @@ class Experience:
         """Log probabilities (nats) that the trainer computes under the weights at the start of the epochs."""
         return self.old_logprobs if self.recomputed_logprobs is None else self.recomputed_logprobs
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """Responses."""
         return self.rollout.num_responses
 
-    @property
+    @cached_property
     def action_mask(self) -> Bool[Tensor, "batch time"]:
         """See `Rollout`."""
         return self.rollout.action_mask

@@ -1,7 +1,9 @@
-"""Log probabilities and entropy of tokens from logits, and importance weights for the sampler."""
+"""Log probabilities and entropy of tokens from logits, and their distance from the sampler's."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -9,9 +11,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kedge.algorithm.masking import check_counted, check_positive, check_same_shape, keep_counted
+from kedge.algorithm.masking import check_counted, check_positive, keep_counted
+from kedge.errors import ConfigError, ShapeError
 
 __all__ = [
+    "Mismatch",
+    "sampler_mismatch",
     "token_logprobs",
     "token_logprobs_and_entropy",
     "truncated_importance_weights",
@@ -38,8 +43,7 @@ def token_logprobs(
 
     Source: spec §1, §4.14.
     """
-    check_same_shape(tokens=tokens, logits_without_vocabulary=logits[..., 0])
-    return _log_softmax(logits, temperature).gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
+    return _log_softmax(logits, tokens, temperature).gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
 
 
 def token_logprobs_and_entropy(
@@ -68,7 +72,6 @@ def token_logprobs_and_entropy(
 
     Source: PPO eq. 9; spec §4.14, §6.29.
     """
-    check_same_shape(tokens=tokens, logits_without_vocabulary=logits[..., 0])
     both = _LogprobsAndEntropy.apply(logits, tokens.long(), temperature)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     logprobs, entropy = cast("tuple[Tensor, Tensor]", both)
     return logprobs, entropy if entropy_gradient else entropy.detach()
@@ -79,7 +82,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        distribution = _log_softmax(logits, temperature)
+        distribution = _log_softmax(logits, tokens, temperature)
         ctx.temperature = temperature
         ctx.dtype = logits.dtype
         ctx.set_materialize_grads(False)
@@ -134,7 +137,54 @@ def truncated_importance_weights(
     return keep_counted(log_ratio.exp().clamp(max=cap), mask)
 
 
-def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    check_positive(temperature=temperature)
+@dataclass(frozen=True)
+class Mismatch:
+    """Distances between the sampler's and the trainer's distributions, over the sampled tokens.
+
+    Attributes:
+        k3: Estimate of KL(sampler ‖ trainer), nats per token, ≥ 0.
+        largest_ratio: Largest ratio of the two probabilities of a token, in either direction, ≥ 1.
+        effective_share: Effective sample size of the tokens under importance weights, as a share of their number.
+    """
+
+    k3: float
+    largest_ratio: float
+    effective_share: float
+
+
+def sampler_mismatch(
+    logprobs: Float[Tensor, "*batch time"],
+    sampler_logprobs: Float[Tensor, "*batch time"],
+    mask: Bool[Tensor, "*batch time"],
+) -> Mismatch:
+    """Compare the log probabilities of sampled tokens.
+
+    w_t = π_trainer(a_t) / π_sampler(a_t);   k3 = mean(w − 1 − log w);   share = (Σ w)² / (n · Σ w²)
+
+    Args:
+        logprobs: the trainer's log probabilities, under the weights used for sampling.
+        sampler_logprobs: the sampler's.
+        mask: True = counts.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+
+    Source: k3: Schulman, "Approximating KL divergence" (2020); effective sample size: Kong (1992).
+    """
+    check_counted(mask, logprobs=logprobs, sampler_logprobs=sampler_logprobs)
+    # Differences near 0 cancel in float32: exp(d) − 1 − d is then below its rounding.
+    log_ratio = (logprobs - sampler_logprobs).detach()[mask].double()
+    k3 = (torch.expm1(log_ratio) - log_ratio).mean()
+    # Shifted by the largest, which cancels in the share, so that no weight overflows.
+    weights = (log_ratio - log_ratio.max()).exp()
+    share = weights.sum().square() / (weights.square().sum() * len(weights))
+    return Mismatch(float(k3), float(log_ratio.abs().max().exp()), float(share))
+
+
+def _log_softmax(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    if tokens.shape != logits.shape[:-1]:
+        raise ShapeError(f"there are tokens {tuple(tokens.shape)} for logits {tuple(logits.shape)}")
+    if not 0 < temperature < math.inf:
+        raise ConfigError(f"temperature must be above 0 and finite, got {temperature}")
     precise = logits if logits.dtype == torch.float64 else logits.float()
     return torch.log_softmax(precise if temperature == 1.0 else precise / temperature, dim=-1)

@@ -214,9 +214,8 @@ def double_sided_policy_loss(
 def _bounds(clip_range: float, clip_range_high: float | None) -> tuple[float, float]:
     """1 − ε and 1 + ε_high."""
     low, high = clip_ranges(clip_range, clip_range_high)
-    check_positive(clip_range=low, clip_range_high=high)
-    if not torch.compiler.is_compiling() and low >= 1.0:
-        raise ConfigError(f"clip_range must be below 1, got {low}: 1 − clip_range bounds the ratio")
+    if not torch.compiler.is_compiling() and not (0.0 < low < 1.0 and 0.0 < high < math.inf):
+        raise ConfigError(f"clip_range must be above 0 and below 1, clip_range_high above 0; got {low} and {high}")
     return 1.0 - low, 1.0 + high
 
 
@@ -328,7 +327,6 @@ class Tokens:
         **averaging: Unpack[Averaging],
     ) -> Tokens:
         """The arguments as in `clipped_policy_loss`."""
-        check_choice("ratio", ratio, Ratio)
         check_counted(
             mask,
             logprobs=logprobs,
@@ -340,7 +338,10 @@ class Tokens:
         logprobs = torch.where(mask, logprobs, 0.0)
         log_ratio = logprobs - torch.where(mask, old_logprobs, 0.0).detach()
         log_ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        log_rho = log_ratio if ratio == "token" else _of_sequences(log_ratio, mask)
+        log_rho = log_ratio
+        if ratio != "token":
+            check_choice("ratio", ratio, Ratio)
+            log_rho = _of_sequences(log_ratio, mask)
         advantages = torch.where(mask, advantages, 0.0).detach()
         kl = None if kl is None else torch.where(mask, kl, 0.0)
         return cls(logprobs, log_ratio, log_rho.exp(), advantages, mask, importance_weights, averaging, kl)

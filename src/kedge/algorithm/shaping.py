@@ -1,37 +1,46 @@
-"""From scores to one reward per token."""
+"""From scores to one reward per token: the spread of a group's scores, penalties, and estimates of the KL."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from typing_extensions import Unpack
 
-from kedge.algorithm.kl import KLEstimator, kl_estimate
-from kedge.algorithm.masking import check_choice, check_counted, check_same_shape, keep_counted
+from kedge.algorithm.masking import (
+    Averaging,
+    aggregate,
+    check_choice,
+    check_counted,
+    check_same_shape,
+    keep_counted,
+    rounding_of,
+)
 from kedge.errors import ConfigError, ShapeError
 
 __all__ = [
+    "GroupScores",
+    "KLEstimator",
     "KLScope",
     "MissingEosMode",
     "ScoreAt",
     "ShapedRewards",
+    "group_scores",
+    "kl_estimate",
+    "kl_loss",
     "penalize_missing_eos",
+    "sequence_kl",
     "shape_rewards",
     "total_scores",
 ]
 
+KLEstimator = Literal["k1", "k2", "k3"]
 ScoreAt = Literal["last", "after_last"]
 KLScope = Literal["token", "sequence"]
 MissingEosMode = Literal["replace", "subtract"]
-
-
-class ShapedRewards(NamedTuple):
-    """Rewards per token, and the mask of the slots that count."""
-
-    rewards: Float[Tensor, "*batch time"]
-    mask: Bool[Tensor, "*batch time"]
 
 
 def total_scores(
@@ -45,6 +54,61 @@ def total_scores(
     if token_scores is None:
         return scores
     return (scores.double() + token_scores.double().sum(-1)).to(scores.dtype)
+
+
+@dataclass(frozen=True)
+class GroupScores:
+    """The scores of an update, group by group, in the order of the groups' numbers; all on the CPU.
+
+    Attributes:
+        group: number of each group.
+        place: for each response, the place of its group in the other attributes.
+        count: responses.
+        mean: mean score.
+        std: standard deviation of the scores, of the population.
+        has_spread: two of its scores differ by more than rounding; see `rounding_of`. The scores themselves
+            are compared: an estimate of the deviation can be above 0 for equal ones.
+    """
+
+    group: Int[Tensor, " groups"]
+    place: Int[Tensor, " batch"]
+    count: Int[Tensor, " groups"]
+    mean: Float[Tensor, " groups"]
+    std: Float[Tensor, " groups"]
+    has_spread: Bool[Tensor, " groups"]
+
+    def among(self, numbers: Int[Tensor, " some"]) -> Bool[Tensor, " batch"]:
+        """Mask of the responses in the groups with these numbers."""
+        return torch.isin(self.group, numbers)[self.place]
+
+
+@torch.no_grad()
+def group_scores(scores: Float[Tensor, " batch"], group: Int[Tensor, " batch"]) -> GroupScores:
+    """Mean and spread of the scores of each group.
+
+    Args:
+        scores: one per response.
+        group: number of each response's prompt, in any order. A group may have lost responses.
+
+    Raises:
+        ShapeError: shapes differ.
+
+    Source: DAPO eq. 11 keeps the groups with 0 < correct < G; for scores in general, those with max > min.
+    """
+    check_same_shape(scores=scores, group=group)
+    scores = scores.cpu()
+    group = group.cpu()
+    numbers, place, count = cast(
+        "tuple[Tensor, Tensor, Tensor]",
+        group.unique(return_inverse=True, return_counts=True),  # pyright: ignore[reportUnknownMemberType]
+    )
+    exact = scores.double()
+    empty = torch.zeros(len(numbers), dtype=torch.float64)
+    mean = empty.index_add(0, place, exact) / count
+    variance = empty.index_add(0, place, (exact - mean[place]).square()) / count
+    low, high = (empty.scatter_reduce(0, place, exact, how, include_self=False) for how in ("amin", "amax"))
+    rounding = rounding_of(torch.maximum(high.abs(), low.abs()), scores.dtype)
+    return GroupScores(numbers, place, count, mean, variance.sqrt(), high - low > rounding)
 
 
 def penalize_missing_eos(
@@ -72,6 +136,13 @@ def penalize_missing_eos(
     check_same_shape(scores=scores, stopped=stopped)
     check_choice("mode", mode, MissingEosMode)
     return torch.where(stopped, scores, value if mode == "replace" else scores - abs(value))
+
+
+class ShapedRewards(NamedTuple):
+    """Rewards per token, and the mask of the slots that count."""
+
+    rewards: Float[Tensor, "*batch time"]
+    mask: Bool[Tensor, "*batch time"]
 
 
 @torch.no_grad()
@@ -117,10 +188,10 @@ def shape_rewards(
     """
     check_counted(mask, logprobs=logprobs, ref_logprobs=ref_logprobs, token_scores=token_scores)
     check_same_shape(scores=scores, mask_without_time=mask[..., 0])
-    check_choice("kl_scope", kl_scope, KLScope)
     slot = _score_slot(mask, score_at)
     penalty = _kl_penalty(logprobs, ref_logprobs, mask, kl_coef=kl_coef, kl_estimator=kl_estimator)
-    if kl_scope == "sequence":
+    if kl_scope != "token":
+        check_choice("kl_scope", kl_scope, KLScope)
         scores = scores - penalty.sum(-1)
         penalty = torch.zeros_like(penalty)
     scored = torch.zeros_like(penalty).scatter(-1, slot, scores.unsqueeze(-1).to(penalty.dtype))
@@ -131,14 +202,16 @@ def shape_rewards(
 
 def _score_slot(mask: Tensor, score_at: ScoreAt) -> Tensor:
     """Index of each row's score, as `[..., 1]`."""
-    check_choice("score_at", score_at, ScoreAt)
     # Without this check the score of an empty row would go to index −1, its last padding slot.
     empty = ~mask.any(-1)
     if empty.any():
         raise ShapeError(f"row {int(empty.flatten().int().argmax())} of the mask counts no token: an empty response")
     steps = torch.arange(mask.shape[-1], device=mask.device)
     last = (steps * mask).amax(-1, keepdim=True)
-    return last if score_at == "last" else (last + 1).clamp(max=mask.shape[-1] - 1)
+    if score_at == "last":
+        return last
+    check_choice("score_at", score_at, ScoreAt)
+    return (last + 1).clamp(max=mask.shape[-1] - 1)
 
 
 def _kl_penalty(
@@ -149,3 +222,83 @@ def _kl_penalty(
     if ref_logprobs is None:
         raise ConfigError(f"kl_coef={kl_coef} needs ref_logprobs, got None; pass them, or set kl_coef to 0")
     return keep_counted(kl_coef * kl_estimate(logprobs, ref_logprobs, estimator=kl_estimator), mask)
+
+
+def kl_estimate(
+    logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"], *, estimator: KLEstimator = "k1"
+) -> Float[Tensor, "*shape"]:
+    """Estimate KL(π‖π_ref) from tokens sampled from π: one number per token, in nats.
+
+    log r = log π_ref − log π;   k1 = −log r,   k2 = ½(log r)²,   k3 = r − 1 − log r
+
+    k1 is unbiased and can be negative; k2 is biased and has low variance; k3 is unbiased and never negative.
+
+    Args:
+        logprobs: of the sampled tokens under π.
+        ref_logprobs: of the same tokens under π_ref, at the same temperature.
+        estimator: k1, k2 or k3.
+
+    Raises:
+        ShapeError: when the shapes differ.
+
+    Source: Schulman, "Approximating KL divergence" (2020); spec §5.20.
+    """
+    check_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
+    log_ratio = ref_logprobs - logprobs
+    if estimator == "k1":
+        return -log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio.square()
+    check_choice("estimator", estimator, KLEstimator)
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def sequence_kl(
+    logprobs: Float[Tensor, "*batch time"],
+    ref_logprobs: Float[Tensor, "*batch time"],
+    mask: Bool[Tensor, "*batch time"],
+    *,
+    estimator: KLEstimator = "k1",
+) -> Float[Tensor, "*batch"]:
+    """KL estimate of each response: the sum over its counted tokens, in nats. The batch mean is `objective/kl`.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+
+    Source: spec §10.
+    """
+    check_counted(mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    blank = keep_counted(logprobs, mask), keep_counted(ref_logprobs, mask)
+    return kl_estimate(*blank, estimator=estimator).sum(-1)
+
+
+def kl_loss(
+    logprobs: Float[Tensor, "*batch time"],
+    ref_logprobs: Float[Tensor, "*batch time"],
+    mask: Bool[Tensor, "*batch time"],
+    *,
+    estimator: KLEstimator = "k2",
+    **averaging: Unpack[Averaging],
+) -> Float[Tensor, ""]:
+    """KL to the reference as a loss term; the caller multiplies it by β.
+
+    Args:
+        logprobs: of the sampled tokens under the policy, differentiable.
+        ref_logprobs: of the same tokens under the frozen reference.
+        mask: True = counts.
+        estimator: k2, with the expected gradient of KL(π‖π_ref), or k3 (as in GRPO), with the expected gradient of
+            KL(π_ref‖π). k1 is rejected: its expected gradient is 0.
+        **averaging: see `aggregate`.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+        ConfigError: for k1.
+
+    Source: GRPO eq. 4; spec §5.19, §5.20.
+    """
+    if estimator == "k1":
+        raise ConfigError("estimator k1 has an expected gradient of 0; a KL loss needs k2 or k3")
+    check_counted(mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    blank = keep_counted(logprobs, mask), keep_counted(ref_logprobs, mask)
+    estimate = kl_estimate(*blank, estimator=estimator)
+    return aggregate(estimate, mask, **averaging)

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.experience import Experience, Rollout
-from kedge.algorithm.group_advantages import group_scores
-from kedge.algorithm.kl import sampler_mismatch
+from kedge.algorithm.logprobs import sampler_mismatch
+from kedge.algorithm.shaping import group_scores
 from kedge.data.tokens import token_pieces
 from kedge.logs.samples import Sample
 

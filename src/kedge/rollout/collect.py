@@ -13,10 +13,9 @@ from torch import Tensor
 
 from kedge.algorithm.advantages import Advantage, AdvantageInputs
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
-from kedge.algorithm.kl import KLEstimator
 from kedge.algorithm.logprobs import truncated_importance_weights
 from kedge.algorithm.masking import masked_whiten
-from kedge.algorithm.shaping import KLScope, ScoreAt, shape_rewards
+from kedge.algorithm.shaping import KLEstimator, KLScope, ScoreAt, shape_rewards
 from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
 from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory

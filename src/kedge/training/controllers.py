@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kedge.algorithm.kl import adapt_entropy_coef, adapt_kl_coef_schulman, adapt_kl_coef_ziegler
+from kedge.algorithm.controllers import adapt_entropy_coef, adapt_kl_coef_schulman, adapt_kl_coef_ziegler
 
 __all__ = ["WARMUP_STATE", "Coefficients", "Controllers", "KLController", "ValueWarmup"]
 

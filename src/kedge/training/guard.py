@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from kedge.algorithm.experience import Experience, Rollout
-from kedge.algorithm.kl import sampler_mismatch
+from kedge.algorithm.logprobs import sampler_mismatch
 from kedge.errors import NonfiniteScoreError, NumericsError
 
 __all__ = [

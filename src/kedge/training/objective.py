@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kedge.algorithm.critic import Bins, clipped_value_loss, histogram_value_loss
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
-from kedge.algorithm.kl import KLEstimator, kl_loss
 from kedge.algorithm.masking import Aggregation, Averaging, aggregate, aggregation_normalizer, masked_whiten
 from kedge.algorithm.policy_losses import Ratio, Surrogate, positive_nll
+from kedge.algorithm.shaping import KLEstimator, kl_loss
 from kedge.training.learner import B, Batch
 
 __all__ = ["Divisors", "Metric", "Objective", "Reduction", "Terms"]

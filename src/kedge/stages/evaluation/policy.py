@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Rollout
-from kedge.algorithm.kl import sequence_kl
+from kedge.algorithm.shaping import sequence_kl
 from kedge.config import Config
 from kedge.data import Prompt, encode_completion, encode_prompt, room_for_prompt, tldr_response
 from kedge.data.chat import render_prompt

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kedge.algorithm.experience import Rollout
-from kedge.algorithm.group_advantages import GroupScores, group_scores
+from kedge.algorithm.shaping import GroupScores, group_scores
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
 from kedge.logs.experience_metrics import describe_groups, describe_responses
