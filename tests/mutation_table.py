@@ -96,8 +96,8 @@ MUTATIONS = (
     Mutation(
         "score-after-the-last-token",
         "_score_slot",
-        'return last if score_at == "last" else (last + 1)',
-        "return (last + 1)",
+        'if score_at == "last":',
+        'if score_at == "never":',
         f"{SHAPING}::test_the_score_stands_at_the_last_token",
     ),
     Mutation(
@@ -267,7 +267,7 @@ MUTATIONS = (
     ),
     Mutation(
         "no-temperature-in-the-reference",
-        "_reference_logprobs",
+        "reference_logprobs",
         "models.reference, temperature=models.temperature",
         "models.reference, temperature=1.0",
         f"{COLLECT}::test_a_policy_that_is_the_reference_has_no_kl_at_any_temperature",
@@ -837,8 +837,8 @@ MUTATIONS = (
     Mutation(
         "values-of-stopped-rows",
         "Sampler._sample",
-        "responses.values[rows[running], step] = self.model.values(decoder.hidden[running])",
-        "responses.values[rows, step] = self.model.values(decoder.hidden)",
+        "responses.values[rows[running], step] = read_values(head, decoder.hidden[running]).values",
+        "responses.values[rows, step] = read_values(head, decoder.hidden).values",
         f"{NOTED}[llama-False]",
     ),
     Mutation(

@@ -19,7 +19,7 @@ from kedge.cli import main
 from kedge.config import Config, config_from_settings, load_config
 from kedge.config.explain.describe import all_fields, find_field, section_type
 from kedge.data import read_comparisons, read_demonstrations, read_prompts
-from kedge.logs.metrics import read_metrics
+from kedge.logs.json_lines import read_metrics
 from kedge.rewards import FunctionReward, RewardTerm
 from kedge.rewards.pairwise import PairwiseJudge
 from kedge.stages.ppo import run_ppo

@@ -12,7 +12,7 @@ from typing import Any
 from bench.defaults.starts import SETTINGS, Start
 from bench.faults.running import run_apart
 from kedge.config import config_from_settings
-from kedge.logs.metrics import read_metrics
+from kedge.logs.json_lines import read_metrics
 from kedge.stages.ppo import run_ppo
 
 __all__ = ["Trial", "figures_of", "read_trials", "run_trial", "save_trials"]

@@ -111,7 +111,7 @@ def trpo_update(
             optimizer,
             experience,
             objective,
-            minibatches_of(experience.num_rows, num_minibatches, generator),
+            minibatches_of(len(experience.old_logprobs), num_minibatches, generator),
             max_grad_norm=max_grad_norm,
             first_step=1 + len(critic_steps),
             check_step=check_step,
@@ -145,7 +145,7 @@ def _policy_step(
     before = {**totals.values(), "policy/grad_norm": float(gradient.norm())}
     result.num_gradients = 1
     result.reductions = totals.reductions
-    search = partial(search_minibatch, learner, objective, experience, range(experience.num_rows), parameters)
+    search = partial(search_minibatch, learner, objective, experience, range(len(experience.old_logprobs)), parameters)
     if not check_step(0, before, search):
         result.refused = True
         return

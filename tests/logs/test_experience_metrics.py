@@ -10,8 +10,13 @@ import pytest
 import torch
 
 from kedge.algorithm.experience import Experience, Rollout
-from kedge.logs.details import describe_update
-from kedge.logs.experience_metrics import correlation, describe_experience, describe_samples, repetition
+from kedge.logs.experience_metrics import (
+    correlation,
+    describe_experience,
+    describe_samples,
+    describe_update,
+    repetition,
+)
 from kedge.logs.incidents import describe_row
 from tests.tiny import tiny_sentencepiece_tokenizer
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.errors import DataError, ShapeError
-from kedge.logs.json_lines import plain_json, truncate_rows
-from kedge.logs.metrics import METRICS_FILE, MetricsLog, read_metrics
+from kedge.logs.json_lines import METRICS_FILE, MetricsLog, plain_json, read_metrics, truncate_rows
 from kedge.logs.samples import SAMPLES_FILE, Sample, SamplesLog, read_samples
 
 SAMPLE = Sample(

@@ -20,6 +20,7 @@ from kedge.models import (
     load_value_head,
     save_policy,
 )
+from kedge.models.heads import read_values
 from kedge.models.language import FORBIDDEN_LOGIT
 from kedge.models.pretrained import fuse_activations
 from tests.models.families import causal_lm
@@ -56,7 +57,8 @@ def test_logits_and_values_are_those_of_each_row_alone_however_they_were_padded(
     allowed = ~model.forbidden
     with torch.no_grad():
         hidden = model.hidden(unpadded)
-        logits, values = (output.split(unpadded.lengths) for output in (model.logits(hidden), model.values(hidden)))
+        outputs = model.logits(hidden), read_values(model.value_head, hidden).values
+        logits, values = (output.split(unpadded.lengths) for output in outputs)
         for row, its_logits, its_values in zip(rows, logits, values, strict=True):
             alone = causal(input_ids=torch.tensor([row]), output_hidden_states=True)
             torch.testing.assert_close(its_logits[:, allowed], alone.logits[0][:, allowed], atol=1e-5, rtol=1e-5)

@@ -25,7 +25,7 @@ def test_the_score_is_read_at_the_last_real_token_whatever_the_padding(family, l
     with torch.no_grad():
         expected = torch.cat([classifier(input_ids=torch.tensor([row])).logits[0] for row in rows])
         torch.testing.assert_close(model.scores(unpadded), expected, atol=1e-5, rtol=1e-5)
-        last = torch.stack([values[-1] for values in model.values(unpadded).split(unpadded.lengths)])
+        last = torch.stack([values[-1] for values in model.read_values(unpadded).values.split(unpadded.lengths)])
         torch.testing.assert_close(last, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -40,7 +40,7 @@ def test_an_encoder_scores_but_cannot_be_a_critic():
         expected = torch.cat([classifier(input_ids=torch.tensor([row])).logits[0] for row in ROWS])
         torch.testing.assert_close(model.scores(rows), expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(ModelError, match="critic needs a decoder"):
-        model.values(rows)
+        model.read_values(rows)
 
 
 def test_normalized_scores_survive_a_reload_bit_for_bit(tmp_path):
@@ -74,7 +74,7 @@ def test_a_shift_far_larger_than_the_scores_leaves_values_at_every_token(tmp_pat
     save_scalar_model(model, tiny_tokenizer(), tmp_path / "critic", card=ModelCard("critic", "kedge critic", {}))
     critic = load_scalar_model(tmp_path / "critic", tokenizer=tiny_tokenizer())
     assert critic.has_values
-    assert critic.values(TokenRows.of(ROWS)).mean().item() == pytest.approx(-1e4, abs=1.0)
+    assert critic.read_values(TokenRows.of(ROWS)).values.mean().item() == pytest.approx(-1e4, abs=1.0)
 
 
 def test_the_saved_folder_is_a_plain_sequence_classifier(tmp_path):

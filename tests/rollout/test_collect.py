@@ -47,8 +47,8 @@ def test_small_rewards_are_no_rounding_of_the_values():
 @pytest.mark.parametrize("score_at", ["last", "after_last"])
 def test_whitening_changes_neither_the_mean_reward_nor_the_cost_of_the_kl(score_at):
     experience = make_experience(make_models(), score_at=score_at, kl_coef=0.5, whiten_rewards=True)
-    kl = sum(experience.kl[experience.action_mask].tolist()) / experience.num_rows
-    score = sum(experience.scores.tolist()) / experience.num_rows
+    kl = sum(experience.kl[experience.action_mask].tolist()) / len(experience.scores)
+    score = sum(experience.scores.tolist()) / len(experience.scores)
     metrics = describe_experience(experience)
     assert metrics["reward/kl"] == pytest.approx(0.5 * kl, abs=1e-5)
     assert metrics["reward/total"] == pytest.approx(score - 0.5 * kl, abs=1e-5)
@@ -106,7 +106,7 @@ def test_positive_examples_score_enough_token_scores_included():
     models = make_models()
     plain = make_experience(models)
     assert plain.positive is None
-    limit = float(torch.linspace(-1, 2, plain.num_rows)[5])
+    limit = float(torch.linspace(-1, 2, len(plain.scores))[5])
     scored = make_experience(models, positive_min_score=limit).positive
     assert scored is not None
     assert scored.tolist() == [False] * 5 + [True] * 3

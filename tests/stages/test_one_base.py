@@ -91,7 +91,7 @@ def test_roles_share_their_base_and_nothing_else(tmp_path: Path, family: Any) ->
     for seed, role in enumerate((policy, critic)):
         assert role.adapter is not None
         randomize(role.adapter.weights(), seed)
-    hidden, values = policy.hidden(rows), critic.values(rows)
+    hidden, values = policy.hidden(rows), critic.read_values(rows).values
     with torch.no_grad():
         torch.testing.assert_close(reward.scores(rows), alone.scores(rows), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(copied.scores(rows), reward.scores(rows))
@@ -123,7 +123,7 @@ def test_recomputed_activations_are_those_of_the_role(base: Path) -> None:
             policy.trunk.checkpoint_activations()
             critic.trunk.checkpoint_activations()
         rows = TokenRows.of(ROWS, policy.device)
-        hidden, values = policy.hidden(rows), critic.values(rows)
+        hidden, values = policy.hidden(rows), critic.read_values(rows).values
         (hidden.square().sum() + values.square().sum()).backward()
         both = {**policy.adapter.weights(), **{f"critic.{n}": w for n, w in critic.adapter.weights().items()}}
         found.append({name: weight.grad.clone() for name, weight in both.items() if weight.grad is not None})

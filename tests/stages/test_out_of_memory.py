@@ -21,7 +21,7 @@ from kedge.algorithm.experience import Experience, PolicyOutputs
 from kedge.cli import main
 from kedge.config import Config, config_from_settings, with_values
 from kedge.errors import OutOfMemoryError
-from kedge.logs.metrics import MetricsLog
+from kedge.logs.json_lines import MetricsLog
 from kedge.rollout import Sampler
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Resume

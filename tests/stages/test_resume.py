@@ -18,7 +18,7 @@ import torch
 
 from kedge.config import Config, config_from_settings, load_config
 from kedge.errors import ConfigError, DataError, ModelError, OutputError
-from kedge.logs.metrics import MetricsLog
+from kedge.logs.json_lines import MetricsLog
 from kedge.runs.run import Resume
 from kedge.stages.ppo import observers, run_ppo
 from kedge.stages.reward import run_reward

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 from kedge.config import load_config
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
 from kedge.errors import ConfigError
-from kedge.logs.metrics import read_metrics
+from kedge.logs.json_lines import read_metrics
 from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokenizer
 from kedge.stages.reward import run_reward, train_reward_model
 from tests.forking import forked_kedge

@@ -187,10 +187,6 @@ class Transitions:
     positive: None = None
 
     @property
-    def num_rows(self) -> int:
-        return len(self.states)
-
-    @property
     def action_mask(self) -> Tensor:
         return torch.ones_like(self.old_logprobs, dtype=torch.bool)
 
@@ -215,7 +211,7 @@ class ControlLearner(nn.Module):
         self.policy, self.critic = nn.Linear(2, 3), nn.Linear(2, 1)
 
     def micro_batches(self, batch: Transitions) -> Iterator[tuple[Tensor, Transitions]]:
-        for rows in torch.arange(batch.num_rows).split(50):
+        for rows in torch.arange(len(batch.states)).split(50):
             yield rows, batch.select(rows)
 
     def evaluate(self, batch: Transitions) -> PolicyOutputs:

@@ -15,7 +15,7 @@ changes the log probabilities of later tokens and nothing else. A slot in neithe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -116,6 +116,7 @@ class Experience:
             from the trainer's; None for no correction.
         positive: True for a response that scores high enough to be imitated; None for no imitation.
         recomputed_logprobs: the trainer's, if the old ones are the sampler's; else None.
+        action_mask: see `Rollout`.
 
     Source: spec §1, §5.
     """
@@ -133,21 +134,15 @@ class Experience:
     importance_weights: Float[Tensor, "batch time"] | None = None
     positive: Bool[Tensor, " batch"] | None = None
     recomputed_logprobs: Float[Tensor, "batch time"] | None = None
+    action_mask: Bool[Tensor, "batch time"] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "action_mask", self.rollout.action_mask)
 
     @cached_property
     def trainer_logprobs(self) -> Float[Tensor, "batch time"]:
         """Log probabilities (nats) that the trainer computes under the weights at the start of the epochs."""
         return self.old_logprobs if self.recomputed_logprobs is None else self.recomputed_logprobs
-
-    @cached_property
-    def num_rows(self) -> int:
-        """Responses."""
-        return self.rollout.num_responses
-
-    @cached_property
-    def action_mask(self) -> Bool[Tensor, "batch time"]:
-        """See `Rollout`."""
-        return self.rollout.action_mask
 
     @cached_property
     def total_scores(self) -> Float[Tensor, " batch"]:
@@ -227,7 +222,7 @@ def check_masks(rollout: Rollout) -> None:
 
 def _selected(batch: Rollout | Experience, rows: Tensor | slice) -> dict[str, Any]:
     """The chosen rows of every tensor of a batch, by field."""
-    tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    tensors = {each.name: getattr(batch, each.name) for each in fields(batch) if each.init}
     return {name: tensor[rows] for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
 
 

@@ -12,7 +12,7 @@ from kedge.inspect.doctor.steps import NUM_FIRST, first_update_too_large
 from kedge.inspect.page.looks import LOOKS
 from kedge.inspect.record import RunRecord, read_run, readable
 from kedge.inspect.resolved import value_warmup_of
-from kedge.logs.metrics import METRICS_FILE, read_metrics
+from kedge.logs.json_lines import METRICS_FILE, read_metrics
 from kedge.system.output import is_run
 
 __all__ = ["LiveDoctor", "diagnose_run", "examine_run"]

@@ -15,10 +15,8 @@ from typing import Any, Literal
 import yaml
 
 from kedge.errors import DataError, KedgeError
-from kedge.logs.details import DETAILS_FILE
-from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EVALUATIONS_FILE
-from kedge.logs.json_lines import read_rows
-from kedge.logs.metrics import METRICS_FILE
+from kedge.logs.experience_metrics import DETAILS_FILE
+from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EVALUATIONS_FILE, METRICS_FILE, read_rows
 from kedge.logs.phases import JUDGING
 from kedge.logs.progress import say
 from kedge.logs.samples import SAMPLES_FILE

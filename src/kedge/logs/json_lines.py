@@ -1,4 +1,4 @@
-"""JSON-lines files that may be read while they are being written."""
+"""JSON-lines files that may be read while they are being written: metrics, evaluations, and the base of all logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,27 @@ from kedge.errors import DataError
 from kedge.system.durable import replace_contents, sync, sync_folder
 from kedge.system.output import replace_file, writing
 
-__all__ = ["JsonLines", "RunLog", "plain_json", "read_json_lines", "read_rows", "truncate_rows"]
+__all__ = [
+    "CRITIC_CHECKS_FILE",
+    "EVALUATIONS_FILE",
+    "MEASURED",
+    "METRICS_FILE",
+    "EvaluationsLog",
+    "JsonLines",
+    "MetricsLog",
+    "RunLog",
+    "plain_json",
+    "read_json_lines",
+    "read_metrics",
+    "read_rows",
+    "truncate_rows",
+]
+
+METRICS_FILE = "metrics.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+CRITIC_CHECKS_FILE = "critic_checks.jsonl"
+MEASURED = ("time/", "tokens_per_second", "memory/")
+"""Prefixes of the metrics that differ between two runs with the same seed."""
 
 PIECE_BYTES = 1 << 16
 
@@ -109,10 +129,11 @@ class RunLog:
         self._path = path
         self._lines = None if is_lazy else JsonLines(path)
 
-    def append(self, update: int, values: Mapping[str, Any]) -> None:
-        """Append a row."""
-        self._lines = self._lines or JsonLines(self._path)
-        self._lines.write({"update": update, **values})
+    def append(self, update: int, *rows: Mapping[str, Any]) -> None:
+        """Append rows of an update."""
+        for row in rows:
+            self._lines = self._lines or JsonLines(self._path)
+            self._lines.write({"update": update, **row})
 
     def sync(self) -> None:
         """Flush all rows to disk, before a checkpoint that relies on them."""
@@ -129,6 +150,49 @@ class RunLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class MetricsLog(RunLog):
+    """Writes `metrics.jsonl`: `update` first, times and memory last, the rest by name; flushed after each row.
+
+    Equal metrics give equal bytes. NaN and ±∞ become null. An existing file is appended to.
+
+    Args:
+        folder: The run's folder.
+        also: Called with each row once it is in the file, such as `LoggerGroup.write`.
+    """
+
+    def __init__(self, folder: Path, also: Callable[[int, Mapping[str, Any]], None] | None = None) -> None:
+        super().__init__(folder / METRICS_FILE)
+        self._also = also
+
+    def write(self, update: int, metrics: Mapping[str, Any]) -> None:
+        """Append the row of one update.
+
+        Args:
+            update: Number of the update, from 1.
+            metrics: Values by name: numbers, one-element tensors or arrays, text, None.
+        """
+        names = sorted(metrics, key=lambda name: (name.startswith(MEASURED), name))
+        self.append(update, {name: metrics[name] for name in names})
+        if self._also is not None:
+            self._also(update, metrics)
+
+
+class EvaluationsLog(RunLog):
+    """Writes a file of evaluations, which is created with its first row and flushed after each.
+
+    Args:
+        folder: The run's folder.
+        name: The file's name.
+    """
+
+    def __init__(self, folder: Path, name: str = EVALUATIONS_FILE) -> None:
+        super().__init__(folder / name, is_lazy=True)
+
+    def write(self, update: int, results: Mapping[str, Any]) -> None:
+        """Append an evaluation: updates that the policy has completed, from 0, and its results."""
+        self.append(update, dict(sorted(results.items())))
 
 
 def _whole_rows(file: io.FileIO) -> int:
@@ -194,6 +258,15 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise DataError(f"{str(path)!r}, line {number}: not JSON ({error.msg})") from error
     return rows
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's `metrics.jsonl`, also of a running run.
+
+    Raises:
+        DataError: As `read_json_lines`.
+    """
+    return read_json_lines(folder / METRICS_FILE)
 
 
 def truncate_rows(path: Path, last_update: int) -> int:

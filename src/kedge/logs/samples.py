@@ -83,9 +83,7 @@ class SamplesLog(RunLog):
     def write(self, update: int, samples: Iterable[Sample]) -> None:
         """Append the kept responses of one update."""
         samples = list(samples)
-        for sample in samples:
-            row = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
-            self.append(update, _rounded(plain_json(row)))
+        self.append(update, *_rounded(plain_json([vars(sample) for sample in samples])))
         if self._also is not None and samples:
             self._also(update, samples)
 

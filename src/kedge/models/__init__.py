@@ -3,7 +3,7 @@
 from kedge.models.adapters import AdapterSettings
 from kedge.models.card import ModelCard
 from kedge.models.frozen import FrozenDtype, HostWeights, hold_frozen
-from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head, load_value_head
+from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head, load_value_head, read_values
 from kedge.models.language import ActorCritic, LanguageModel, PolicyWeights, response_logprobs
 from kedge.models.loading import load_language_model, load_scalar_model
 from kedge.models.packing.packed import Decoder, TokenRows
@@ -41,6 +41,7 @@ __all__ = [
     "model_width",
     "named_stop_tokens",
     "own_stop_tokens",
+    "read_values",
     "resolve_precision",
     "response_logprobs",
     "save_architecture",

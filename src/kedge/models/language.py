@@ -175,15 +175,6 @@ class LanguageModel(nn.Module):
         ]
         return tuple(torch.cat(measures) for measures in zip(*parts, strict=True))
 
-    def values(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest"]:
-        """The value head's value at each hidden state, float32."""
-        return self.read_values(hidden).values
-
-    def read_values(self, hidden: Float[Tensor, "*rest dim"]) -> Values:
-        """The value head's output at each hidden state, float32."""
-        assert self.value_head is not None, "the model has no value head"
-        return read_values(self.value_head, hidden)
-
     def _output_weight(self) -> Tensor:
         """The matrix of the output layer, once per pass: chunks must not ask other ranks for their parts."""
         weight = output_layer(self.causal).weight
@@ -536,4 +527,5 @@ class ActorCritic(nn.Module):
             values, logits = self.critic.read_values(reading.rows)
             return Values(values[reading.states], None if logits is None else logits[reading.states])
         assert hidden is not None
-        return self.policy.read_values(hidden)
+        assert self.policy.value_head is not None
+        return read_values(self.policy.value_head, hidden)

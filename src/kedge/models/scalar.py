@@ -31,7 +31,7 @@ from kedge.models.pretrained import (
     num_embeddings,
     rope_switch,
 )
-from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
+from kedge.system.ranks import ALONE, PassTokens, Ranks, within_memory
 
 __all__ = ["BATCHINGS", "Batching", "ScalarModel", "checked_number", "classify", "find_batching", "score_rows"]
 
@@ -139,10 +139,6 @@ class ScalarModel(nn.Module):
         self.shift.zero_()
         return self
 
-    def values(self, rows: TokenRows) -> Float[Tensor, " tokens"]:
-        """The value at every token, float32; see `read_values`."""
-        return self.read_values(rows).values
-
     def read_values(self, rows: TokenRows) -> Values:
         """The output at every token, float32.
 
@@ -244,7 +240,7 @@ def score_rows(
     lengths = [len(row) for row in rows]
 
     def score() -> None:
-        for part in ranks.plan(lengths, tokens_of(micro_batch_tokens)):
+        for part in ranks.plan(lengths, micro_batch_tokens):
             with autocast("bf16" if model.holds_bf16 else precision, model.device):
                 found = model.scores(TokenRows.of([rows[index] for index in part.rows], model.device)).float().cpu()
             if part.counts:

@@ -18,7 +18,7 @@ from kedge.algorithm.masking import masked_whiten
 from kedge.algorithm.shaping import KLEstimator, KLScope, ScoreAt, shape_rewards
 from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
-from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
+from kedge.system.ranks import ALONE, PassTokens, Ranks, within_memory
 
 __all__ = [
     "Estimation",
@@ -290,7 +290,7 @@ def shared_out(
 
     def tables() -> list[Tensor | None]:
         found: list[Tensor | None] = []
-        for part in ranks.plan(lengths, tokens_of(micro_batch_tokens)):
+        for part in ranks.plan(lengths, micro_batch_tokens):
             rows = torch.tensor(part.rows, device=device)
             figures = evaluate(rollout.select(rows))
             found = found or [None if each is None else each.new_zeros(len(own), *each.shape[1:]) for each in figures]

@@ -13,7 +13,7 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs
 from kedge.data.tokens import pad_left
-from kedge.models import Decoder, LanguageModel, Precision, autocast
+from kedge.models import Decoder, LanguageModel, Precision, autocast, read_values
 from kedge.system.memory import is_out_of_memory, note_exhaustion, release
 from kedge.system.ranks import AdaptiveTokens
 
@@ -191,8 +191,8 @@ class Sampler:
             if on_token is not None:
                 for row, token in zip(rows[running].tolist(), tokens[running].tolist(), strict=True):
                     on_token(row, token)
-            if self.model.value_head is not None:
-                responses.values[rows[running], step] = self.model.values(decoder.hidden[running])
+            if (head := self.model.value_head) is not None:
+                responses.values[rows[running], step] = read_values(head, decoder.hidden[running]).values
             running = running & ~torch.isin(tokens, self._stops)
             num_running = int(running.sum())
             if num_running == 0 or step + 1 == self.max_new_tokens:

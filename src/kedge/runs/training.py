@@ -12,12 +12,17 @@ from torch import nn
 
 from kedge.config import Config, best_metric
 from kedge.errors import KedgeError, OutOfMemoryError
-from kedge.logs.details import DETAILS_FILE
-from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EVALUATIONS_FILE
+from kedge.logs.experience_metrics import DETAILS_FILE
 from kedge.logs.incidents import truncate_incidents
-from kedge.logs.json_lines import plain_json, truncate_rows
+from kedge.logs.json_lines import (
+    CRITIC_CHECKS_FILE,
+    EVALUATIONS_FILE,
+    METRICS_FILE,
+    MetricsLog,
+    plain_json,
+    truncate_rows,
+)
 from kedge.logs.loggers import LoggedRun, LoggerGroup, LoggerState
-from kedge.logs.metrics import METRICS_FILE, MetricsLog
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.samples import SAMPLES_FILE
@@ -98,12 +103,13 @@ def watched(
         model: The trained model.
         tokenizer: Its tokenizer; None for a model without one.
     """
+    folder = run.shared_folder
 
     def after_update(number: int, metrics: Mapping[str, float]) -> None:
         if (show := callback) is not None:
             loop.complete(number)
             known = MappingProxyType(dict(metrics))
-            update = Update(run.stage, number, num_updates, known, run.shared_folder, model, tokenizer, loop)
+            update = Update(run.stage, number, num_updates, known, folder, model, tokenizer, loop)
             loop.on_first_rank(lambda: show(update))
 
     return after_update

@@ -19,7 +19,7 @@ from kedge.config import Config, load_config, with_values
 from kedge.errors import ConfigError
 from kedge.inspect.record import read_config
 from kedge.logs.critic_checks import check_row
-from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EvaluationsLog
+from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EvaluationsLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.table import Cell, print_table
 from kedge.models import ActorCritic, find_model

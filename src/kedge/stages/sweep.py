@@ -27,7 +27,7 @@ from kedge.config import Config, field_advice, preset_conflicts, resolved_yaml, 
 from kedge.errors import ConfigError, KedgeError
 from kedge.inspect.report import write_report
 from kedge.inspect.sweeps import Goal, Row, choose_goal, compare, last_line, leaders, read_sweep
-from kedge.logs.metrics import read_metrics
+from kedge.logs.json_lines import read_metrics
 from kedge.logs.progress import Progress, format_figure, say
 from kedge.logs.table import print_table
 from kedge.system.intervals import Interval

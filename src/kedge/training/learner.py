@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -23,11 +23,6 @@ __all__ = ["Batch", "LanguageLearner", "Learner"]
 
 class Batch(Protocol):
     """The experience of an update: padded rows of actions. For language models it is `Experience`."""
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows; minibatches are drawn from them."""
-        ...
 
     @property
     def action_mask(self) -> Bool[Tensor, "batch time"]:
@@ -100,7 +95,7 @@ class Learner(Protocol[B]):
         """The processes that share the passes over a batch; every one of them has the whole batch."""
         ...
 
-    def micro_batches(self, batch: B) -> Iterator[tuple[Int[Tensor, " rows"], B]]:
+    def micro_batches(self, batch: B) -> Iterable[tuple[Int[Tensor, " rows"], B]]:
         """Split this rank's share of the batch into parts that fit into one forward and backward pass.
 
         Each comes with its row numbers, which are empty for a part that is evaluated without effect; see `Part`.
@@ -177,14 +172,15 @@ class LanguageLearner:
         self.reused_first_pass = True
         return outputs
 
-    def micro_batches(self, batch: Experience) -> Iterator[tuple[Int[Tensor, " rows"], Experience]]:
+    def micro_batches(self, batch: Experience) -> list[tuple[Int[Tensor, " rows"], Experience]]:
         """See `Learner`. Rows of similar length are grouped."""
         if self._has_first_pass(batch):
-            yield torch.arange(batch.num_rows), batch
-            return
-        for part in self.ranks.plan(batch.rollout.row_lengths, tokens_of(self.micro_batch_tokens)):
+            return [(torch.arange(len(batch.scores)), batch)]
+        parts: list[tuple[Tensor, Experience]] = []
+        for part in self.ranks.plan(batch.rollout.row_lengths, self.micro_batch_tokens):
             rows = torch.tensor(part.rows, device=batch.scores.device)
-            yield rows if part.counts else rows[:0], batch.select(rows)
+            parts.append((rows if part.counts else rows[:0], batch.select(rows)))
+        return parts
 
     def evaluate(self, batch: Experience) -> PolicyOutputs:
         """See `Learner`."""

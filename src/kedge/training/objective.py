@@ -119,18 +119,22 @@ class Objective:
 
     def prepared(self, minibatch: B) -> B:
         """A step's minibatch with the advantages that its loss is made of."""
-        if not self.whitens_minibatches or minibatch.num_rows < 2:
+        if not self.whitens_minibatches or len(minibatch.advantages) < 2:
             return minibatch
         return minibatch.with_advantages(masked_whiten(minibatch.advantages, minibatch.action_mask))
 
     def divisors(self, minibatch: Batch) -> Divisors:
         """The divisors of this minibatch, independent of its split into micro-batches (spec §6.30)."""
         mask = minibatch.action_mask
+        slots = minibatch.reward_mask
+        counts = policy, value = int(mask.sum()), int(slots.sum())
+        if self.aggregation != "token":
+            policy, value = (int(aggregation_normalizer(each, aggregation=self.aggregation)) for each in (mask, slots))
         return Divisors(
-            policy=int(aggregation_normalizer(mask, aggregation=self.aggregation)),
-            value=int(aggregation_normalizer(minibatch.reward_mask, aggregation=self.aggregation)),
-            actions=int(mask.sum()),
-            value_slots=int(minibatch.reward_mask.sum()),
+            policy=policy,
+            value=value,
+            actions=counts[0],
+            value_slots=counts[1],
             positive=1 if minibatch.positive is None else max(1, int(mask[minibatch.positive].sum())),
         )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.data import EncodedExample
-from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of
+from kedge.system.ranks import ALONE, PassTokens, Ranks
 from kedge.training.runtime import stream
 from kedge.training.supervised.losses import CompletionLoss
 
@@ -71,6 +71,6 @@ class PretrainingBatch:
         mix = self.mix
         batch = self.batch
         total = sum(mix.loss.weight(example) for example in batch)
-        for part in mix.ranks.plan([mix.loss.length(example) for example in batch], tokens_of(mix.micro_batch_tokens)):
+        for part in mix.ranks.plan([mix.loss.length(example) for example in batch], mix.micro_batch_tokens):
             loss = mix.coef * mix.loss.sums([batch[row] for row in part.rows])["loss"] / total
             yield loss if part.counts else loss * 0.0

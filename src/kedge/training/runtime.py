@@ -1,4 +1,4 @@
-"""The run's environment: device, threads, random streams, memory."""
+"""The run's environment: device, threads, random streams, memory, time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import os
 import platform
 import random
 import sys
+import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +19,15 @@ import psutil
 import torch
 
 from kedge.errors import ConfigError
+from kedge.system.memory import note_exhaustion
 
 GIB = 2**30
 # malloc.h
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 CGROUP_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+PHASES = {"rollout": "sampling", "reward": "scoring", "train": "the update"}
+"""Display names of the phases that have another name in the code."""
 
 
 def resolve_device(name: str = "auto", local_rank: int | None = None) -> torch.device:
@@ -137,3 +143,46 @@ def memory_in_use(device: torch.device) -> dict[str, float]:
     if device.type == "cuda":
         memory["memory/device"] = torch.cuda.max_memory_allocated(device) / GIB
     return memory
+
+
+class Stopwatch:
+    """Seconds by phase of one update, measured from construction to `metrics`.
+
+    Args:
+        device: Where the work is done; a GPU is synchronized at the end of each phase so that its time counts there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._started = time.perf_counter()
+        self._phases: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time spent inside to `time/<name>`."""
+        started = time.perf_counter()
+        try:
+            yield
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        except Exception as error:
+            note_exhaustion(error, PHASES.get(name, name))
+            raise
+        self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - started
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time spent inside."""
+        started = time.perf_counter()
+        yield
+        self._started += time.perf_counter() - started
+
+    def metrics(self, *, num_tokens: int) -> dict[str, float]:
+        """`time/<phase>` and `time/update` in seconds, and `tokens_per_second` of the whole update.
+
+        Args:
+            num_tokens: Tokens of prompts and responses in the update, without padding.
+        """
+        total = time.perf_counter() - self._started
+        phases = {f"time/{name}": seconds for name, seconds in self._phases.items()}
+        return {**phases, "time/update": total, "tokens_per_second": num_tokens / total}

@@ -225,8 +225,9 @@ def ppo_update(
     if not (objective.train_policy or learner.needs_values):
         raise ConfigError("there is no critic to warm up: the policy has none")
     result = UpdateResult()
+    num_rows = len(experience.old_logprobs)
     for _ in range(num_epochs):
-        minibatches = minibatches_of(experience.num_rows, num_minibatches, generator)
+        minibatches = minibatches_of(num_rows, num_minibatches, generator)
         if not result.stopped_early:
             minibatches = _policy_pass(
                 learner,
@@ -247,7 +248,7 @@ def ppo_update(
                 return result
         for number in range(num_critic_epochs):
             if number:
-                minibatches = minibatches_of(experience.num_rows, num_minibatches, critic_generator or generator)
+                minibatches = minibatches_of(num_rows, num_minibatches, critic_generator or generator)
             steps, complete = critic_pass(
                 learner,
                 optimizer,

@@ -14,7 +14,6 @@ from functools import partial
 from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.masking import masked_whiten
 from kedge.config import Config
-from kedge.logs.stopwatch import Stopwatch
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, logged_steps, running, stage_loop, watched
@@ -23,7 +22,7 @@ from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
 from kedge.training.guard import BadValue, refuse_nonfinite
 from kedge.training.optimizer import learning_rate_at, set_learning_rate
-from kedge.training.runtime import memory_in_use, stream
+from kedge.training.runtime import Stopwatch, memory_in_use, stream
 from kedge.training.update import UpdateResult, distance_moved, ppo_update
 from kedge_control.experience import ControlExperience, experience_of
 from kedge_control.rollout import collect_steps

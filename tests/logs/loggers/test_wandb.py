@@ -104,7 +104,7 @@ def test_updates_lost_by_a_kill_are_in_the_next_file(tmp_path, calls):
 import os, signal, sys
 from pathlib import Path
 from kedge.logs.loggers import LoggerGroup, LoggerState, LoggedRun
-from kedge.logs.metrics import MetricsLog
+from kedge.logs.json_lines import MetricsLog
 folder = Path(sys.argv[1])
 state = LoggerState(folder)
 loggers = LoggerGroup(["wandb"], state, LoggedRun(folder, "ppo", "tides", state.id, {}), warn=print)

@@ -126,7 +126,7 @@ def check_separate_critic(folder: Path, plain: PreTrainedModel) -> bool:
         return False
     with torch.no_grad(), phase("critic"):
         rows = [row[: critic.context_length] for row in ROWS]
-        ours = list(critic.values(TokenRows.of(rows)).split([len(row) for row in rows]))
+        ours = list(critic.read_values(TokenRows.of(rows)).values.split([len(row) for row in rows]))
         trunk = cast(PreTrainedModel, plain.base_model)
         states = [trunk(input_ids=torch.tensor([row]), use_cache=False).last_hidden_state[0] for row in rows]
         check("critic", ours, [head(state)[:, 0] for state in states])

@@ -14,9 +14,7 @@ import torch
 
 from kedge.config import load_config, schedule_in_words
 from kedge.errors import ConfigError
-from kedge.logs.evaluations import EVALUATIONS_FILE
-from kedge.logs.json_lines import read_json_lines
-from kedge.logs.metrics import MetricsLog
+from kedge.logs.json_lines import EVALUATIONS_FILE, MetricsLog, read_json_lines
 from kedge.models import find_model
 from kedge.rewards import RewardTerm
 from kedge.runs.run import Resume

@@ -17,13 +17,13 @@ from kedge.config import config_from_settings, schedule_in_words
 from kedge.data import Prompt
 from kedge.errors import ConfigError, UnscoredError
 from kedge.logs.samples import read_samples
-from kedge.logs.stopwatch import Stopwatch
 from kedge.rewards import CallLimits, load_reward
 from kedge.rewards.score import ScoredRollout, score_rollout
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.sampling import SampledBatch, Sampling, next_round_size
 from kedge.stages.ppo.settings import PpoSettings
+from kedge.training.runtime import Stopwatch
 from tests.models.test_actor_critic import make_rollout
 from tests.rewards.test_score import scored
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times

@@ -85,7 +85,7 @@ def test_a_dead_weight_is_named_with_its_owner():
 
 
 def search(models, experience):
-    numbers = range(experience.num_rows)
+    numbers = range(len(experience.scores))
     return search_minibatch(make_learner(models), make_objective(), experience, numbers, list(models.parameters()))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from kedge.inspect.look import has_part
 from kedge.inspect.page.numbers import as_number, evenly_spaced, rounded
 from kedge.inspect.record import RunRecord
-from kedge.logs.details import WIDEST
+from kedge.logs.experience_metrics import WIDEST
 
 __all__ = ["clipping", "share_below"]
 

@@ -259,6 +259,6 @@ def sample_part(inputs: CriticInputs, number: int, chunk: Chunk) -> Part:
         numbers,
         is_held_out=chunk.is_held_out,
         missing_eos={} if missing_eos is None else missing_eos.state_dict(),
-        unscored=rollout.num_responses - experience.num_rows,
+        unscored=rollout.num_responses - len(experience.scores),
         seconds=time.perf_counter() - started,
     )

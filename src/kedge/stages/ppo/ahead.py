@@ -31,7 +31,6 @@ from kedge.algorithm.experience import Rollout
 from kedge.config import Config
 from kedge.data import Prompt, PromptStream
 from kedge.errors import ConfigError, NonfiniteScoreError
-from kedge.logs.stopwatch import Stopwatch
 from kedge.rewards import ScoredTerms
 from kedge.rewards.score import ScoredRollout
 from kedge.rollout import BackgroundEngine, Engine, Sampler, SharedEngine, frozen_copy
@@ -40,7 +39,7 @@ from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.sampling import SampledBatch, Sampling
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
-from kedge.training.runtime import stream_seed
+from kedge.training.runtime import Stopwatch, stream_seed
 
 __all__ = ["SamplingAhead", "check_ahead", "open_sampling", "prompt_stream", "with_background"]
 

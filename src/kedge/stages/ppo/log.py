@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.config import Config, field_advice, schedule_in_words
 from kedge.inspect.diagnosis import LiveDoctor
-from kedge.logs.details import DetailsLog, describe_update
-from kedge.logs.evaluations import CRITIC_CHECKS_FILE, EvaluationsLog
 from kedge.logs.experience_metrics import (
+    DETAILS_FILE,
     describe_experience,
     describe_samples,
     describe_truncation,
+    describe_update,
     reference_error,
 )
-from kedge.logs.metrics import MetricsLog
+from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EvaluationsLog, MetricsLog, RunLog
 from kedge.logs.progress import Progress
 from kedge.logs.samples import SamplesLog
 from kedge.models import LanguageModel, ScalarModel
@@ -99,7 +99,7 @@ class PpoLog:
 
     trainer: Trainer
     metrics: MetricsLog
-    details: DetailsLog
+    details: RunLog
     samples: SamplesLog
     evaluations: EvaluationsLog
     critic_checks: EvaluationsLog
@@ -149,7 +149,7 @@ class PpoLog:
             new_logprobs=passes[-1].logprobs if passes else None,
         )
         figures = describe_update(experience, [each.logprobs for each in passes], clip=trainer.settings.clip)
-        self.details.write(event.update, figures)
+        self.details.append(event.update, figures)
         self.samples.write(event.update, samples)
         self._warn_of_rounding(event.metrics.get("objective/reference_error", 0.0))
         shown = {name: event.metrics[metric] for name, metric in SHOWN.items() if metric in event.metrics}
@@ -213,7 +213,7 @@ def ppo_log(config: Config, run: Run, trainer: Trainer, loop: CheckpointedLoop) 
         Progress("ppo", total=config.ppo.num_updates, done=loop.done) as progress,
         open_loggers(config, run, warn=progress.say) as loggers,
         MetricsLog(run.folder, also=loggers.write if loggers else None) as metrics,
-        DetailsLog(run.folder) as details,
+        RunLog(run.folder / DETAILS_FILE) as details,
         SamplesLog(run.folder, also=loggers.write_samples if loggers else None) as samples,
         EvaluationsLog(run.folder) as evaluations,
         EvaluationsLog(run.folder, CRITIC_CHECKS_FILE) as critic_checks,

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from kedge.config import Config
-from kedge.logs.stopwatch import Stopwatch
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, open_run
@@ -32,6 +31,7 @@ from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
 from kedge.training.guard import Guard
+from kedge.training.runtime import Stopwatch
 
 __all__ = ["PpoResult", "run_ppo"]
 

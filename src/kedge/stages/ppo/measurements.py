@@ -29,7 +29,6 @@ from kedge.data import Prompt
 from kedge.errors import NonfiniteScoreError, UnscoredError
 from kedge.logs.critic_checks import CheckedPrefix, check_line, check_row, describe_check
 from kedge.logs.experience_metrics import describe_experience, describe_samples
-from kedge.logs.stopwatch import Stopwatch
 from kedge.rewards import Responses
 from kedge.rewards.score import describe_responses
 from kedge.rollout.continuations import sample_continuations
@@ -38,7 +37,7 @@ from kedge.stages.ppo.log import Event, PpoLog
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import random_state, restore_random_state
-from kedge.training.runtime import stream, stream_seed
+from kedge.training.runtime import Stopwatch, stream, stream_seed
 
 __all__ = ["FixedPrompts", "Measurements", "PrefixSample", "sample_prefixes"]
 

@@ -106,7 +106,7 @@ class AdaptedCoefficients:
     def after_update(self, event: Event) -> None:
         """Adapt them, if the update trained the policy."""
         if self.trainer.trains_policy and not event.result.refused:
-            self.trainer.coefficients.adapt(event.metrics, num_responses=event.experience.num_rows)
+            self.trainer.coefficients.adapt(event.metrics, num_responses=len(event.experience.scores))
 
 
 @dataclass(frozen=True)

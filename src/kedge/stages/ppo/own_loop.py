@@ -30,7 +30,6 @@ from kedge.data.fields import is_conversation
 from kedge.errors import ConfigError, KedgeError, RewardError
 from kedge.logs.experience_metrics import describe_experience
 from kedge.logs.progress import say
-from kedge.logs.stopwatch import Stopwatch
 from kedge.rewards import RewardTerm, load_reward
 from kedge.rewards.score import describe_responses
 from kedge.runs.claim import claims
@@ -51,6 +50,7 @@ from kedge.stages.ppo.sampling import SampledBatch, Sampling
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.stage import find_stage
+from kedge.training.runtime import Stopwatch
 from kedge.training.stopping import Stopping, Terminated, listening
 
 __all__ = ["Batch", "PpoTrainer"]

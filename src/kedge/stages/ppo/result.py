@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from kedge.config import Config, word
-from kedge.logs.metrics import METRICS_FILE, read_metrics
+from kedge.logs.json_lines import METRICS_FILE, read_metrics
 from kedge.models import save_policy
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run

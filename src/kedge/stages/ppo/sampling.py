@@ -19,9 +19,9 @@ from kedge.algorithm.shaping import GroupScores, group_scores
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
 from kedge.logs.experience_metrics import describe_groups, describe_responses
-from kedge.logs.stopwatch import Stopwatch
 from kedge.rewards.score import ScoredRollout, join_scored
 from kedge.stages.ppo.trainer import Trainer
+from kedge.training.runtime import Stopwatch
 
 __all__ = ["Batches", "Prompts", "SampledBatch", "Sampling", "next_round_size"]
 

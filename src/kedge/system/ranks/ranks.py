@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from torch.distributed.tensor import DTensor
 
 from kedge import errors
 from kedge.errors import KedgeError, LostContactError, NumericsError
+
+if TYPE_CHECKING:
+    from kedge.system.ranks.budget import PassTokens
 
 __all__ = ["ALONE", "Part", "Ranks", "budget_batches", "check_equal_weights", "plan_parts", "share_rows"]
 
@@ -153,14 +156,15 @@ class Ranks:
         """True if there is more than one process."""
         return self.count > 1
 
-    def plan(self, lengths: Sequence[int], budget: int | None) -> list[Part]:
+    def plan(self, lengths: Sequence[int], budget: PassTokens) -> list[Part]:
         """The passes of this rank over a batch; see `plan_parts`.
 
         Args:
             lengths: Tokens per row.
             budget: Tokens per pass; None for no limit.
         """
-        return plan_parts(lengths, budget, number=self.number, count=self.count, same_number=self.is_sharded)
+        tokens = budget if budget is None or isinstance(budget, int) else budget.tokens
+        return plan_parts(lengths, tokens, number=self.number, count=self.count, same_number=self.is_sharded)
 
     def fill_in(self, own: Bool[Tensor, " rows"], *tables: Tensor) -> None:
         """Complete tables in place with the rows that other ranks know.
