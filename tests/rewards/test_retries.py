@@ -85,7 +85,7 @@ def test_only_the_failing_responses_are_dropped():
     limits = replace(LIMITS, retries=0, on_error="drop")
     result = GuardedReward(function, limits).start(batch("a", "bb", "bad", "dddd", "eeeee"))()
     assert result.scores == [1.0, 2.0, None, 4.0, 5.0]
-    assert result.dropped == {2}
+    assert result.dropped == [2]
     assert function.asked[1:] == [["a", "bb"], ["bad", "dddd", "eeeee"], ["bad"], ["dddd", "eeeee"]]
     assert (result.failures, result.given_up) == (3, 1)
 
@@ -93,7 +93,7 @@ def test_only_the_failing_responses_are_dropped():
 def test_only_the_failing_responses_get_the_error_score():
     limits = replace(LIMITS, on_error=-3.0)
     result = GuardedReward(Scripted(bad=("bad", "worse")), limits).start(batch("bad", "a", "worse"))()
-    assert (result.scores, result.dropped, result.given_up) == ([-3.0, 1.0, -3.0], frozenset(), 2)
+    assert (result.scores, result.dropped, result.given_up) == ([-3.0, 1.0, -3.0], [], 2)
 
 
 @given(st.lists(st.sampled_from(["a", "bb", "bad"]), min_size=1, max_size=20))
@@ -101,7 +101,7 @@ def test_every_response_that_can_be_scored_is(texts):
     limits = replace(LIMITS, retries=0, on_error="drop")
     result = GuardedReward(Scripted(bad=("bad",)), limits).start(batch(*texts))()
     assert result.scores == [None if text == "bad" else float(len(text)) for text in texts]
-    assert result.dropped == {row for row, text in enumerate(texts) if text == "bad"}
+    assert result.dropped == [row for row, text in enumerate(texts) if text == "bad"]
 
 
 def test_the_search_for_failing_responses_has_one_more_timeout():
@@ -134,7 +134,7 @@ def test_one_response_that_hangs_costs_one_score_and_one_more_timeout(monkeypatc
     texts = ["fine"] * 64
     texts[5] = "hang"
     result = GuardedReward(Hanging(), replace(LIMITS, retries=0, on_error="drop")).start(batch(*texts))()
-    assert result.dropped == {5}
+    assert result.dropped == [5]
     assert 300 < now <= 600
 
 

@@ -16,7 +16,7 @@ from kedge.models import Precision, load_scalar_model, load_tokenizer
 from kedge.models.loading import Bases
 from kedge.rewards.function import FunctionReward, load_function, names_function
 from kedge.rewards.model import ModelReward
-from kedge.rewards.retries import AbsentFunction, CallLimits, GuardedReward
+from kedge.rewards.retries import CallLimits, GuardedReward
 from kedge.rewards.weighted import WeightedReward
 from kedge.rewards.worker.client import RemoteFunction
 from kedge.system.ranks import ALONE, PassTokens, Ranks
@@ -128,7 +128,7 @@ def _load_function(term: RewardTerm, limits: CallLimits, log: Path | None, ranks
         return loaded[0].name
 
     name = ranks.first(load)
-    return GuardedReward(loaded[0] if loaded else AbsentFunction(name), limits, ranks)
+    return GuardedReward(loaded[0] if loaded else None, limits, ranks, name=name)
 
 
 def _function(term: RewardTerm, limits: CallLimits, log: Path | None) -> FunctionReward | RemoteFunction:

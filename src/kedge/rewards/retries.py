@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Responses, Score, ScoringModel
@@ -16,7 +16,7 @@ from kedge.rewards.source import Responses, Score, ScoringModel
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
     from kedge.system.ranks import Ranks
 
-__all__ = ["AbsentFunction", "CallLimits", "CallResult", "CallTimeout", "GuardedReward"]
+__all__ = ["CallLimits", "CallResult", "CallTimeout", "GuardedReward"]
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,10 @@ class CallResult:
     """
 
     scores: Sequence[Score]
-    dropped: frozenset[int] = frozenset()
+    dropped: Sequence[int] = ()
     failures: int = 0
     timeouts: int = 0
     given_up: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """The result as JSON types."""
-        return {**vars(self), "scores": list(self.scores), "dropped": sorted(self.dropped)}
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> CallResult:
-        """The result from its `as_json`."""
-        return cls(**{**content, "dropped": frozenset(content["dropped"])})
 
     def metrics(self, name: str) -> dict[str, float]:
         """The counts, under the function's name."""
@@ -91,25 +82,6 @@ class CallResult:
         }
 
 
-@dataclass(frozen=True)
-class AbsentFunction:
-    """A reward function that runs on another rank.
-
-    Attributes:
-        name: Its name.
-    """
-
-    name: str
-
-    def check(self, columns: Collection[str]) -> None:
-        """Not called here."""
-        raise AssertionError("the first rank has the function")
-
-    def start(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], Sequence[Score]]:
-        """Not called here."""
-        raise AssertionError("the first rank has the function")
-
-
 class GuardedReward:
     """A reward function that retries failed calls, then handles them as the limits specify.
 
@@ -118,20 +90,24 @@ class GuardedReward:
     score, not a batch of them. The whole search may take one more `timeout`.
 
     Args:
-        function: The function, in this process or in a worker.
+        function: The function, in this process or in a worker; None if another rank has it.
         limits: Deadlines, retries, and what follows when they are used up.
         ranks: The function runs on the first of them; all of them get its scores or its error. None for a single one.
+        name: The function's name; None for its own.
     """
 
-    def __init__(self, function: _Function, limits: CallLimits, ranks: Ranks | None = None) -> None:
-        self._function = function
+    def __init__(
+        self, function: _Function | None, limits: CallLimits, ranks: Ranks | None = None, *, name: str | None = None
+    ) -> None:
+        self._loaded = function
         self._limits = limits
         self._ranks = ranks
+        self.name = name or self._function.name
 
     @property
-    def name(self) -> str:
-        """The function's name."""
-        return self._function.name
+    def _function(self) -> _Function:
+        assert self._loaded is not None, "the first rank has the function"
+        return self._loaded
 
     @property
     def models(self) -> Mapping[str, ScoringModel]:
@@ -159,7 +135,7 @@ class GuardedReward:
         if ranks is None or not ranks.are_several:
             return partial(self._result, self._function.start(responses), responses)
         first = self._function.start(responses) if ranks.is_first else list[Score]
-        return lambda: CallResult.of(ranks.first(lambda: self._result(first, responses).as_json()))
+        return lambda: CallResult(**ranks.first(lambda: vars(self._result(first, responses))))
 
     def _result(self, first: Callable[[], Sequence[Score]], responses: Responses) -> CallResult:
         failures: list[RewardError] = []
@@ -175,7 +151,7 @@ class GuardedReward:
         substitute = None if isinstance(self._limits.on_error, str) else self._limits.on_error
         return CallResult(
             scores=[scores.get(row, substitute) for row in rows],
-            dropped=frozenset(lost if self._limits.on_error == "drop" else ()),
+            dropped=lost if self._limits.on_error == "drop" else [],
             failures=len(failures),
             timeouts=sum(isinstance(failure, CallTimeout) for failure in failures),
             given_up=len(lost),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -66,13 +66,8 @@ class Responses:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        lists: dict[str, Sequence[Any]] = {
-            "completions": self.completions,
-            "prompt_ids": self.prompt_ids,
-            "response_ids": self.response_ids,
-            "stopped": self.stopped,
-            **{f"columns[{name!r}]": column for name, column in self.columns.items()},
-        }
+        lists = {name: entries for name, entries in vars(self).items() if isinstance(entries, list)}
+        lists |= {f"columns[{name!r}]": column for name, column in self.columns.items()}
         for name, entries in lists.items():
             if len(entries) != len(self.prompts):
                 raise RewardError(f"{name} has {len(entries)} entries; expected {len(self.prompts)}, one per prompt")
@@ -91,16 +86,8 @@ class Responses:
         def chosen(entries: list[Any]) -> list[Any]:
             return [entries[row] for row in rows]
 
-        return Responses(
-            chosen(self.prompts),
-            chosen(self.completions),
-            chosen(self.prompt_ids),
-            chosen(self.response_ids),
-            chosen(self.stopped),
-            {name: chosen(column) for name, column in self.columns.items()},
-            self.max_new_tokens,
-            self.seed,
-        )
+        lists = {name: chosen(entries) for name, entries in vars(self).items() if isinstance(entries, list)}
+        return replace(self, **lists, columns={name: chosen(column) for name, column in self.columns.items()})
 
 
 class ScoringModel(Protocol):

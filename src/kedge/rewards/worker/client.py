@@ -150,7 +150,16 @@ class RemoteFunction:
         try:
             while reply.get("id") != number:  # skips replies to abandoned requests
                 reply = decode(worker.receive(deadline))
-            _check_reply(reply, what)
+            match what, reply:  # the function could have written it
+                case (
+                    (_, {"error": str(), "traceback": str(), "row": int() | None})
+                    | ("load", {"result": {"name": str(), "argument_names": list() | None}})
+                    | ("score", {"result": {"scores": _, "memory": int()}})
+                    | ("check", {"result": None})
+                ):
+                    pass
+                case _:
+                    raise ValueError("not a reply")
         except WorkerTimeout as error:
             doing = "importing its module" if what == "load" else "a call"
             raise self._failed(CallTimeout(f"{self.name}: {doing} took over {seconds:g} s; it was killed")) from error
@@ -159,8 +168,7 @@ class RemoteFunction:
         except (ValueError, RecursionError) as error:
             worker.kill()
             raise self._failed(RewardError(f"{self.name}: its process sent something other than scores")) from error
-        if "error" in reply:
-            message = reply["error"]
+        if (message := reply.get("error")) is not None:
             row = reply["row"]
             error = RewardError(message) if row is None else NonfiniteScoreError(message, row)
             raise self._failed(error, reply["traceback"])
@@ -179,25 +187,6 @@ class RemoteFunction:
         if grown > self._limits.memory_growth:
             self._log.end(f"[replaced: its process has grown by {grown / 2**20:,.0f} MiB since its first call]")
             self._worker.close()
-
-
-def _check_reply(reply: Mapping[str, Any], what: str) -> None:
-    """Check the form of a reply.
-
-    Raises:
-        ValueError: It has another.
-    """
-    forms: dict[str, Any] = {"error": str, "traceback": str, "row": (int, type(None))}
-    if "error" not in reply:
-        results: dict[str, dict[str, Any]] = {
-            "load": {"name": str, "argument_names": (list, type(None))},
-            "score": {"scores": object, "memory": int},
-        }
-        forms = results.get(what, {})
-        result = reply.get("result")
-        reply = result if isinstance(result, dict) else {}
-    if not all(name in reply and isinstance(reply[name], form) for name, form in forms.items()):
-        raise ValueError("not a reply")
 
 
 def _source_of(spec: str) -> bytes | None:
