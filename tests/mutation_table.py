@@ -167,8 +167,8 @@ MUTATIONS = (
     Mutation(
         "prompt-cut-without-room-for-its-answers",
         "_prompt_budget",
-        "room = options.max_length - lengths[name]",
-        "room = options.max_length",
+        "longest - max(lengths)",
+        "longest",
         "tests/data/test_readers.py::test_only_the_prompt_is_cut_to_leave_room_for_the_longest_answer",
     ),
     # Tokens and padding: spec §2.

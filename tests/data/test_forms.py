@@ -184,10 +184,16 @@ def test_messages_of_other_projects(messages):
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        ({"content": None, "tool_calls": [{"id": 1}]}, "'messages[1].tool_calls' calls tools, and kedge reads text"),
+        (
+            {"content": None, "tool_calls": [{"id": 1}]},
+            "'messages[1].tool_calls' holds a call of tools, which kedge does",
+        ),
         ({"content": "So.", "function_call": {"name": "f"}}, "write the call into 'content'"),
         ({"content": [{"type": "image_url", "image_url": {}}]}, "has a part that is not text (image_url)"),
-        ({"content": "So.", "reasoning_content": "Hm."}, "holds reasoning, and kedge reads 'content' alone"),
+        (
+            {"content": "So.", "reasoning_content": "Hm."},
+            "holds reasoning, which kedge does not read: write it into 'content'",
+        ),
         ({"content": "So.", "thinking": "Hm."}, "'messages[1].thinking' holds reasoning"),
         ({"content": [3]}, "has a part that is not text (a number)"),
         ({"content": []}, "field 'messages[1].content' is empty"),

@@ -70,7 +70,7 @@ def test_the_command_previews_rows_without_a_model(tmp_path: Path) -> None:
     assert "  prompt             min 16  median 16  max 16  █\n" in result.output
     assert "  completion     12 trained on   At anchor.<end>" in result.output
     output = CliRunner().invoke(app, ["data", str(path)]).output
-    assert "no usable row; data.columns.prompt=… names the column" in output
+    assert "no usable row; data.columns.prompt=… names a column" in output
 
 
 def test_the_preview_from_python_knows_the_stage() -> None:

@@ -7,14 +7,15 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
-from itertools import islice, pairwise, takewhile
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 from kedge.data.fields import Messages
 from kedge.data.records import RowError
-from kedge.data.tokens import Rendered
+from kedge.data.tokens import Rendered, num_shared
 from kedge.errors import DataError
 from kedge.system.texts import error_text
 from kedge.system.workers.codec import decode, encode
@@ -34,7 +35,6 @@ __all__ = [
     "render_as_of",
     "render_demonstration",
     "render_prompt",
-    "shared_messages",
     "special_tokens",
 ]
 
@@ -135,14 +135,6 @@ def render_demonstration(
     return Rendered(whole[:begin]), _without_eos(tokenizer, whole[begin:end]), read
 
 
-def shared_messages(first: Messages, second: Messages) -> int:
-    """Number of leading messages that two conversations have in common."""
-    count = 0
-    while count < min(len(first), len(second)) and first[count] == second[count]:
-        count += 1
-    return count
-
-
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The special token that the chat template writes after an assistant's message, such as `<end_of_turn>`.
 
@@ -199,12 +191,12 @@ def _closings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     after = after.lstrip()
     asked = asked.lstrip()
     between = between.lstrip()
-    header = _shared_start(opening[::-1], between[::-1])[::-1]
+    header = opening[len(opening) - num_shared(opening[::-1], between[::-1]) :]
     middle = token_before(between, asked) or token_before(between, after) or between.removesuffix(header).strip()
     if token_before(between, after) or before.endswith(after):
         # After the last answer comes the header of the next answer, or nothing.
         return token_before(between, after) or (middle if after.startswith(middle) else ""), middle
-    return token_before(after) or _shared_start(between, after).strip(), middle
+    return token_before(after) or between[: num_shared(between, after)].strip(), middle
 
 
 def _end_of_answer(
@@ -231,7 +223,7 @@ def _end_of_answer(
     if _end_of_content(whole, content, "", 0) is None and in_full:
         raise _left_out(whole, message, index)
     if not whole.startswith(start):
-        same = len(_shared_start(whole, start))
+        same = num_shared(whole, start)
         raise RowError(
             "the chat template renders the prompt differently once an answer follows: "
             f"{start[same:][:_SHOWN]!r} becomes {whole[same:][:_SHOWN]!r}"
@@ -266,10 +258,6 @@ def _end_of(whole: str, content: str, ending: str, begin: int, at_least: int) ->
             return found.end()
         at = whole.find(content, at + 1)
     return None
-
-
-def _shared_start(first: str, second: str) -> str:
-    return first[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))]
 
 
 def _check_all_shown(whole: str, numbered: Iterable[tuple[int, dict[str, str]]]) -> None:
@@ -408,33 +396,28 @@ class _Renderer:
         Raises:
             DataError: None came in time, or the process ended.
         """
-        line = encode(request)
+        limit = "the chat template needs over {:g} s for one conversation"
         with self._lock:
             if self._process is not None and self._process.is_running:
-                try:
-                    return self._exchange(self._process, line)
-                except WorkerEnded:
-                    pass  # perhaps it had nothing to do for too long; another one shows
+                # Perhaps it ends now, since it had nothing to do for too long; another one shows.
+                with suppress(WorkerEnded):
+                    return _exchange(self._process, request, TEMPLATE_SECONDS, limit)
+            self._process = WorkerProcess("kedge.system.workers.chat_templates", lambda output: None)
             try:
-                return self._exchange(self._started(), line)
+                _exchange(
+                    self._process, {}, STARTUP_SECONDS, "the process of chat templates did not start within {:g} s"
+                )
+                return _exchange(self._process, request, TEMPLATE_SECONDS, limit)
             except WorkerEnded as error:
                 raise DataError(f"the process that renders the chat template {error}") from error
 
-    def _started(self) -> WorkerProcess:
-        self._process = WorkerProcess("kedge.system.workers.chat_templates", lambda output: None)
-        self._process.send(encode({}))
-        try:
-            self._process.receive(time.monotonic() + STARTUP_SECONDS)
-        except WorkerTimeout as error:
-            raise DataError(f"the process of chat templates did not start within {STARTUP_SECONDS:g} s") from error
-        return self._process
 
-    def _exchange(self, process: WorkerProcess, line: bytes) -> dict[str, Any]:
-        try:
-            process.send(line)
-            return decode(process.receive(time.monotonic() + TEMPLATE_SECONDS))
-        except WorkerTimeout as error:
-            raise DataError(f"the chat template needs over {TEMPLATE_SECONDS:g} s for one conversation") from error
+def _exchange(process: WorkerProcess, request: dict[str, Any], seconds: float, fault: str) -> dict[str, Any]:
+    process.send(encode(request))
+    try:
+        return decode(process.receive(time.monotonic() + seconds))
+    except WorkerTimeout as error:
+        raise DataError(fault.format(seconds)) from error
 
 
 @cache
@@ -450,38 +433,16 @@ TLDR_ENDING = "\n\nTL;DR:"
 NUM_READ = 20
 """Prompts that the form is read off."""
 
-_QUESTION = "How deep is it?"
 
-
-def prompt_form(prompts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, template: str = "none") -> PromptForm:
+def prompt_form(prompts: Iterable[str], *, template: str = "none") -> PromptForm:
     """The form that most of the first prompts have.
-
-    Records hold rendered texts, so a conversation is recognized by what the chat template writes around a question.
 
     Args:
         prompts: Prompts as text, as the model reads them.
-        tokenizer: The model's.
         template: The template of the data: `none` or `tldr`.
     """
     if template == "tldr":
         return "tldr"
-    around = _around_a_question(tokenizer)
-    if around is None:
-        return "text"
-    start, end = around
     read = list(islice(prompts, NUM_READ))
-    rendered = sum(prompt.startswith(start) and prompt.endswith(end) for prompt in read)
+    rendered = sum(isinstance(prompt, Rendered) for prompt in read)
     return "conversation" if 2 * rendered > len(read) else "text"
-
-
-def _around_a_question(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str] | None:
-    """Text that the chat template writes before and after a user's message; None if it writes nothing there.
-
-    Of what comes before, only the first character counts: a system message changes the rest.
-    """
-    try:
-        text = render_prompt(tokenizer, [{"role": "user", "content": _QUESTION}]) if tokenizer.chat_template else ""
-    except (DataError, RowError):
-        return None
-    start, found, end = text.partition(_QUESTION)
-    return (start[:1], end) if found and (start or end).strip() else None

@@ -13,6 +13,7 @@ from kedge.errors import DataError
 from kedge.system.texts import unwritable
 
 __all__ = [
+    "POST",
     "Fields",
     "Messages",
     "Role",
@@ -39,7 +40,17 @@ _ROLES = {
     **{"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"},
     **{"chatgpt": "assistant", "model": "assistant", "tool": "tool", "observation": "tool"},
 }
-_REASONING = ("reasoning_content", "reasoning", "thinking")
+_UNREAD = {
+    **dict.fromkeys(
+        ("reasoning_content", "reasoning", "thinking"),
+        ("reasoning", "write it into 'content', as the model is to write it, or set it to null"),
+    ),
+    **dict.fromkeys(
+        ("tool_calls", "function_call"),
+        ("a call of tools", "write the call into 'content', as the model is to write it"),
+    ),
+}
+"""Fields of a message that hold more than its text, with what they hold and what to do."""
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
@@ -155,21 +166,11 @@ def messages_of(value: object, name: str) -> Messages:
         RowError: The value is not such a list, or holds more than texts, such as calls of tools or its reasoning apart.
     """
     entries = [value] if isinstance(value, Mapping) else entries_of(value, name)
-    numbered = [(index, entry) for index, entry in enumerate(entries) if not _is_empty_system(entry)]
-    if not numbered:
+    messages = [_message(entry, f"{name}[{index}]") for index, entry in enumerate(entries)]
+    given = [message for message in messages if message is not None]
+    if not given:
         raise RowError(f"field {name!r} is empty")
-    return [_message(entry, f"{name}[{index}]") for index, entry in numbered]
-
-
-def _is_empty_system(entry: object) -> bool:
-    if not isinstance(entry, Mapping) or "system" not in (entry.get("role"), entry.get("from")):
-        return False
-    content = entry.get(_name_in(entry, "content", "value"), False)
-    if isinstance(content, (list, tuple)):  # in parts
-        return all(
-            isinstance(part, Mapping) and part.get("type") == "text" and not part.get("text") for part in content
-        )
-    return content is None or (isinstance(content, str) and not content.strip())
+    return given
 
 
 def _name_in(entry: Fields, ours: str, theirs: str) -> str:
@@ -177,7 +178,8 @@ def _name_in(entry: Fields, ours: str, theirs: str) -> str:
     return theirs if theirs in entry and entry.get(ours) is None else ours
 
 
-def _message(entry: object, name: str) -> dict[str, str]:
+def _message(entry: object, name: str) -> dict[str, str] | None:
+    """A message; None for an empty one of the system."""
     if not isinstance(entry, Mapping):
         raise RowError(f"field {name!r} is {_kind(entry)}, expected a message with 'role' and 'content'")
     speaker = _name_in(entry, "role", "from")
@@ -185,21 +187,14 @@ def _message(entry: object, name: str) -> dict[str, str]:
     role = text_of(field_of(entry, speaker), f"{name}.{speaker}")
     if speaker == "from" and role.lower() not in _ROLES:
         raise RowError(f"field {name + '.from'!r} is {role[:40]!r}, expected one of {', '.join(_ROLES)}")
-    if reasoning := next((key for key in _REASONING if is_given(entry, key)), None):
-        raise RowError(
-            f"field {f'{name}.{reasoning}'!r} holds reasoning, and kedge reads 'content' alone: write it into "
-            "'content', as the model is to write it, or set it to null",
-            f"messages with {reasoning}, which kedge does not read: write it into 'content', or set it to null",
-        )
-    if called := next(
-        (key for key in ("tool_calls", "function_call") if entry.get(key) and is_given(entry, key)), None
-    ):
-        raise RowError(
-            f"field {f'{name}.{called}'!r} calls tools, and kedge reads text alone: write the call into 'content', as "
-            "the model is to write it",
-            f"messages with {called}, which kedge does not read: write the call into 'content'",
-        )
-    text = _joined(field_of(entry, content), f"{name}.{content}")
+    for key, (held, remedy) in _UNREAD.items():
+        if entry.get(key) and is_given(entry, key):
+            unread = f"which kedge does not read: {remedy}"
+            raise RowError(f"field {f'{name}.{key}'!r} holds {held}, {unread}", f"messages with {key}, {unread}")
+    text = _joined(entry.get(content), f"{name}.{content}")
+    if role == "system" and content in entry and not is_given({content: text}, content):
+        return None
+    field_of(entry, content)
     return {"role": _ROLES.get(role.lower(), role), "content": text_of(text, f"{name}.{content}")}
 
 
@@ -224,16 +219,16 @@ def _kind(value: object) -> str:
 
 Role: TypeAlias = Literal["demonstrations", "comparisons", "prompts", "pretraining"]
 
-_POST = ("subreddit", "title", "post")
+POST = ("subreddit", "title", "post")
 _INSTRUCTION = ("instruction", "input", "system")
 _IDS = ("input_ids", "attention_mask")
 _READ: Mapping[str, tuple[str, ...]] = {
     "demonstrations": (
         *("prompt", "completion", "messages", "text", "output", "summary", "labels", "completion_mask"),
-        *(*_INSTRUCTION, *_IDS, *_POST),
+        *(*_INSTRUCTION, *_IDS, *POST),
     ),
-    "comparisons": ("prompt", "chosen", "rejected", "margin", "responses", "ranks", *_INSTRUCTION, *_POST),
-    "prompts": ("prompt", "messages", "text", *_INSTRUCTION, *_IDS, *_POST),
+    "comparisons": ("prompt", "chosen", "rejected", "margin", "responses", "ranks", *_INSTRUCTION, *POST),
+    "prompts": ("prompt", "messages", "text", *_INSTRUCTION, *_IDS, *POST),
 }
 _COMPARED = ("chosen", "rejected", "responses", "ranks")
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {

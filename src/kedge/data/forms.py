@@ -6,11 +6,9 @@ A comparison can be read as a prompt and as a demonstration, and has the same pr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from itertools import takewhile
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from kedge.data.chat import shared_messages
 from kedge.data.fields import (
     Fields,
     Messages,
@@ -24,12 +22,12 @@ from kedge.data.fields import (
     text_of,
 )
 from kedge.data.records import RowError
-from kedge.data.tokens import encode_example, encode_prompt, is_character_tokenizer
+from kedge.data.tokens import encode_example, encode_prompt, is_character_tokenizer, num_shared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["is_comparison", "standard_form"]
+__all__ = ["is_comparison", "ranked_answers", "standard_form"]
 
 
 _CONVERSATIONS = ("conversations", "conversation")
@@ -81,19 +79,16 @@ def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase
         messages = [*_system(fields), *messages_of(fields[conversation], conversation)]
         rest = {name: value for name, value in fields.items() if name not in (conversation, "text")}
         fields = {**rest, "messages": messages}
-    if role == "comparisons":
-        return _with_prompt(_compared(fields), tokenizer, role)
-    if is_comparison(fields) and role == "prompts":
-        with suppress(RowError):  # which answer is better does not matter to a prompt
+    is_demonstration = role == "demonstrations" and _demonstrates(fields)
+    if role == "comparisons" or (is_comparison(fields) and not is_demonstration):
+        # A prompt does not depend on which answer is better.
+        with suppress(RowError) if role == "prompts" else nullcontext():
             fields = _compared(fields)
-        return _with_prompt(fields, tokenizer, role)
-    if is_comparison(fields) and not _demonstrates(fields):
-        fields = _with_prompt(_compared(fields), tokenizer, role)
-        return {**fields, "completion": _better(fields)}
+        fields = _with_prompt(fields, tokenizer, role)
+        return {**fields, "completion": _better(fields)} if role == "demonstrations" else fields
     answered = role == "prompts" or "output" in fields
     if "instruction" in fields and answered and not fields.keys() & {"prompt", "messages"}:
-        output = fields.get("output")
-        answer = {} if output is None or "completion" in fields else {"completion": output}
+        answer = {"completion": fields["output"]} if "output" in fields and "completion" not in fields else {}
         rest = {name: value for name, value in fields.items() if name not in ("text", "output")}
         return {**rest, "prompt": _instruction(fields, tokenizer), **answer}
     if "input_ids" in fields and not fields.keys() & {"prompt", "messages", "text"}:
@@ -108,7 +103,7 @@ def is_comparison(fields: Fields) -> bool:
         {"responses", "ranks"},
         *({first, second, label} for first, second, label, _ in _PAIRS),
     )
-    return any(fields.keys() >= form for form in forms) or _is_scored(fields)
+    return any(fields.keys() >= form for form in forms) or _scores_of(fields) is not None
 
 
 def _conversation(value: Any) -> Any:
@@ -130,22 +125,20 @@ def _compared(fields: Fields) -> Fields:
                 )
             better, worse = (first, second) if number == value else (second, first)
             return {**fields, "chosen": fields[better], "rejected": fields[worse]}
-    if _is_scored(fields):
+    if name := _scores_of(fields):
         entries: list[Any] = fields["completions"]
-        name = next(name for name in _SCORES if all(name in entry for entry in entries))
         ranks = [-number_of(field_of(entry, name), f"completions.{name}") for entry in entries]
         return {**fields, "responses": [entry["response"] for entry in entries], "ranks": ranks}
     return fields
 
 
-def _is_scored(fields: Fields) -> bool:
+def _scores_of(fields: Fields) -> str | None:
+    """The name of the score that all `completions` have; None without such responses."""
     entries = fields.get("completions")
-    return (
-        isinstance(entries, (list, tuple))
-        and len(entries) > 1
-        and all(isinstance(entry, Mapping) and "response" in entry for entry in entries)
-        and any(all(name in entry for entry in entries) for name in _SCORES)
-    )
+    if not isinstance(entries, (list, tuple)) or len(entries) < 2:
+        return None
+    scored = all(isinstance(entry, Mapping) and "response" in entry for entry in entries)
+    return next((name for name in _SCORES if scored and all(name in entry for entry in entries)), None)
 
 
 def _demonstrates(fields: Fields) -> bool:
@@ -155,14 +148,25 @@ def _demonstrates(fields: Fields) -> bool:
     return ended or bool(fields.keys() & {"completion", "text", "output"})
 
 
+def ranked_answers(fields: Fields) -> tuple[Sequence[Any], list[float]]:
+    """The answers of a ranking and their ranks.
+
+    Raises:
+        RowError: There is not one rank per answer.
+    """
+    responses = entries_of(fields["responses"], "responses")
+    entries = entries_of(field_of(fields, "ranks"), "ranks")
+    ranks = [number_of(entry, f"ranks[{index}]") for index, entry in enumerate(entries)]
+    if len(responses) != len(ranks):
+        raise RowError(f"{len(responses)} responses have {len(ranks)} ranks, expected one rank per response")
+    return responses, ranks
+
+
 def _better(fields: Fields) -> Any:
     """The best answer of a comparison."""
     if "chosen" in fields:
         return fields["chosen"]
-    responses = entries_of(fields["responses"], "responses")
-    ranks = [number_of(rank, "ranks") for rank in entries_of(fields["ranks"], "ranks")]
-    if not responses or len(responses) != len(ranks):
-        raise RowError(f"{len(responses)} responses have {len(ranks)} ranks, expected one rank per response")
+    responses, ranks = ranked_answers(fields)
     return responses[ranks.index(min(ranks))]
 
 
@@ -202,7 +206,7 @@ def _split(fields: Fields) -> Fields:
     else:
         first = messages_of(chosen, "chosen")
         second = messages_of(rejected, "rejected")
-        count = min(shared_messages(first, second), len(first) - 1, len(second) - 1)
+        count = min(num_shared(first, second), len(first) - 1, len(second) - 1)
         prompt = first[:count]
     if not prompt:
         raise RowError("field 'prompt' is missing, and 'chosen' and 'rejected' have no common start")
@@ -214,7 +218,7 @@ def _shared_characters(first: str, second: str) -> int:
 
     In a dialogue it ends where the last answer starts, even if both answers start with the same words.
     """
-    count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+    count = num_shared(first, second)
     if (mark := first.rfind(_ANSWER_MARK, 0, count)) >= 0:
         return mark + len(_ANSWER_MARK)
     if count in (len(first), len(second)):
@@ -266,31 +270,30 @@ def texts_of_ids(fields: Fields, role: str, tokenizer: PreTrainedTokenizerBase) 
     """
     if is_character_tokenizer(tokenizer):
         raise RowError("token ids need a model: --model")
-    ids = [_token(entry, len(tokenizer)) for entry in entries_of(fields["input_ids"], "input_ids")]
-    read = _flags(fields, "attention_mask", len(ids)) or [True] * len(ids)
-    trained = _trained(fields, len(ids))
-    used = [index for index, flag in enumerate(read) if flag]
-    ids = [ids[index] for index in used]
-    trained = trained and [trained[index] for index in used]
-    rest = {name: value for name, value in fields.items() if name not in ("input_ids", "attention_mask")}
-    start = len(prefix := encode_prompt(tokenizer, ""))
-    if ids[:start] == prefix:
+    given = [_token(entry, len(tokenizer)) for entry in entries_of(fields["input_ids"], "input_ids")]
+    read = _flags(fields, "attention_mask", len(given))
+    mask = next((name for name in ("labels", *_MASKS) if name in fields), None)
+    flags = _flags(fields, mask, len(given)) if mask else [False] * len(given)
+    tokens = [token for token, used in zip(given, read, strict=True) if used]
+    trained = [flag for flag, used in zip(flags, read, strict=True) if used]
+    prefix = encode_prompt(tokenizer, "")
+    if tokens[: len(prefix)] == prefix:
         # Encoding adds it again. SentencePiece would read a text that starts with it as a space and the text.
-        ids = ids[start:]
-        trained = trained and trained[start:]
+        del tokens[: len(prefix)], trained[: len(prefix)]
+    start = trained.index(True) if True in trained else None
+    rest = {name: value for name, value in fields.items() if name not in ("input_ids", "attention_mask")}
     if role == "prompts":
-        ids = ids[: trained.index(True)] if trained and True in trained else ids
-        text = _decoded(tokenizer, ids)
-        _check(encode_prompt(tokenizer, text), ids, tokenizer)
+        text = _decoded(tokenizer, tokens[:start])
+        _check(encode_prompt(tokenizer, text), tokens[:start], tokenizer)
         return {**rest, "prompt": text}
-    ids = ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
-    start = trained.index(True) if trained and True in trained else 0
-    if trained and not all(trained[start:]):
+    if mask and not all(trained[start:]):
         raise RowError("'labels' or the mask train on tokens that other tokens follow; only the end can be trained on")
-    prompt = _decoded(tokenizer, ids[:start])
-    completion = _decoded(tokenizer, ids)[len(prompt) :]
+    if tokens[-1:] == [tokenizer.eos_token_id]:
+        del tokens[-1]
+    prompt = _decoded(tokenizer, tokens[: start or 0])
+    completion = _decoded(tokenizer, tokens)[len(prompt) :]
     example = encode_example(tokenizer, prompt, completion)
-    _check([*example.prompt, *example.completion[:-1]], ids, tokenizer)
+    _check([*example.prompt, *example.completion[:-1]], tokens, tokenizer)
     return {**rest, "prompt": prompt, "completion": completion} if prompt else {**rest, "text": completion}
 
 
@@ -305,25 +308,12 @@ def _token(entry: object, num_tokens: int) -> int:
     return entry
 
 
-def _trained(fields: Fields, length: int) -> list[bool] | None:
-    if "labels" in fields:
-        labels = entries_of(fields["labels"], "labels")
-        _check_length(labels, length, "labels")
-        return [label != _UNTRAINED for label in labels]
-    return next((flags for name in _MASKS if (flags := _flags(fields, name, length)) is not None), None)
-
-
-def _flags(fields: Fields, name: str, length: int) -> list[bool] | None:
-    if fields.get(name) is None:
-        return None
-    entries = entries_of(fields[name], name)
-    _check_length(entries, length, name)
-    return [bool(entry) for entry in entries]
-
-
-def _check_length(entries: Sequence[Any], length: int, name: str) -> None:
+def _flags(fields: Fields, name: str, length: int) -> list[bool]:
+    """True where a mask or `labels` count a token; everywhere without the field."""
+    entries = entries_of(fields.get(name, [True] * length), name)
     if len(entries) != length:
         raise RowError(f"field {name!r} has {len(entries)} entries, 'input_ids' has {length}")
+    return [entry != _UNTRAINED if name == "labels" else bool(entry) for entry in entries]
 
 
 def _decoded(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
+from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, hint_of
 from kedge.data.tokens import encode_completion, encode_example, encode_prompt, token_pieces
 from kedge.system.texts import printable
 
@@ -71,9 +70,7 @@ class Preview:
         return example_lines(parts, width=width, num_lines=LINES_PER_PART, separator=separator)
 
     def _remedy(self) -> str:
-        missing = [re.fullmatch(r"field '(\w+)' is missing", reason) for reason in self.usage.dropped]
-        names = [f"data.columns.{match[1]}=…" for match in missing if match]
-        return f"no usable row{f'; {names[0]} names the column that holds it' if names else ''}"
+        return f"no usable row{next(filter(None, map(hint_of, self.usage.dropped)), '')}"
 
     def __str__(self) -> str:
         return "\n".join(self.lines(shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns))
@@ -241,17 +238,7 @@ class DataUsage:
 
     def as_json(self) -> dict[str, Any]:
         """The counts, and the line."""
-        return {
-            "sources": list(self.sources),
-            "rows": self.rows,
-            "used": self.used,
-            "held_out": self.held_out,
-            "cut": self.cut,
-            "dropped": dict(self.dropped),
-            "shares": list(self.shares),
-            "notes": list(self.notes),
-            "line": self.line,
-        }
+        return {**asdict(self), "line": self.line}
 
     def _line(self, names: Sequence[str]) -> str:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from kedge.data.records import Comparison, Demonstration, Prompt, Ranking
+from kedge.data.fields import field_of, number_of
+from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, RowError
 from kedge.errors import ConfigError, DataError
 
 __all__ = ["Mixture", "PromptStream", "RecordT", "Split", "difficulties", "room_for_prompt", "split_eval"]
@@ -38,15 +38,15 @@ def difficulties(prompts: Sequence[Prompt], column: str) -> list[float]:
     Raises:
         DataError: A prompt has no finite number there.
     """
-    values = [prompt.columns.get(column) for prompt in prompts]
-    for prompt, value in zip(prompts, values, strict=True):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            found = "no such column" if column not in prompt.columns else f"{value!r}"[:60]
+    numbers: list[float] = []
+    for prompt in prompts:
+        try:
+            numbers.append(number_of(field_of(prompt.columns, column), column))
+        except RowError as error:
             raise DataError(
-                f"data.curriculum={column}: every prompt needs a number in this column; "
-                f"{prompt.text[:40]!r} has {found}"
-            )
-    return [float(value) for value in values if value is not None]
+                f"data.curriculum={column}: every prompt needs a number in this column; {prompt.text[:40]!r}: {error}"
+            ) from error
+    return numbers
 
 
 class PromptStream:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import Repr
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kedge.errors import DataError
 from kedge.system.output import writing
+from kedge.system.texts import error_text
 
 __all__ = [
     "MAX_REJECTED_FRACTION",
@@ -20,15 +22,16 @@ __all__ = [
     "Demonstration",
     "Prompt",
     "Ranking",
-    "Record",
     "Rejection",
     "Row",
     "RowError",
     "Table",
     "check_rejections",
     "check_row_count",
+    "hint_of",
     "is_missing",
     "listed_rows",
+    "one_line_errors",
     "parquet_rows",
     "table_rows",
     "write_rejections",
@@ -95,9 +98,6 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-Record: TypeAlias = "Demonstration | Comparison | Ranking | Prompt"
-
-
 _DEEPEST = 16
 """Levels of a value that are searched for arrays: in contents of messages they are four levels deep."""
 
@@ -118,14 +118,13 @@ def table_rows(data: Any, name: str) -> Iterable[Any]:
         if "train" in data or len(splits) == 1:
             return data["train" if "train" in data else splits[0]]
         raise DataError(f"{name} has several splits ({', '.join(map(str, splits))}); pass one of them")
-    to_dict: Any = getattr(data, "to_dict", None)
-    if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
-        rows: list[dict[str, Any]] = to_dict("records")
-        # A missing value is NaN, the only value that differs from itself.
-        return [{key: value for key, value in row.items() if not is_missing(value)} for row in rows]
-    for method in ("to_dicts", "to_pylist"):  # polars, Arrow
-        if hasattr(data, method) and hasattr(data, "columns"):
-            return getattr(data, method)()
+    if not isinstance(data, Mapping) and hasattr(data, "columns"):
+        if type(data).__module__.partition(".")[0] == "pandas":
+            rows: list[dict[str, Any]] = data.to_dict("records")
+            return [{key: value for key, value in row.items() if not is_missing(value)} for row in rows]
+        for method in ("to_dicts", "to_pylist"):  # polars, Arrow
+            if hasattr(data, method):
+                return getattr(data, method)()
     if isinstance(data, (Mapping, str)) or not isinstance(data, Iterable):
         raise DataError(
             f"{name} must be a file, a hub id, a list of rows, a Dataset or a DataFrame, not a {type(data).__name__}"
@@ -201,34 +200,49 @@ class Row:
         return _SHORT.repr(self.value)[:_PREVIEW_CHARACTERS].encode("utf-8", "backslashreplace").decode()
 
 
+@contextmanager
+def one_line_errors(fault: Callable[[], str]) -> Iterator[None]:
+    """Turn every error of a library into one line: damaged files raise even SystemError.
+
+    Args:
+        fault: What cannot be done, when the error occurs.
+
+    Raises:
+        DataError: Anything else was raised, other than a lack of memory.
+    """
+    try:
+        yield
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(f"{fault()}: {error_text(error)}") from error
+
+
 def parquet_rows(path: Path) -> Iterator[Row]:
     """The rows of a Parquet file.
 
     Raises:
         DataError: The file cannot be read as Parquet, or its row count or the size of its rows is implausible.
     """
+    return listed_rows(_parquet_values(path), str(path), " as Parquet")
+
+
+def _parquet_values(path: Path) -> Iterator[Any]:
     from pyarrow.parquet import ParquetFile  # slow to import, and rarely needed
 
-    number = 0
+    num_rows = 0
     read = 0
     size = path.stat().st_size
-    try:
-        with ParquetFile(path) as table:
-            check_row_count(str(path), num_rows=table.metadata.num_rows, num_bytes=size)
-            for batch in table.iter_batches(batch_size=_PARQUET_BATCH):
-                read += sum(map(_decoded_size, batch.columns))
-                if read > max(_ANY_FILES_BYTES, _MOST_BYTES_PER_BYTE * size):
-                    raise DataError(
-                        f"{path} has {size:,} bytes, and its first {number + len(batch):,} rows {read:,}, which is "
-                        "implausible"
-                    )
-                for value in batch.to_pylist():
-                    number += 1
-                    yield Row(str(path), number, value)
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:  # damaged files raise many kinds of errors
-        raise DataError(f"{path} cannot be read as Parquet after row {number}: {_one_line(error)}") from error
+    with ParquetFile(path) as table:
+        check_row_count(str(path), num_rows=table.metadata.num_rows, num_bytes=size)
+        for batch in table.iter_batches(batch_size=_PARQUET_BATCH):
+            num_rows += len(batch)
+            read += sum(map(_decoded_size, batch.columns))
+            if read > max(_ANY_FILES_BYTES, _MOST_BYTES_PER_BYTE * size):
+                raise DataError(
+                    f"{path} has {size:,} bytes, and its first {num_rows:,} rows {read:,}, which is implausible"
+                )
+            yield from batch.to_pylist()
 
 
 def _decoded_size(column: Any) -> int:
@@ -251,14 +265,21 @@ def check_row_count(name: str, *, num_rows: int, num_bytes: int) -> None:
         raise DataError(f"{name} claims to hold {num_rows:,} rows in {num_bytes:,} bytes, which is implausible")
 
 
-def listed_rows(values: Iterable[Any], source: str = "list") -> Iterator[Row]:
-    """The entries of a list or any other iterable as rows."""
-    for number, value in enumerate(values, start=1):
-        yield Row(source, number, plain_value(value))
+def listed_rows(values: Iterable[Any], source: str = "list", kind: str = "") -> Iterator[Row]:
+    """The entries of a list or any other iterable as rows.
 
+    Args:
+        values: the entries.
+        source: their file, data set or list, as the user named it.
+        kind: how it is read, for an error.
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    Raises:
+        DataError: An entry cannot be read.
+    """
+    number = 0
+    with one_line_errors(lambda: f"{source} cannot be read{kind} after row {number}"):
+        for number, value in enumerate(values, start=1):
+            yield Row(source, number, plain_value(value))
 
 
 MAX_REJECTED_FRACTION = 0.05
@@ -297,11 +318,6 @@ class Rejection:
     reason: str
     preview: str = ""
     kind: str = ""
-
-    @classmethod
-    def of(cls, row: Row, error: RowError) -> Rejection:
-        """The rejection of a row."""
-        return cls(row.source, row.line, str(error), row.preview, error.kind)
 
 
 @dataclass(frozen=True)
@@ -355,21 +371,23 @@ def check_rejections(
         DataError: No row is usable, or too many are not.
     """
     rejected = len(table.rejected)
-    total = len(table.records) + len(table.rejected)
+    total = len(table.records) + rejected
     if total == 0:
         raise DataError(f"{name} has no rows")
     if table.records and rejected <= max_rejected_fraction * total:
         return
-    reason, count, first = _commonest_reason(table.rejected)
+    kinds = [rejection.kind for rejection in table.rejected]
+    [(kind, count)] = Counter(kinds).most_common(1)
+    first = table.rejected[kinds.index(kind)]
     allowed = f"data.max_rejected_fraction={max_rejected_fraction:g}"
     limit = f", {allowed} allows {max_rejected_fraction:.1%}" if table.records else ""
     raise DataError(
         f"{rejected} of {total} rows ({rejected / total:.1%}) cannot be used{limit}; "
-        f"most common reason, {count} times: {reason!r}, first at {first.source}:{first.line}{_hint(first.kind)}"
+        f"most common reason, {count} times: {first.reason!r}, first at {first.source}:{first.line}{hint_of(kind)}"
     )
 
 
-def _hint(kind: str) -> str:
+def hint_of(kind: str) -> str:
     """Hint at the setting that may make the rows with the most common reason usable."""
     if missing := re.fullmatch(r"field '(?!role'|content'|from'|value')(\w+)' is missing", kind):
         return f"; data.columns.{missing[1]}=… names a column that holds it"
@@ -379,13 +397,6 @@ def _hint(kind: str) -> str:
         )
         return f"; the limit is data.{limit[2]}, or the model's context{cut}"
     return ""
-
-
-def _commonest_reason(rejections: Sequence[Rejection]) -> tuple[str, int, Rejection]:
-    kinds = [rejection.kind for rejection in rejections]
-    [(kind, count)] = Counter(kinds).most_common(1)
-    first = rejections[kinds.index(kind)]
-    return first.reason, count, first
 
 
 def _kind_of(reason: str) -> str:

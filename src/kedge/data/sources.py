@@ -8,16 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from kedge.data.records import Row, check_row_count, listed_rows, parquet_rows, table_rows
+from kedge.data.records import Row, check_row_count, listed_rows, one_line_errors, parquet_rows, table_rows
 from kedge.data.text_files import COMPRESSIONS, csv_rows, json_rows
 from kedge.errors import DataError
 from kedge.system.memory import free_memory, memory_limit, private_memory
 from kedge.system.texts import pointer_fault
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 __all__ = ["Source", "Sources", "numbered_rows", "rows_of"]
 
@@ -74,19 +71,20 @@ def rows_of(source: Source) -> Iterator[Row]:
     Raises:
         DataError: The source does not exist or cannot be read.
     """
-    if isinstance(source, (str, os.PathLike)):
-        return _named_rows(os.fspath(source))
-    if isinstance(source, Sources):
-        return chain.from_iterable(_named_rows(name) for name in source.names)
-    if isinstance(source, (list, tuple)) and source and all(_is_source_name(entry) for entry in source):
-        return chain.from_iterable(_named_rows(os.fspath(entry)) for entry in source)
-    return listed_rows(table_rows(source, "the data"))
+    return (row for _, row in numbered_rows(source))
 
 
 def numbered_rows(source: Source) -> Iterator[tuple[int, Row]]:
-    """The rows of a source, each with the index of its name among several `Sources`; arguments as in `rows_of`."""
-    parts = [Sources((name,)) for name in source.names] if isinstance(source, Sources) else [source]
-    return ((index, row) for index, part in enumerate(parts) for row in rows_of(part))
+    """The rows of a source, each with the index of its name among several; arguments and errors as in `rows_of`."""
+    if isinstance(source, Sources):
+        names: Iterable[Any] = source.names
+    elif isinstance(source, (str, os.PathLike)):
+        names = [source]
+    elif isinstance(source, (list, tuple)) and source and all(_is_source_name(entry) for entry in source):
+        names = source
+    else:
+        return ((0, row) for row in listed_rows(table_rows(source, "the data")))
+    return ((index, row) for index, name in enumerate(names) for row in _named_rows(os.fspath(name)))
 
 
 def _is_source_name(entry: object) -> bool:
@@ -222,40 +220,25 @@ def _of_split(splits: Mapping[Path, str], split: str | None) -> list[Path]:
 def _saved_rows(folder: Path, split: str | None) -> Iterator[Row]:
     import datasets  # slow to import, and only these sources need it
 
-    for path in folder.rglob("*.arrow"):
+    arrow_files = list(folder.rglob("*.arrow"))
+    for path in arrow_files:
         _check_start(path)
-    try:
+    with one_line_errors(lambda: f"{folder} cannot be read as a saved data set"):
         saved = datasets.load_from_disk(str(folder))
-    except MemoryError:
-        raise
-    except Exception as error:  # damaged files raise errors of several libraries
-        raise DataError(f"{folder} cannot be read as a saved data set: {' '.join(str(error).split())[:300]}") from error
+    name = str(folder)
     if isinstance(saved, datasets.Dataset):
         if split is not None:
             raise DataError(f"{folder} is a data set without splits: remove :{split}")
-        return _dataset_rows(saved, folder, str(folder))
-    splits = list(map(str, saved))
-    chosen = split or ("train" if "train" in splits or len(splits) != 1 else splits[0])
-    if chosen not in splits:
-        choice = f"; name one, e.g. {folder}:{splits[0]}" if splits else ""
-        raise DataError(f"{folder} has no split {chosen!r}; it has {', '.join(splits) or 'none'}{choice}")
-    return _dataset_rows(saved[chosen], folder, f"{folder}:{chosen}")
-
-
-def _dataset_rows(dataset: Dataset, folder: Path, name: str) -> Iterator[Row]:
-    num_bytes = sum(path.stat().st_size for path in folder.rglob("*.arrow"))
-    check_row_count(name, num_rows=len(dataset), num_bytes=num_bytes)
-    return _iterate_rows(dataset, name)
-
-
-def _iterate_rows(dataset: Iterable[Any], name: str) -> Iterator[Row]:
-    """Rows read from disk one by one; each may be damaged."""
-    try:
-        yield from listed_rows(dataset, name)
-    except MemoryError:
-        raise
-    except Exception as error:  # damaged Arrow files raise even SystemError
-        raise DataError(f"{name} cannot be read completely: {' '.join(str(error).split())[:300]}") from error
+    else:
+        splits = list(map(str, saved))
+        chosen = split or ("train" if "train" in splits or len(splits) != 1 else splits[0])
+        if chosen not in splits:
+            choice = f"; name one, e.g. {folder}:{splits[0]}" if splits else ""
+            raise DataError(f"{folder} has no split {chosen!r}; it has {', '.join(splits) or 'none'}{choice}")
+        saved = saved[chosen]
+        name = f"{folder}:{chosen}"
+    check_row_count(name, num_rows=len(saved), num_bytes=sum(path.stat().st_size for path in arrow_files))
+    return listed_rows(saved, name, " completely")
 
 
 def _hub_rows(name: str, repository: str, config: str | None, split: str) -> Iterator[Row]:
@@ -265,14 +248,9 @@ def _hub_rows(name: str, repository: str, config: str | None, split: str) -> Ite
         raise DataError(f"{name!r}: no such file or folder; {fault}")
     import datasets
 
-    try:
+    with one_line_errors(lambda: f"{name!r} is not a local file and cannot be read from the Hugging Face Hub"):
         dataset = datasets.load_dataset(repository, config, split=split)
-    except Exception as error:  # as for saved data sets, and network errors
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(
-            f"{name!r} is not a local file and cannot be read from the Hugging Face Hub: {reason}"
-        ) from error
-    return _iterate_rows(dataset, name)
+    return listed_rows(dataset, name, " completely")
 
 
 T = TypeVar("T")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -11,12 +12,14 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from kedge.data.fields import is_conversation
 from kedge.data.records import Row, listed_rows
 from kedge.errors import DataError
+from kedge.system.texts import error_text
 
 __all__ = ["COMPRESSIONS", "csv_rows", "json_rows"]
 
@@ -24,21 +27,16 @@ __all__ = ["COMPRESSIONS", "csv_rows", "json_rows"]
 _LONGEST_LINE = 2**27
 _LONGEST_FILE = 2**31
 
-_BOM = b"\xef\xbb\xbf"
 _OF_A_ROW = {"prompt", "messages", "conversations", "text", "instruction", "question", "chosen"}
 
 
-def _open(path: Path) -> BinaryIO:
-    return path.open("rb")
-
-
-def _open_zstandard(path: Path) -> Any:
+def _open_zstandard(path: Path, mode: str) -> Any:
     from pyarrow import input_stream  # slow to import, and rarely needed
 
     return io.BufferedReader(input_stream(str(path), compression="zstd"))
 
 
-COMPRESSIONS: dict[str, Callable[[Path], Any]] = {
+COMPRESSIONS: dict[str, Callable[[Path, str], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
@@ -59,14 +57,14 @@ def json_rows(path: Path) -> Iterator[Row]:
     with _reading(path) as stream:
         first = [raw for _, raw in islice(_full_lines(stream), 2)]
     if _is_whole(first):
+        kind = "array" if first[0][:1] == b"[" else "object"
         try:
             values = _values(path)
         except DataError:
             raise
         except (ValueError, RecursionError) as error:
-            if first[0][:1] == b"[" or not isinstance(_decoded(first[-1], "", 0).value, dict):
-                kind = "array" if first[0][:1] == b"[" else "object"
-                reason = f"starts like a JSON {kind} but cannot be parsed as one: {_one_line(error)}"
+            if kind == "array" or not isinstance(_decoded(first[-1], "", 0).value, dict):
+                reason = f"starts like a JSON {kind} but cannot be parsed as one: {error_text(error)}"
                 raise DataError(f"{path} {reason}") from error
         else:
             yield from listed_rows(values, str(path))
@@ -97,19 +95,17 @@ def _values(path: Path) -> list[Any]:
         content = stream.read(_LONGEST_FILE + 1)
     if len(content) > _LONGEST_FILE:
         raise DataError(f"{path} is JSON of over {_LONGEST_FILE:,} bytes; write its rows as JSON lines instead")
-    text = content.decode("utf-8-sig")
+    text = content.decode("utf-8-sig").strip()
     values = list[Any]()
-    decoder = json.JSONDecoder()
     position = 0
-    end = len(text.rstrip())
-    while position < end:
-        start = next(index for index in range(position, end) if not text[index].isspace())
-        value, position = decoder.raw_decode(text, start)
+    while position < len(text):
+        value, end = json.JSONDecoder().raw_decode(text, position)
         values.append(value)
+        position = next((index for index in range(end, len(text)) if not text[index].isspace()), end)
     only = values[0] if len(values) == 1 else None
     if isinstance(only, dict):
         return _held_rows(only, str(path))
-    return only if isinstance(only, list) and not _is_conversation(only) else values
+    return only if isinstance(only, list) and not is_conversation(only) else values
 
 
 def _held_rows(value: dict[str, Any], source: str) -> list[Any]:
@@ -118,7 +114,7 @@ def _held_rows(value: dict[str, Any], source: str) -> list[Any]:
     Raises:
         DataError: It holds several lists of rows.
     """
-    if any(isinstance(value.get(name), str) or _is_conversation(value.get(name)) for name in _OF_A_ROW):
+    if any(isinstance(value.get(name), str) or is_conversation(value.get(name)) for name in _OF_A_ROW):
         return [value]
     is_around = not value.keys() & _OF_A_ROW
     if value and is_around and all(isinstance(row, dict) and row.keys() & _OF_A_ROW for row in value.values()):
@@ -143,11 +139,6 @@ def _is_list_of(kind: type, value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(entry, kind) for entry in value)
 
 
-def _is_conversation(value: object) -> bool:
-    first = value[0] if isinstance(value, list) and value else None
-    return isinstance(first, dict) and (first.keys() >= {"role", "content"} or first.keys() >= {"from", "value"})
-
-
 def csv_rows(path: Path) -> Iterator[Row]:
     """The rows of a table in text; its first line names the columns.
 
@@ -160,14 +151,13 @@ def csv_rows(path: Path) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_LINE)  # the standard limit, 131,072, is shorter than many conversations
     with _reading(path) as stream:
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-        number, header = next(((at, line) for at, line in enumerate(text, start=1) if line.strip()), (1, ""))
+        start, header = next(((number, line) for number, line in enumerate(text, start=1) if line.strip()), (1, ""))
         separator = "\t" if ".tsv" in path.name.lower() else max(",;\t", key=header.count)
-        names = [name.strip() for name in next(csv.reader([header], delimiter=separator, strict=True), [])]
+        reader = csv.reader(chain([header], text), delimiter=separator, strict=True)
+        names = [name.strip() for name in next(reader, [])]
         if len(set(names)) < len(names):
             raise DataError(f"{path}: two columns have the same name, in the first line")
-        reader = csv.reader(text, delimiter=separator, strict=True)
-        start = number + 1
-        number = start
+        number = start + reader.line_num
         for cells in reader:
             if not any(map(str.strip, cells)):
                 pass
@@ -177,7 +167,7 @@ def csv_rows(path: Path) -> Iterator[Row]:
             else:
                 fault = f"the row has {len(cells)} cells, the first line {len(names)}"
                 yield Row(str(path), number, None, fault, separator.join(cells).encode())
-            number = reader.line_num + start
+            number = start + reader.line_num
 
 
 @contextmanager
@@ -188,51 +178,46 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
         DataError: The file cannot be read.
     """
     try:
-        with COMPRESSIONS.get(path.suffix.lower(), _open)(path) as stream:
+        with COMPRESSIONS.get(path.suffix.lower(), open)(path, "rb") as stream:
             yield stream
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8; save it as UTF-8") from error
     except csv.Error as error:
         raise DataError(
-            f"{path} cannot be read as a table: {_one_line(error)}; a text with quotation marks, separators "
+            f"{path} cannot be read as a table: {error_text(error)}; a text with quotation marks, separators "
             "or line breaks must stand in quotation marks, and those in it be doubled"
         ) from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or _one_line(error)}") from error
+        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error_text(error)}") from error
 
 
 def _full_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """The lines that are not blank, with their numbers; of an oversized line only the start."""
-    for number, line in enumerate(_lines(stream), start=1):
+    number = 0
+    while line := stream.readline(_LONGEST_LINE + 1):
+        number += 1
         # Some editors write a byte-order mark at the start of a file.
-        raw = (line.removeprefix(_BOM) if number == 1 else line).strip()
+        raw = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip()
         if raw:
             yield number, raw
-
-
-def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Lines; of an oversized line only the start."""
-    while line := stream.readline(_LONGEST_LINE + 1):
-        yield line
         while len(line) > _LONGEST_LINE and not line.endswith(b"\n"):
             line = stream.readline(_LONGEST_LINE + 1)
 
 
 def _decoded(raw: bytes, source: str, number: int) -> Row:
-    if len(raw) > _LONGEST_LINE:
-        return Row(source, number, None, f"the line is longer than {_LONGEST_LINE:,} bytes", raw)
+    value = None
+    fault = None
     try:
-        value = json.loads(raw.decode("utf-8"))
+        if len(raw) > _LONGEST_LINE:
+            fault = f"the line is longer than {_LONGEST_LINE:,} bytes"
+        else:
+            value = json.loads(raw.decode("utf-8"))
+            # JSON lines hold objects or conversations; bare strings are accepted in Python lists only.
+            fault = None if isinstance(value, dict) or is_conversation(value) else "not a JSON object"
     except UnicodeDecodeError as error:
-        return Row(source, number, None, f"not UTF-8 at byte {error.start + 1}", raw)
+        fault = f"not UTF-8 at byte {error.start + 1}"
     except json.JSONDecodeError as error:
-        return Row(source, number, None, f"not JSON: {error.msg} at column {error.colno}", raw)
+        fault = f"not JSON: {error.msg} at column {error.colno}"
     except (ValueError, RecursionError):
-        return Row(source, number, None, "JSON that cannot be read: a number is too long, or the nesting too deep", raw)
-    # JSON lines hold objects or conversations; bare strings are accepted in Python lists only.
-    fault = None if isinstance(value, dict) or _is_conversation(value) else "not a JSON object"
+        fault = "JSON that cannot be read: a number is too long, or the nesting too deep"
     return Row(source, number, value, fault, raw)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

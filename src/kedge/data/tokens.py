@@ -32,6 +32,7 @@ __all__ = [
     "encode_text",
     "end_with_eos",
     "is_character_tokenizer",
+    "num_shared",
     "pad_left",
     "pad_right",
     "special_wrapping",
@@ -123,7 +124,7 @@ def encode_completion(tokenizer: PreTrainedTokenizerBase, text: str, *, eos: boo
 
     Source: spec §2.1, §2.5.
     """
-    ids = _encode_middle(tokenizer, text)
+    ids = encode_text(tokenizer, text, continues=True)
     return end_with_eos(tokenizer, ids) if eos else ids
 
 
@@ -148,23 +149,19 @@ def encode_example(
         ModelError: `eos` is set and the tokenizer has no EOS token.
     """
     start = encode_prompt(tokenizer, prompt)
-    if prompt:
-        ids = list[int]()
-        spans = list[tuple[int, int]]()
-        done = 0
-        for first, end in read:
-            ids += _encode_middle(tokenizer, completion[done:first])
-            learned = len(ids)
-            ids += _encode_middle(tokenizer, completion[first:end])
-            spans.append((learned, len(ids)))
-            done = end
-        ids += _encode_middle(tokenizer, completion[done:])
-        return EncodedExample(start, end_with_eos(tokenizer, ids) if eos else ids, tuple(spans))
-    ids = encode_text(tokenizer, completion)
-    return EncodedExample(start, end_with_eos(tokenizer, ids) if eos else ids)
+    ids = list[int]()
+    spans = list[tuple[int, int]]()
+    done = 0
+    for first, end in (*read, (len(completion), len(completion))):
+        ids += encode_text(tokenizer, completion[done:first], continues=bool(prompt))
+        learned = len(ids)
+        ids += encode_text(tokenizer, completion[first:end], continues=True)
+        spans.append((learned, len(ids)))
+        done = end
+    return EncodedExample(start, end_with_eos(tokenizer, ids) if eos else ids, tuple(spans[:-1]))
 
 
-def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, continues: bool = False) -> list[int]:
     """Token ids of a text, without BOS and EOS.
 
     The string of a special token becomes this token, which is how chat templates write them. Padding is the exception:
@@ -173,13 +170,16 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     Args:
         tokenizer: the policy's or the reward model's.
         text: any string that UTF-8 can encode.
+        continues: the text continues another.
 
     Raises:
         RowError: The tokenizer reads a part of the text as padding all the same.
     """
-    first, *others = _split_padding(tokenizer, text)
-    rest = [token for part in others for token in _encode_anchored(tokenizer, part)]
-    return _without_padding(tokenizer, [*_encode(tokenizer, first), *rest])
+    parts = enumerate(_split_padding(tokenizer, text))
+    ids = [token for index, part in parts for token in _encode(tokenizer, part, continues=continues or index > 0)]
+    if tokenizer.pad_token_id in ids:
+        raise RowError(f"the tokenizer reads a part of the text as its padding token {str(tokenizer.pad_token)[:40]!r}")
+    return ids
 
 
 def end_with_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
@@ -223,22 +223,13 @@ def _pad(rows: Sequence[Sequence[int]], pad_id: int, *, left: bool) -> Padded:
     return Padded(ids, mask)
 
 
-def _encode_middle(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a text that continues another."""
-    parts = _split_padding(tokenizer, text)
-    return _without_padding(tokenizer, [token for part in parts for token in _encode_anchored(tokenizer, part)])
-
-
-def _encode_anchored(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a text, encoded after an anchor; the anchor's ids are removed."""
-    if not _adds_space(tokenizer):
-        return _encode(tokenizer, text)
-    anchor = _encode(tokenizer, _ANCHOR)
-    ids = _encode(tokenizer, _ANCHOR + text)
-    return ids[len(anchor) :] if ids[: len(anchor)] == anchor else _encode(tokenizer, text)
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, continues: bool = False) -> list[int]:
+    """The ids of a text; of one that continues another, without the space that SentencePiece puts before a text."""
+    if continues and _adds_space(tokenizer):
+        anchor = _encode(tokenizer, _ANCHOR)
+        ids = _encode(tokenizer, _ANCHOR + text)
+        if ids[: len(anchor)] == anchor:
+            return ids[len(anchor) :]
     # `verbose=False`: the readers check lengths themselves, and report file and line.
     return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
@@ -249,12 +240,6 @@ def _split_padding(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     if not isinstance(pad, str) or pad not in text:
         return [text]
     return re.split(f"(?<={re.escape(pad[:1])})(?={re.escape(pad[1:])})", text)
-
-
-def _without_padding(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
-    if tokenizer.pad_token_id in ids:
-        raise RowError(f"the tokenizer reads a part of the text as its padding token {str(tokenizer.pad_token)[:40]!r}")
-    return ids
 
 
 def _adds_space(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -296,7 +281,7 @@ def token_pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list
             start = 0
             retry = end + end // 4
         window = _decode(tokenizer, ids[first:end])
-        common = _common_length(window, text, start)
+        common = num_shared(window, text[start : start + len(window)])
         ends.append(max(ends[-1], start + common))
         if common < len(window):
             continue
@@ -315,12 +300,12 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids)))
 
 
-def _common_length(window: str, text: str, start: int) -> int:
-    """The number of characters of `window` that `text[start:]` starts with: fewer if it ends within a character."""
-    if text.startswith(window, start):
-        return len(window)
-    pairs = enumerate(zip(window, text[start : start + len(window)], strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(window), len(text) - start))
+def num_shared(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Number of leading entries that two texts or lists have in common."""
+    if first == second[: len(first)]:  # fast
+        return len(first)
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 END = 0x110000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from kedge.data.chat import render_prompt
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Truncate",
-    "oversized_prefix",
-    "reject_oversized",
+    "num_tokens",
     "render_tldr",
     "tldr_response",
+    "too_long",
     "truncate_answer",
     "truncate_conversation",
     "truncate_prompt",
@@ -34,60 +35,64 @@ _HALF_CHARACTER = "\ufffd"
 _CHARACTERS_PER_TOKEN = 64
 
 
-def oversized_prefix(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int) -> str | None:
-    """A prefix that is already far over the limit, so that an oversized text need not be encoded in full.
-
-    None if the text is not that long and has to be measured.
-    """
-    start = text[: _CHARACTERS_PER_TOKEN * max(max_tokens, 1)]
-    return start if len(start) < len(text) and len(encode_prompt(tokenizer, start)) > 2 * max_tokens else None
-
-
-def reject_oversized(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int, name: str, kind: str) -> None:
-    """Reject a text that is certainly too long, without encoding all of it.
+def num_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    limit: int | None,
+    encode: Callable[[PreTrainedTokenizerBase, str], Sequence[int]] = encode_prompt,
+) -> int:
+    """Tokens of a text; of one that is far over the limit, those of its start, so that not all of it is encoded.
 
     Args:
         tokenizer: measures the text.
         text: the text.
-        max_tokens: the limit.
-        name: the text's name in the reason.
-        kind: see `RowError`.
-
-    Raises:
-        RowError: The text is oversized.
+        limit: the most tokens that fit; None for no limit.
+        encode: encodes the text, by default as a prompt.
     """
-    if oversized_prefix(tokenizer, text, max_tokens) is not None:
-        raise RowError(f"{name} is {len(text)} characters long, at most {max_tokens} tokens fit", kind)
+    if limit is not None and len(text) > _CHARACTERS_PER_TOKEN * limit:
+        count = len(encode(tokenizer, text[: _CHARACTERS_PER_TOKEN * limit]))
+        if count > 2 * limit:
+            return count
+    return len(encode(tokenizer, text))
 
 
-def truncate_prompt(
-    tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int, truncate: Truncate, kind: str = ""
-) -> str:
+def too_long(subject: str, text: str, length: int, limit: int, kind: str) -> RowError:
+    """The reason against a text whose length, from `num_tokens`, is over a limit.
+
+    Args:
+        subject: its name and verb.
+        text: the text.
+        length: its tokens.
+        limit: the most that fit.
+        kind: see `RowError`; ends with the name of the limit.
+    """
+    over = "over " if len(text) > _CHARACTERS_PER_TOKEN * limit else ""
+    return RowError(f"{subject} {over}{length} tokens long, at most {limit} fit", f"{kind}={limit}")
+
+
+def truncate_prompt(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int, truncate: Truncate) -> str:
     """A prompt cut to its first or last tokens, as text; unchanged if it fits.
 
     Args:
         tokenizer: measures the prompt.
         text: the prompt.
         max_tokens: the longest prompt, BOS included.
-        truncate: which end to keep; `never` rejects a prompt that is too long.
-        kind: of the rejection, see `RowError`.
+        truncate: which end to keep.
 
     Raises:
-        RowError: The prompt is too long and may not be cut, or is empty once cut.
+        RowError: The prompt is empty once cut.
     """
-    if truncate == "never":
-        reject_oversized(tokenizer, text, max_tokens, "the prompt", kind)
-    elif (start := oversized_prefix(tokenizer, text, max_tokens)) is not None:
-        text = start if truncate == "keep_start" else text[-len(start) :]
-    ids = encode_prompt(tokenizer, text)
-    if len(ids) <= max_tokens:
+    length = num_tokens(tokenizer, text, max_tokens)
+    if length <= max_tokens:
         return text
-    if truncate == "never":
-        raise RowError(f"the prompt is {len(ids)} tokens long, at most {max_tokens} fit", kind)
+    keeps_start = truncate == "keep_start"
+    if length > 2 * max_tokens:
+        size = _CHARACTERS_PER_TOKEN * max_tokens
+        text = text[:size] if keeps_start else text[-size:]
     # Without special tokens: encoding the cut prompt adds BOS back.
     plain = encode_text(tokenizer, text)
     for count in range(max_tokens, 0, -1):
-        kept = plain[:count] if truncate == "keep_start" else plain[-count:]
+        kept = plain[:count] if keeps_start else plain[-count:]
         cut = str(tokenizer.decode(kept, clean_up_tokenization_spaces=False)).strip(_HALF_CHARACTER)
         # The cut text may encode to more tokens than it was cut to.
         if cut.strip() and len(encode_prompt(tokenizer, cut)) <= max_tokens:
@@ -97,51 +102,46 @@ def truncate_prompt(
 
 def truncate_answer(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int) -> str:
     """An answer without its end, at most `max_tokens` long with EOS; unchanged if it fits."""
-    start = text[: _CHARACTERS_PER_TOKEN * max_tokens]
-    if start == text and len(encode_completion(tokenizer, text)) <= max_tokens:
+    if num_tokens(tokenizer, text, max_tokens, encode_completion) <= max_tokens:
         return text
+    start = text[: _CHARACTERS_PER_TOKEN * max_tokens]
 
-    def num_tokens(num_characters: int) -> int:
+    def length(num_characters: int) -> int:
         return len(encode_completion(tokenizer, start[:num_characters]))
 
-    return start[: bisect_right(range(1, len(start) + 1), max_tokens, key=num_tokens)]
+    return start[: bisect_right(range(1, len(start) + 1), max_tokens, key=length)]
 
 
 def truncate_conversation(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, max_tokens: int, truncate: Truncate, kind: str = ""
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, max_tokens: int, truncate: Truncate
 ) -> Messages:
     """A conversation without its oldest turns, as many as necessary; unchanged if it fits.
 
     A cut inside the rendered text would cut into the template. So `keep_end` drops whole turns, after the system
-    message and up to a message of the user. `keep_start` would drop the question, so that it rejects like `never`.
+    message and up to a message of the user. `keep_start` would drop the question, so that it changes nothing.
 
     Args:
         tokenizer: renders and measures the conversation.
         messages: the conversation.
         max_tokens: the longest prompt, BOS included.
         truncate: see above.
-        kind: of the rejection, see `RowError`.
+
+    Returns:
+        The longest that fits, else the shortest.
 
     Raises:
-        RowError: The conversation is too long, and may not be cut or its last turn alone is too long.
+        RowError: The template rejects the conversation, or leaves out a part of it.
         DataError: The tokenizer has no chat template.
     """
-    text = render_prompt(tokenizer, messages)
-    if _fits(tokenizer, text, max_tokens):
-        return messages
     num_system = next((index for index, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    for start in range(num_system + 1, len(messages)) if truncate == "keep_end" else ():
-        kept = [*messages[:num_system], *messages[start:]]
-        if messages[start]["role"] == "user" and _fits(tokenizer, render_prompt(tokenizer, kept), max_tokens):
-            return kept
-    reject_oversized(tokenizer, text, max_tokens, "the prompt", kind)
-    length = len(encode_prompt(tokenizer, text))
-    alone = ", and so is its last turn" if truncate == "keep_end" else ""
-    raise RowError(f"the prompt is {length} tokens long, at most {max_tokens} fit{alone}", kind)
-
-
-def _fits(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int) -> bool:
-    return oversized_prefix(tokenizer, text, max_tokens) is None and len(encode_prompt(tokenizer, text)) <= max_tokens
+    later = range(num_system + 1, len(messages)) if truncate == "keep_end" else ()
+    starts = [start for start in later if messages[start]["role"] == "user"]
+    kept = messages
+    for start in [None, *starts]:
+        kept = messages if start is None else [*messages[:num_system], *messages[start:]]
+        if num_tokens(tokenizer, render_prompt(tokenizer, kept), max_tokens) <= max_tokens:
+            break
+    return kept
 
 
 def render_tldr(
@@ -164,22 +164,22 @@ def render_tldr(
     Source: Stiennon app. B; N+; spec §2.5.
     """
     post = post.strip()
-    if max_tokens is not None:
+    if max_tokens is not None and num_tokens(tokenizer, post, max_tokens) > 2 * max_tokens:
         # Only the start of an oversized post can fit; its last line may be broken, but is dropped in any case.
-        post = oversized_prefix(tokenizer, post, max_tokens) or post
+        post = post[: _CHARACTERS_PER_TOKEN * max_tokens]
     lines = post.split("\n")
 
     def prompt(num_lines: int) -> str:
         body = "\n".join(lines[:num_lines]).rstrip()
         return f"SUBREDDIT: r/{subreddit.removeprefix('r/')}\n\nTITLE: {title}\n\nPOST: {body}\n\nTL;DR:"
 
-    def num_tokens(num_lines: int) -> int:
+    def length(num_lines: int) -> int:
         return len(encode_prompt(tokenizer, prompt(num_lines)))
 
-    if max_tokens is None or num_tokens(len(lines)) <= max_tokens:
+    if max_tokens is None or length(len(lines)) <= max_tokens:
         return prompt(len(lines))
     # Bisection finds the same cut as dropping line by line, without encoding a long post once per line.
-    kept = bisect_right(range(1, len(lines)), max_tokens, key=num_tokens)
+    kept = bisect_right(range(1, len(lines)), max_tokens, key=length)
     if kept == 0:
         raise RowError(
             f"the post is too long: at most {max_tokens} tokens fit, and its first paragraph alone has more",

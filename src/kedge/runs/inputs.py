@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -17,10 +17,9 @@ from kedge.data import (
     Prompt,
     Ranking,
     Sources,
-    read_comparisons,
-    read_demonstrations,
     read_prompts,
 )
+from kedge.data.readers import read_rows
 from kedge.models import Precision
 from kedge.models.loading import Bases
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
@@ -70,7 +69,7 @@ def load_prompts(
         max_prompt_tokens=limit,
         max_rejected_fraction=data.max_rejected_fraction,
         rejected_to=run.folder / REJECTED_FILE,
-        **_prompt_options(config, tokenizer),
+        **_reading(config, tokenizer),
     )
     own = limit == data.max_prompt_tokens
     name = f"data.max_prompt_tokens={limit}" if own else f"the {limit} tokens that the context leaves"
@@ -94,13 +93,13 @@ def given_prompts(
         DataError: A prompt cannot be used.
     """
     limit = config.data.max_prompt_tokens if room is None else min(config.data.max_prompt_tokens, room)
-    options = _prompt_options(config, tokenizer)
+    options = _reading(config, tokenizer)
     return _with_all_columns(
         read_prompts(prompts, max_prompt_tokens=limit, max_rejected_fraction=0.0, **options).records
     )
 
 
-def _prompt_options(config: Config, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _reading(config: Config, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     data = config.data
     return {"tokenizer": tokenizer, "template": data.template, "truncate": data.truncate, "columns": data.columns}
 
@@ -131,13 +130,7 @@ def load_demonstrations(
     Raises:
         DataError: The data cannot be read, or too many rows are unusable.
     """
-    source = Sources(tuple(config.data.demonstrations)) if rows is None else rows
-    reading = _reading(config, run, tokenizer, context_length)
-    table = read_demonstrations(source, **reading, train_on=config.data.train_on)
-    run.data.note(
-        "demonstrations", table, config.data.demonstrations if rows is None else (), tokenizer, _limits(config, reading)
-    )
-    return table.records
+    return _load("demonstrations", config, run, tokenizer, context_length, rows)
 
 
 def load_comparisons(
@@ -149,40 +142,38 @@ def load_comparisons(
     rows: Sequence[Any] | None = None,
 ) -> list[Comparison | Ranking]:
     """Read `config.data.comparisons`, or rows in its place; arguments and errors as in `load_demonstrations`."""
-    source = Sources(tuple(config.data.comparisons)) if rows is None else rows
-    reading = _reading(config, run, tokenizer, context_length)
-    table = read_comparisons(source, **reading)
-    run.data.note(
-        "comparisons", table, config.data.comparisons if rows is None else (), tokenizer, _limits(config, reading)
-    )
-    return table.records
+    return _load("comparisons", config, run, tokenizer, context_length, rows)
 
 
-def _reading(
-    config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, context_length: int | None
-) -> dict[str, Any]:
+def _load(
+    role: Literal["demonstrations", "comparisons"],
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    context_length: int | None,
+    rows: Sequence[Any] | None,
+) -> list[Any]:
+    """Read the configured data of a role, or rows in its place, and note what was used."""
     data = config.data
-    return {
-        "tokenizer": tokenizer,
-        "max_length": min(data.max_length, context_length or data.max_length),
-        "max_prompt_tokens": data.max_prompt_tokens,
-        "template": data.template,
-        "truncate": data.truncate,
-        "columns": data.columns,
-        "max_rejected_fraction": data.max_rejected_fraction,
-        "rejected_to": run.folder / REJECTED_FILE,
-    }
-
-
-def _limits(config: Config, reading: Mapping[str, Any]) -> dict[str, str]:
-    """The names of the limits, by the names that readers use."""
-    longest = reading["max_length"]
-    longest_prompt = config.data.max_prompt_tokens
-    own = longest == config.data.max_length
-    return {
-        f"max_prompt_tokens={longest_prompt}": f"data.max_prompt_tokens={longest_prompt}",
+    longest = min(data.max_length, context_length or data.max_length)
+    sources = getattr(data, role) if rows is None else ()
+    table = read_rows(
+        Sources(tuple(sources)) if rows is None else rows,
+        role,
+        max_length=longest,
+        max_prompt_tokens=data.max_prompt_tokens,
+        train_on=data.train_on,
+        max_rejected_fraction=data.max_rejected_fraction,
+        rejected_to=run.folder / REJECTED_FILE,
+        **_reading(config, tokenizer),
+    )
+    own = longest == data.max_length
+    limits = {
+        f"max_prompt_tokens={data.max_prompt_tokens}": f"data.max_prompt_tokens={data.max_prompt_tokens}",
         f"max_length={longest}": f"data.max_length={longest}" if own else f"the context of {longest} tokens",
     }
+    run.data.note(role, table, sources, tokenizer, limits)
+    return table.records
 
 
 Rewards: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm]"

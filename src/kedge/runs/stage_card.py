@@ -51,7 +51,7 @@ def stage_card(
         ended: Include the findings on the run and its last samples; not in checkpoints, which are saved often.
     """
     stage = find_stage(run.stage)
-    form = prompt_form(prompts, tokenizer, template=config.data.template)
+    form = prompt_form(prompts, template=config.data.template)
     sources = [source for usage in run.data.roles.values() for source in usage.sources]
     return ModelCard(
         stage.name,
