@@ -41,7 +41,7 @@ def draw_kinds() -> Figure:
     peaks = [plan_of_size(SIZES[SHOWN], settings).peak for settings in RUNS.values()]
     below = [0.0] * len(peaks)
     for kind, color in KINDS.items():
-        sizes = [sum(part.bytes for part in peak.parts if part.kind == kind) / GIB for peak in peaks]
+        sizes = [sum(size for (held, _), size in peak.held.items() if held == kind) / GIB for peak in peaks]
         axes.bar(range(len(peaks)), sizes, bottom=below, color=color, width=0.62, label=kind)
         below = [low + size for low, size in zip(below, sizes, strict=True)]
     for place, (peak, top) in enumerate(zip(peaks, below, strict=True)):

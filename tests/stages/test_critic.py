@@ -200,9 +200,7 @@ def test_a_dry_run_times_sampling_and_training(policy: Path, tmp_path: Path) -> 
     given = settings(policy, tmp_path / "run")
     found = kedge.dry_run("critic", prompts=PROMPTS, reward=length, **given)
     assert isinstance(found, DryRun)
-    assert [phase.name for phase in found.phases] == [
-        f"critic: {name}" for name in ("sampling", "scoring", "optimizer steps")
-    ]
+    assert [phase.name for phase in found.phases] == [f"critic: {name}" for name in ("rollout", "reward", "train")]
     assert [phase.total_rows for phase in found.phases] == [24, 24, 36]
     assert not (tmp_path / "run").exists()
 

@@ -57,10 +57,10 @@ def test_a_stage_is_timed_and_leaves_nothing(
     critic = {"rlhf.train_critic": True} if stage == "rlhf" else {}
     assert dry_run(config(stage, place, reward=f"{place / 'f.py'}:count", **critic), stage).seconds > 0
     shown = capsys.readouterr()
-    for phase in ("ppo: sampling", "ppo: scoring", "ppo: forward", "ppo: epochs", "nothing was written"):
+    for phase in ("ppo: rollout", "ppo: reward", "ppo: experience", "ppo: train", "nothing was written"):
         assert phase in shown.out
-    assert ("sft: optimizer steps" in shown.out and "reward: optimizer steps" in shown.out) == (stage == "rlhf")
-    assert ("critic: optimizer steps" in shown.out) == (stage == "rlhf")
+    assert ("sft: train" in shown.out and "reward: train" in shown.out) == (stage == "rlhf")
+    assert ("critic: train" in shown.out) == (stage == "rlhf")
     assert "The run makes 3 updates" in shown.err
     assert [*tmp_path.iterdir(), *scratch.iterdir()] == []
 
@@ -92,7 +92,7 @@ def test_from_python_with_a_loaded_model_rows_and_a_function(
 
 
 def test_the_estimate_is_proportional_to_the_rows() -> None:
-    assert Phase("ppo: epochs", seconds=0.5, rows=4, total_rows=4 * 3 * 2).whole == pytest.approx(3.0)
+    assert Phase("ppo: train", seconds=0.5, rows=4, total_rows=4 * 3 * 2).whole == pytest.approx(3.0)
 
 
 def test_a_mistake_is_found_as_by_the_stage_itself(place: Path) -> None:

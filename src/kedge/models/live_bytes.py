@@ -6,7 +6,6 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["Hollow", "Label", "LiveBytes", "Work"]
+__all__ = ["Hollow", "Label", "LiveBytes"]
 
 aten = torch.ops.aten
 GROUPED_PRODUCT = getattr(aten, "_grouped_mm", None)
@@ -193,23 +192,6 @@ def _grouped_product(rows: Tensor, table: Tensor, *_: Any, **__: Any) -> int:
 FORMULAS: dict[Any, Any] = {**flop_registry, GROUPED_PRODUCT: _grouped_product}
 
 
-@dataclass(frozen=True)
-class Work:
-    """The work of some operations.
-
-    Attributes:
-        flops: Of matrix products and attention.
-        bytes: Read and written by all other operations, and by products whose factors are larger than their result.
-        functions: Read and written, in bytes, by operations that compute a function such as exp of every number.
-        calls: Operations that compute something; views are free.
-    """
-
-    flops: float = 0.0
-    bytes: float = 0.0
-    functions: float = 0.0
-    calls: float = 0.0
-
-
 Label = tuple[str, str]
 """The purpose of a tensor, and the role that holds it."""
 
@@ -224,6 +206,9 @@ class LiveBytes(TorchDispatchMode):
         peak: Most bytes since the last `restart`.
         at_peak: Bytes at that moment by label.
         label: Of tensors that are seen from now on.
+        work: So far: `flops` of matrix products and attention; `bytes` that all other operations read and write, and
+            products whose factors are larger than their result; the same in `functions` such as exp; and `calls` that
+            compute something, unlike views.
     """
 
     def __init__(self) -> None:
@@ -231,8 +216,8 @@ class LiveBytes(TorchDispatchMode):
         self.live = self.peak = 0
         self.label: Label = ("rollout buffers", "run")
         self.at_peak: dict[Label, int] = {}
+        self.work = dict.fromkeys(("flops", "bytes", "functions", "calls"), 0.0)
         self._labels: Counter[Label] = Counter()
-        self._flops = self._bytes = self._functions = self._calls = 0.0
         self._known: dict[int, tuple[weakref.ref[Any], Label, int]] = {}
 
     @classmethod
@@ -274,31 +259,26 @@ class LiveBytes(TorchDispatchMode):
         self.at_peak = dict(self._labels)
         return peak
 
-    @property
-    def work(self) -> Work:
-        """The work so far."""
-        return Work(self._flops, self._bytes, self._functions, self._calls)
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operation, and count its inputs and outputs."""
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        # Without another round through the dispatcher, which takes as long as the shapes of the result.
+        result = Hollow.__torch_dispatch__(func, types, args, kwargs) if Hollow in types else func(*args, **kwargs)
         size = 0
         for each in _tensors((args, *kwargs.values(), result)):
             self._see(each)
             size += each.nbytes
         if not func.is_view:
-            self._calls += 1
-            formula = FORMULAS.get(func._overloadpacket)
-            if func._overloadpacket in FUNCTIONS:
-                self._functions += size
-            elif formula is None:
-                self._bytes += size
+            self.work["calls"] += 1
+            packet = func._overloadpacket
+            if (formula := FORMULAS.get(packet)) is None:
+                self.work["functions" if packet in FUNCTIONS else "bytes"] += size
             else:
-                self._flops += formula(*args, **kwargs, out_val=result)
-                self._bytes += _streamed(args)
+                self.work["flops"] += formula(*args, **kwargs, out_val=result)
+                # Its largest factor: the weights, which few rows read in full.
+                self.work["bytes"] += max((each.nbytes for each in args if isinstance(each, Tensor)), default=0)
         return result
 
     def _see(self, tensor: Tensor, label: Label | None = None, share: float = 1.0) -> None:
@@ -331,8 +311,3 @@ class LiveBytes(TorchDispatchMode):
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
     return (tensor.counterpart() if isinstance(tensor, Hollow) else tensor).untyped_storage()
-
-
-def _streamed(args: tuple[Any, ...]) -> int:
-    """Bytes of a product's largest factor: the weights, which few rows read in full."""
-    return max((each.nbytes for each in args if isinstance(each, Tensor)), default=0)

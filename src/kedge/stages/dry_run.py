@@ -6,17 +6,16 @@ The stage runs in a temporary folder. It uses the models of the process, so no s
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from kedge.config import Config, schedule_in_words, with_values
-from kedge.data import PromptStream
+from kedge.data import Prompt, PromptStream
 from kedge.logs.progress import format_duration, format_figure, say
 from kedge.logs.table import Cell, print_table
 from kedge.models import ModelCard, save_scalar_model
@@ -25,36 +24,22 @@ from kedge.stages.critic.parts import Part
 from kedge.stages.critic.sampling import load_critic_inputs
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import load_roles
+from kedge.stages.ppo.sampling import Sampling
 from kedge.stages.ppo.trainer import Trainer
 from kedge.stages.reward import load_reward_inputs, train_reward_model
 from kedge.stages.rlhf import check_inputs, scored_config, stage_config, with_trained
 from kedge.stages.sft import load_sft_inputs, train_sft
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.ranks import tokens_of
-from kedge.training.runtime import stream_seed
+from kedge.system.stage import find_stage
+from kedge.training.runtime import Stopwatch, stream_seed
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.returns import SampledReturns, train_critic
 
 __all__ = ["DryRun", "dry_run"]
 
 ROWS = 16
-"""Responses of the PPO trial, unless `rollout.micro_batch_size` is set."""
-
-
-INPUTS: Mapping[str, Mapping[str, str]] = {
-    "sft": {"demonstrations": "data.demonstrations"},
-    "reward": {"comparisons": "data.comparisons", "demonstrations": "data.demonstrations"},
-    "ppo": {"prompts": "data.prompts", "eval_prompts": "data.eval_prompts", "reward": "reward"},
-    "critic": {"prompts": "data.prompts", "eval_prompts": "data.eval_prompts", "reward": "reward"},
-    "rlhf": {
-        "demonstrations": "data.demonstrations",
-        "comparisons": "data.comparisons",
-        "prompts": "data.prompts",
-        "labeler": "rlhf.labeler",
-        "reward": "reward",
-    },
-}
-"""The arguments of each stage's function that may be Python objects, and the fields that they replace."""
+"""Responses of a trial, unless `rollout.micro_batch_size` is set."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +47,7 @@ class Phase:
     """A timed phase.
 
     Attributes:
-        name: As shown.
+        name: Its stage and its name, as in `time/NAME` of the metrics.
         seconds: Time for the trial's rows.
         rows: The trial's rows.
         total_rows: Rows of the whole run, each time that one is computed.
@@ -107,7 +92,7 @@ def dry_run(config: Config, stage: str, **given: Any) -> DryRun:
     Args:
         config: The resolved configuration.
         stage: sft, reward, critic, ppo or rlhf.
-        given: Python objects instead of configured fields, by the name of the stage's argument; see `INPUTS`.
+        given: Python objects instead of configured fields, by the name of the stage's argument; see `Stage.arguments`.
 
     Raises:
         KedgeError: As when the stage itself starts.
@@ -116,15 +101,21 @@ def dry_run(config: Config, stage: str, **given: Any) -> DryRun:
     with TemporaryDirectory(prefix="kedge-dry-run-") as scratch:
         config = with_values(config, {"out": str(Path(scratch) / stage)})
         phases = _trial(config, stage, given)
-    _print_phases(found := DryRun(stage, tuple(phases)))
+    found = DryRun(stage, tuple(phases))
+    rows: dict[str, list[Cell]] = {
+        each.name: [str(each.rows), f"{format_figure(each.seconds)} s", format_duration(each.whole)] for each in phases
+    }
+    print_table("Dry run: nothing was written", ["phase", "rows timed", "time", "in the whole run"], rows)
+    print(f"About {format_duration(found.seconds)} in all, without loading, evaluations, checkpoints and samples.")
     return found
 
 
 def _trial(config: Config, stage: str, given: Mapping[str, Any]) -> list[Phase]:
     """The phases of one stage; it picks its inputs from the given ones."""
     config = with_saved_critic(config) if stage == "ppo" else config
-    own = {name: given.get(name) for name in INPUTS[stage]}
-    run = open_run(config, stage, in_memory={INPUTS[stage][name]: value for name, value in own.items()})
+    arguments = find_stage(stage).arguments
+    own = {name: given.get(name) for name in arguments}
+    run = open_run(config, stage, in_memory={field: own[name] for name, field in arguments.items()})
     return _TRIALS[stage](config, run, own)
 
 
@@ -133,24 +124,22 @@ def _sft(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     run.data.say()
     say(f"sft takes {inputs.num_steps:,} optimizer steps of {config.sft.batch_size} demonstrations.")
 
-    def trial(**settings: Any) -> None:
-        settings = {**config.training_of("sft"), **settings}
-        train_sft(inputs.model, inputs.tokenizer, inputs.split.train[: 2 * settings["batch_size"]], **settings)
+    def trial(num_rows: int, **settings: Any) -> None:
+        train_sft(inputs.model, inputs.tokenizer, inputs.split.train[:num_rows], **settings)
 
-    return [_supervised("sft: optimizer steps", config, run, trial, config.sft.batch_size, inputs.num_steps)]
+    return [_steps("sft", config, run, trial, inputs.num_steps)]
 
 
 def _reward(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     inputs = load_reward_inputs(config, run, **given)
-    settings = config.reward_model
     run.data.say()
-    say(f"reward takes {inputs.num_steps:,} optimizer steps of {settings.batch_size} comparisons.")
+    say(f"reward takes {inputs.num_steps:,} optimizer steps of {config.reward_model.batch_size} comparisons.")
 
-    def trial(**changes: Any) -> None:
-        values = {**config.training_of("reward_model"), **changes, "normalize": "none"}
-        train_reward_model(inputs.model, inputs.tokenizer, inputs.split.train[: 2 * values["batch_size"]], **values)
+    def trial(num_rows: int, **settings: Any) -> None:
+        settings["normalize"] = "none"
+        train_reward_model(inputs.model, inputs.tokenizer, inputs.split.train[:num_rows], **settings)
 
-    phases = [_supervised("reward: optimizer steps", config, run, trial, settings.batch_size, inputs.num_steps)]
+    phases = [_steps("reward", config, run, trial, inputs.num_steps)]
     run.folder.mkdir(exist_ok=True)  # the trial of rlhf scores with this model
     save_scalar_model(inputs.model, inputs.tokenizer, run.folder / "model", card=ModelCard("reward", "trial"))
     return phases
@@ -159,71 +148,70 @@ def _reward(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
 def _critic(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     settings = config.critic
     inputs = load_critic_inputs(config, run, **given)
-    num_prompts = max(1, min(config.rollout.micro_batch_size or ROWS, ROWS) // settings.num_responses)
     total, held_out = inputs.num_responses
     run.data.say()
     say(inputs.plan)
     say(inputs.roles.stop_tokens.line)
-    prompts = PromptStream(inputs.roles.prompts, seed=stream_seed(config.runtime.seed, "prompts"))
-    seconds: dict[str, float] = {}
+    trainer = inputs.trainer
+    num_prompts = _num_prompts(config, settings.num_responses)
+    trainer.settings = replace(trainer.settings, num_prompts=num_prompts)
+    sampling = Sampling(_stream(config, inputs.roles.prompts), trainer, say=say)
     parts: list[SampledReturns] = []
+    seconds: dict[str, float] = {}
     for _ in range(2):  # as in PPO's trial
-        drawn = prompts.next(num_prompts)
-        with _timed(seconds, "sampling"):
-            rollout = inputs.trainer.sample(drawn)
-        with _timed(seconds, "scoring"):
-            scored = inputs.trainer.score(rollout, drawn)
-        experience = inputs.trainer.evaluate(scored)
+        clock = Stopwatch(run.device)
+        experience = trainer.evaluate(sampling.sampled(trainer, clock).trained)
         parts.append(Part.of(experience, experience.rollout.group).returns)
+        seconds = clock.metrics(num_tokens=0)
     done = num_prompts * settings.num_responses
-    phases = [Phase(f"critic: {name}", each, done, total + held_out) for name, each in seconds.items()]
+    names = ("rollout", "reward")
+    phases = [Phase(f"critic: {name}", seconds[f"time/{name}"], done, total + held_out) for name in names]
     if settings.kind == "shared":
         return phases
     num_steps = count_steps(total, num_epochs=settings.num_epochs, batch_size=settings.batch_size)
     sampled = SampledReturns.joined(parts)
 
-    def trial(**changes: Any) -> None:
-        values = {**config.training_of("critic"), **changes}
-        rows = list(islice(cycle(range(sampled.rollout.num_responses)), 2 * values["batch_size"]))
-        train_critic(inputs.loss(sampled, rows), rows, **values)
+    def trial(num_rows: int, **settings: Any) -> None:
+        rows = list(islice(cycle(range(sampled.rollout.num_responses)), num_rows))
+        train_critic(inputs.loss(sampled, rows), rows, **settings)
 
-    return [*phases, _supervised("critic: optimizer steps", config, run, trial, settings.batch_size, num_steps)]
+    return [*phases, _steps("critic", config, run, trial, num_steps)]
 
 
 def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
-    rows = min(config.rollout.micro_batch_size or ROWS, config.responses_per_update)
-    num_prompts = max(1, rows // config.rollout.num_responses)
+    num_prompts = min(_num_prompts(config, config.rollout.num_responses), config.rollout.num_prompts)
     trial = with_values(config, {"rollout.num_prompts": num_prompts, "ppo.num_minibatches": 1, "ppo.num_epochs": 1})
     roles = load_roles(trial, run, **given)
     run.data.say()
     say(schedule_in_words(config, len(roles.prompts)))
     say(roles.stop_tokens.line)
     trainer = Trainer.of(trial, run, roles)
-    prompts = PromptStream(roles.prompts, seed=stream_seed(config.runtime.seed, "prompts"))
+    sampling = Sampling(_stream(config, roles.prompts), trainer, say=say)
     update = config.ppo.value_warmup_updates + 1  # the first one that trains the policy
     seconds: dict[str, float] = {}
     with closing(roles.engine):
         trainer.begin(update)
-        trainer.publish(update - 1)
         for _ in range(2):  # the second pass counts: the first also allocates memory and starts workers
-            drawn = prompts.next(num_prompts)
-            with _timed(seconds, "sampling"):
-                rollout = trainer.sample(drawn)
-                greedy = None
-                if trainer.settings.needs_baseline:
-                    greedy = trainer.sample(drawn, groups=range(len(drawn)), greedy=True)
-            with _timed(seconds, "scoring"):
-                scored = trainer.score(rollout, drawn)
-                if greedy is not None:
-                    scored = scored.compared_with(trainer.score(greedy, drawn, "reward", update, "greedy"))
-            with _timed(seconds, "forward"):
-                experience = trainer.estimate(scored)
-            with _timed(seconds, "epochs"):
+            clock = Stopwatch(run.device)
+            batch = sampling.batch(update, clock)
+            with clock.phase("experience"):
+                experience = trainer.estimate(batch.trained)
+            with clock.phase("train"):
                 trainer.improve(experience)
+            seconds = clock.metrics(num_tokens=batch.num_tokens)
     done = num_prompts * config.rollout.num_responses
     total = config.ppo.num_updates * config.responses_per_update
-    epochs = {"epochs": config.ppo.num_epochs}
-    return [Phase(f"ppo: {name}", each, done, total * epochs.get(name, 1)) for name, each in seconds.items()]
+    times = {"rollout": 1, "reward": 1, "experience": 1, "train": config.ppo.num_epochs}
+    return [Phase(f"ppo: {name}", seconds[f"time/{name}"], done, total * each) for name, each in times.items()]
+
+
+def _num_prompts(config: Config, num_responses: int) -> int:
+    """The prompts of a trial."""
+    return max(1, (config.rollout.micro_batch_size or ROWS) // num_responses)
+
+
+def _stream(config: Config, prompts: list[Prompt]) -> PromptStream:
+    return PromptStream(prompts, seed=stream_seed(config.runtime.seed, "prompts"))
 
 
 def _rlhf(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
@@ -252,37 +240,29 @@ _TRIALS: Mapping[str, Callable[[Config, Run, Mapping[str, Any]], list[Phase]]] =
 }
 
 
-def _supervised(
-    name: str, config: Config, run: Run, trial: Callable[..., None], batch_size: int, num_steps: int
-) -> Phase:
-    """Two optimizer steps on as many examples as surely fit into one micro-batch; the second one counts."""
+def _steps(stage: str, config: Config, run: Run, trial: Callable[..., None], num_steps: int) -> Phase:
+    """Two optimizer steps on as many rows as surely fit into one micro-batch; the second one counts.
+
+    Args:
+        stage: Its name.
+        config: The resolved configuration.
+        run: The run.
+        trial: Trains on some rows: `(num_rows, **settings)`.
+        num_steps: Of the run.
+    """
+    settings = config.training_of(find_stage(stage).trains[-1])
+    batch_size = settings["batch_size"]
     budget = tokens_of(run.micro_batch_tokens)
     rows = batch_size if budget is None else max(1, min(batch_size, budget // config.data.max_length))
     seconds: list[float] = []
-    trial(
-        batch_size=rows,
-        num_epochs=1,
-        precision=run.precision,
-        seed=config.runtime.seed,
-        micro_batch_tokens=budget,
-        offload_optimizer=offloads_optimizer(config, run.device),
-        on_step=lambda step, metrics: seconds.append(metrics["time/update"]),
-    )
-    return Phase(name, seconds[-1], rows, num_steps * batch_size)
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    started = time.perf_counter()
-    yield
-    seconds[name] = time.perf_counter() - started
-
-
-def _print_phases(found: DryRun) -> None:
-    rows: dict[str, list[Cell]] = {
-        each.name: [str(each.rows), f"{format_figure(each.seconds)} s", format_duration(each.whole)]
-        for each in found.phases
+    settings |= {
+        "batch_size": rows,
+        "num_epochs": 1,
+        "precision": run.precision,
+        "seed": config.runtime.seed,
+        "micro_batch_tokens": budget,
+        "offload_optimizer": offloads_optimizer(config, run.device),
+        "on_step": lambda step, metrics: seconds.append(metrics["time/update"]),
     }
-    print_table("Dry run: nothing was written", ["phase", "rows timed", "time", "in the whole run"], rows)
-    total = format_duration(found.seconds)
-    print(f"About {total} in all, without loading, evaluations, checkpoints and samples.")
+    trial(2 * rows, **settings)
+    return Phase(f"{stage}: train", seconds[-1], rows, num_steps * batch_size)

@@ -157,7 +157,7 @@ def test_everything_that_a_run_measures_is_sampled_on_the_server_and_a_dry_run_t
     assert len({each["max_tokens"] for each in asked}) > 1, "continuations of prefixes are shorter"
     before = len(server.http.requests)
     trial = dry_run(configure(policy, tmp_path / "trial", **settings(server)), "ppo", prompts=PROMPTS, reward=vowels)
-    assert trial.phases[0].name == "ppo: sampling"
+    assert trial.phases[0].name == "ppo: rollout"
     assert len(server.http.requests) > before
 
 

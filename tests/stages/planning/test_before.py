@@ -14,6 +14,7 @@ from kedge.config import load_config
 from kedge.errors import ConfigError
 from kedge.stages.planning.before import is_small, plan_before, plan_chain_before
 from kedge.stages.planning.devices import Device
+from tests.models.registry.builder import tiny_config
 from tests.models.test_adapters import adapt
 from tests.tiny import save_tiny_policy
 
@@ -100,13 +101,28 @@ def test_a_small_run_from_an_adapter_is_not_planned(tmp_path: Path, monkeypatch:
     assert plan_before(config, "ppo") is None
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward"])
-def test_a_small_model_on_short_lines_is_not_planned(stage: str, tmp_path: Path) -> None:
-    """Lines of unknown length may fill a pass."""
-    (rows := tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
-    field = "data.demonstrations" if stage == "sft" else "data.comparisons"
+@pytest.mark.parametrize(("stage", "field"), [("sft", "model"), ("reward", "reward_model.base"), ("ppo", "model")])
+def test_a_small_model_is_not_planned(stage: str, field: str, wide: Path, tmp_path: Path) -> None:
     size = {"vocab_size": 500, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
     LlamaConfig(**size, num_hidden_layers=2).save_pretrained(tmp_path / "model")
-    flags = {"model": str(tmp_path / "model"), "runtime.device": "cpu"}
-    for data, small in ((str(rows), True), (str(tmp_path / "gone.jsonl"), False)):
-        assert is_small(load_config(None, (), {**flags, field: [data]}, None, stage=stage), stage) is small
+    for model, small in ((tmp_path / "model", True), (wide, False), (tmp_path / "gone", False)):
+        flags = {"model": str(tmp_path / "model"), field: str(model)}
+        assert is_small(load_config(None, (), flags, None, stage=stage), stage) is small
+
+
+def test_a_model_whose_code_needs_contents_is_one_line_and_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_config("xlm").save_pretrained(tmp_path)
+    monkeypatch.setattr("kedge.stages.planning.before.is_small", lambda *_: False)
+    said = rf"ppo of {re.escape(str(tmp_path))} cannot be planned: .* the model's code raises KeyError: .*"
+    config = load_config(None, ("runtime.device=cpu",), {"model": str(tmp_path)}, None, stage="ppo")
+    assert plan_before(config, "ppo") is None
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(f"{said}; its memory is not checked", line)
+    monkeypatch.setattr(sys, "argv", ["kedge", "plan", "ppo", "--model", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(f"error: {said}", line)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from kedge.models import LanguageModel, ScalarModel
-from kedge.models.live_bytes import LiveBytes, Work
+from kedge.models.live_bytes import LiveBytes
 from kedge.stages.planning.hollow import layers_of
 
 __all__ = ["Figures", "Phases", "extrapolated"]
 
-Figures = dict[str, float]
-"""`held|PHASE|PART|KIND|ROLE`, bytes at the peak of a part of a phase, and `work|PHASE|FIGURE` per update."""
+Figures = dict[tuple[str, ...], float]
+"""`held, PHASE, PART, KIND, ROLE`: bytes at the peak of a part of a phase; `work, PHASE, NAME`: per update; and
+`parameters, ROLE` and `trained, ROLE`: weights, and the bytes of trained ones."""
 
 
 class Phases:
@@ -34,18 +34,18 @@ class Phases:
         self.counter = counter
         self._phase = self._part = "load"
         self._times = 0.0
-        self._done = Work()
+        self._done = dict(counter.work)
         self._passes = 0
-        self._work: dict[str, float] = {}
+        self._work: Figures = {}
         self._peaks: dict[tuple[str, str], dict[Any, int]] = {}
 
     @property
     def figures(self) -> Figures:
         """All figures so far."""
         held = {
-            f"held|{phase}|{part}|{kind}|{role}": float(size)
-            for (phase, part), labels in self._peaks.items()
-            for (kind, role), size in labels.items()
+            ("held", *place, *label): float(size)
+            for place, labels in self._peaks.items()
+            for label, size in labels.items()
         }
         return {**held, **self._work}
 
@@ -77,7 +77,7 @@ class Phases:
         """Forget the counts of some phases."""
         self._cut(self._part)
         self._peaks = {key: labels for key, labels in self._peaks.items() if key[0] not in phases}
-        self._work = {name: done for name, done in self._work.items() if name.split("|")[1] not in phases}
+        self._work = {name: done for name, done in self._work.items() if name[1] not in phases}
 
     def role_of(self, model: nn.Module) -> str:
         """The role that a model's trained weights have."""
@@ -91,10 +91,9 @@ class Phases:
             models: Models with passes in parts.
             times: Steps per update for each one in the block.
         """
-        handles = []
-        around = (self._phase, self.counter.label, self._times)
+        around: Any = None
 
-        def before(optimizer: Any, *_: Any) -> None:
+        def before(*_: Any) -> None:
             nonlocal around
             around = self._phase, self.counter.label, self._times
             self.start("step", around[1][1], times=times)
@@ -135,11 +134,10 @@ class Phases:
         if self._phase != "load":
             if counter.peak >= sum(self._peaks.get(key, {}).values()):
                 self._peaks[key] = {label: size for label, size in counter.at_peak.items() if size}
-            before = asdict(self._done)
-            for name, done in asdict(counter.work).items():
-                figure = f"work|{self._phase}|{name}"
-                self._work[figure] = self._work.get(figure, 0.0) + self._times * (done - before[name])
-        self._done = counter.work
+            for name, done in counter.work.items():
+                figure = ("work", self._phase, name)
+                self._work[figure] = self._work.get(figure, 0.0) + self._times * (done - self._done[name])
+        self._done = dict(counter.work)
         counter.restart()
         self._part = part
 
@@ -156,12 +154,12 @@ def extrapolated(
         layers: Blocks of each role.
         shallow: Blocks that are measured, and one more; None measures all of them.
     """
-    if shallow is None or all(number <= shallow for number in layers.values()):
+    if shallow is None:
         return measure(layers)
     start = {role: min(number, shallow) for role, number in layers.items()}
     base = measure(start)
     figures = dict(base)
-    for number in sorted({each for each in layers.values() if each > shallow}):
+    for number in {each for each in layers.values() if each > shallow}:
         deeper = measure({role: start[role] + (layers[role] == number) for role in layers})
         for name in {*deeper, *base}:
             added = deeper.get(name, 0.0) - base.get(name, 0.0)

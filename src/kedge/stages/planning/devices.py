@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
@@ -59,12 +60,11 @@ class Speed:
     call: float
     origin: str
 
-    def seconds(self, figures: Mapping[str, float], prefix: str, times: float = 1.0) -> float:
-        """Seconds of a counted pass, `PREFIXflops` and so on."""
-        flops, size, functions, calls = (
-            figures[f"{prefix}{name}"] for name in ("flops", "bytes", "functions", "calls")
-        )
-        return times * (flops / self.flops + size / self.bandwidth + functions / self.functions + calls * self.call)
+    def seconds(self, work: Mapping[str, float]) -> float:
+        """Seconds of some `LiveBytes.work`."""
+        products = work["flops"] / self.flops
+        others = work["bytes"] / self.bandwidth + work["functions"] / self.functions
+        return products + others + work["calls"] * self.call
 
 
 @dataclass(frozen=True)
@@ -201,11 +201,10 @@ def measured_speed(
 
 def _seconds(run: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
     """The median of a few runs after one that allocates memory."""
-    times = []
-    for _ in range(REPEATS + 1):
-        started = clock()
+
+    def whole() -> None:
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        times.append(clock() - started)
-    return median(times[1:])
+
+    return median(timeit.repeat(whole, timer=clock, number=1, repeat=REPEATS + 1)[1:])

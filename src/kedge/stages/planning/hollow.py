@@ -6,6 +6,7 @@ They are kedge's own classes, adapters and number formats, so `LiveBytes` counts
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from transformers import (
 
 from kedge.algorithm.critic import Bins
 from kedge.config import Config
-from kedge.errors import ConfigError, ModelError
+from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, ScalarModel, TokenRows, hold_frozen
 from kedge.models.adapters import Adapter, AdapterSettings
 from kedge.models.frozen import BaseDtype, hold_bases
@@ -34,7 +35,6 @@ from kedge.models.pretrained import (
     disable_dropout,
     fuse_activations,
     load_config,
-    loading_reason,
     num_embeddings,
     quiet_transformers,
 )
@@ -141,7 +141,7 @@ class Models:
         blueprints: Of each role.
         layers: Blocks of each role.
         counter: Counts their memory.
-        sizes: `parameters` and `trained` bytes by role, filled in.
+        sizes: `parameters` and `trained` of the roles; see `Figures`.
         kept: All models; a run holds them until it finishes.
     """
 
@@ -150,7 +150,7 @@ class Models:
     blueprints: Mapping[str, Blueprint]
     layers: Mapping[str, int]
     counter: LiveBytes
-    sizes: dict[str, float] = field(default_factory=dict[str, float])
+    sizes: dict[tuple[str, ...], float] = field(default_factory=dict[tuple[str, ...], float])
     kept: list[Model] = field(default_factory=list[Model])
 
     def policy(self, *, value_head: bool = False) -> LanguageModel:
@@ -200,7 +200,7 @@ class Models:
         self.kept.append(model)
         blueprint = self.blueprints["policy" if role == "reference" else role]
         dtype = self.config.runtime.frozen_dtype if frozen else self.config.adapter.base_dtype
-        self.sizes[f"parameters|{role}"] = float(sum(each.numel() for each in model.parameters()))
+        self.sizes["parameters", role] = float(sum(each.numel() for each in model.parameters()))
         base_is_held = self._shares(role)
         stand_in: Any = "int8" if dtype == "nf4" else dtype
         with Hollow.comparing(blueprint.saved_bf16):
@@ -216,17 +216,15 @@ class Models:
             held = 0.0 if base_is_held and not weight.requires_grad else share
             self.counter.hold([weight], ("weights", role), share=held)
         trained = [each for each in model.parameters() if each.requires_grad]
-        self.sizes[f"trained|{role}"] = float(sum(each.nbytes for each in trained))
-        for weight in trained:
-            weight.register_post_accumulate_grad_hook(self._note_gradient(role))
-        return model
+        self.sizes["trained", role] = float(sum(each.nbytes for each in trained))
 
-    def _note_gradient(self, role: str) -> Any:
         def note(weight: nn.Parameter) -> None:
             assert weight.grad is not None
             self.counter.hold([weight.grad], ("gradients", role))
 
-        return note
+        for weight in trained:
+            weight.register_post_accumulate_grad_hook(note)
+        return model
 
     def _shares(self, role: str) -> bool:
         """A role before it has loaded the base of its adapter."""
@@ -241,21 +239,13 @@ class Models:
     ) -> LanguageModel:
         causal = _build(AutoModelForCausalLM, self.blueprints["policy"].with_layers(self.layers["policy"]))
         model = LanguageModel(causal, _tokenizer(causal), value_head=value_head, bins=bins)
-        _choose_packing(model)
-        if adapter is not None:
-            model.adapter = Adapter(causal, adapter, base="base")
-        return model
+        return cast(LanguageModel, _completed(model, causal, adapter))
 
     def _scalar(self, role: str, adapter: AdapterSettings | None) -> ScalarModel:
         config = self.blueprints[role].with_layers(self.layers[role])
         config.num_labels = 1
         classifier = _build(AutoModelForSequenceClassification, config)
-        model = ScalarModel(classifier, _tokenizer(classifier))
-        if model.trunk is not None:
-            _choose_packing(model)
-        if adapter is not None:
-            model.adapter = Adapter(classifier, adapter, base="base")
-        return model
+        return cast(ScalarModel, _completed(ScalarModel(classifier, _tokenizer(classifier)), classifier, adapter))
 
 
 def layers_of(model: Model) -> Sequence[nn.Module]:
@@ -266,16 +256,43 @@ def layers_of(model: Model) -> Sequence[nn.Module]:
 
 
 def _build(auto_class: Any, config: PreTrainedConfig) -> PreTrainedModel:
-    try:
-        with quiet_transformers(), torch.device("meta"):
-            model = auto_class.from_config(config, dtype=torch.float32)
-    except Exception as error:  # the model's code may raise anything
-        kind = type(config).__name__
-        raise ModelError(f"{kind}: it cannot be planned without its weights: {loading_reason(error)}") from error
+    with quiet_transformers(), torch.device("meta"):
+        model = auto_class.from_config(config, dtype=torch.float32)
     _empty(model)
     disable_dropout(model)
     fuse_activations(model)
     return model
+
+
+def _completed(model: Model, inner: PreTrainedModel, adapter: AdapterSettings | None) -> Model:
+    """The model with its adapter. Its rows are padded if its code cannot pack them, or read them token by token."""
+    if model.trunk is not None:
+        key = f"{type(inner).__name__} {json.dumps(inner.config.to_dict(), sort_keys=True, default=str)}"
+        if key not in _PACKS:
+            _PACKS[key] = _runs_packed(model)
+        model.trunk._packs &= _PACKS[key]
+    if adapter is not None:
+        model.adapter = Adapter(inner, adapter, base="base")
+    return model
+
+
+_PACKS: dict[str, bool] = {}
+"""Whether the code of a model can be packed, by its class and configuration: trying it takes as long as counting."""
+
+
+def _runs_packed(model: Model) -> bool:
+    """No numbers are needed to find out."""
+    trunk = model.trunk
+    assert trunk is not None
+    try:
+        with torch.no_grad():
+            trunk.hidden(TokenRows(torch.ones(8, dtype=torch.long), (4, 4)))
+            if isinstance(model, LanguageModel):
+                decoder = trunk.decoder([[1] * 4] * 2, max_new_tokens=2, pad_id=0)
+                decoder.step(torch.ones(2, dtype=torch.long))
+    except Exception:  # the model's code may raise anything
+        return False
+    return True
 
 
 def _empty(model: nn.Module) -> None:
@@ -312,17 +329,3 @@ def _all_tokens(size: int) -> dict[str, int]:
 
 def _tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
     return cast(PreTrainedTokenizerBase, _AllTokens(num_embeddings(model)))
-
-
-def _choose_packing(model: Model) -> None:
-    """Pad the rows of a model with code that cannot pack, or read token by token; no numbers are needed."""
-    trunk = model.trunk
-    assert trunk is not None
-    try:
-        with torch.no_grad():
-            trunk.hidden(TokenRows(torch.ones(8, dtype=torch.long), (4, 4)))
-            if isinstance(model, LanguageModel):
-                decoder = trunk.decoder([[1] * 4] * 2, max_new_tokens=2, pad_id=0)
-                decoder.step(torch.ones(2, dtype=torch.long))
-    except Exception:  # the model's code may raise anything
-        trunk._packs = False

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kedge.config import Config, with_values
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, ModelError
 from kedge.models import model_width, resolve_precision
 from kedge.stages.planning.counting import Figures
 from kedge.stages.planning.devices import Device, Speed, find_device, measured_speed, this_machine
-from kedge.stages.planning.report import MachinePlan, Part, Phase, machine_report
+from kedge.stages.planning.report import MachinePlan, Phase, machine_report
 from kedge.stages.planning.rows import Lengths, lengths_of
-from kedge.stages.planning.updates import SAMPLING, SECTIONS, Subject, subject_of
+from kedge.stages.planning.updates import Subject, subject_of
+from kedge.system.stage import find_stage
+from kedge.system.texts import error_text
 from kedge.training.host_state import AT_A_TIME
 from kedge.training.runtime import resolve_device, set_threads
 
-__all__ = ["LEAST_TOKENS", "Counted", "as_on", "count_stage", "plan_machine", "rlhf_stages", "written"]
+__all__ = ["Counted", "Unplannable", "as_on", "count_stage", "plan_machine", "proposals", "rlhf_stages"]
 
 PHASES = ("rollout", "reward", "experience", "fit", "train", "step")
 PROCESS = 0.6 * 2**30
@@ -36,6 +38,10 @@ HOST_BANDWIDTH = 20e9
 LEAST_TOKENS = 512
 
 
+class Unplannable(ModelError):
+    """The code of a model fails on tensors without contents."""
+
+
 @dataclass(frozen=True)
 class Counted:
     """A stage with a counted update.
@@ -48,52 +54,53 @@ class Counted:
     subject: Subject
     figures: Figures
 
-    def plan(self, speed: Speed | None = None, *, on_cpu: bool = False) -> MachinePlan:
+    def plan(self, speed: Speed | None = None, *, on_cpu: bool = False, config: Config | None = None) -> MachinePlan:
         """The plan.
 
         Args:
             speed: Of the machine; None for no times.
             on_cpu: The process's own memory counts.
+            config: Has another optimizer, or keeps its state elsewhere, which changes nothing that was counted.
         """
         subject = self.subject
-        work = self.figures
-        phases = tuple(self._phase(name, speed) for name in PHASES if f"work|{name}|calls" in work)
-        flops = sum(size for name, size in work.items() if name.startswith("work|") and name.endswith("|flops"))
-        step = 6 * work.get("parameters|policy", 0.0) * subject.rows.tokens
+        config = config or subject.config
+        figures = self.figures
+        phases = tuple(self._phase(name, speed, config) for name in PHASES if ("work", name, "calls") in figures)
+        steps = None
+        if find_stage(subject.stage).samples:
+            flops = sum(size for name, size in figures.items() if name[0] == "work" and name[2] == "flops")
+            steps = flops / (6 * figures["parameters", "policy"] * subject.rows.tokens)
         process, overhead = (PROCESS, ALLOCATOR_ON_CPU) if on_cpu else (0.0, ALLOCATOR)
-        steps = flops / step if subject.stage in SAMPLING else None
         return MachinePlan(subject.stage, phases, subject.num_units, steps, process, overhead)
 
     def of_roles(self, name: str) -> dict[str, float]:
         """`parameters`, or `trained` bytes, of each role."""
-        return {figure.partition("|")[2]: size for figure, size in self.figures.items() if figure.startswith(name)}
+        return {figure[1]: size for figure, size in self.figures.items() if figure[0] == name}
 
-    def _phase(self, name: str, speed: Speed | None) -> Phase:
-        parts: dict[str, list[Part]] = {}
-        config = self.subject.config
+    def _phase(self, name: str, speed: Speed | None, config: Config) -> Phase:
+        share = IN_8_BITS if self.subject.optimizer_in(config) == "adamw8bit" else 1.0
+        moves = "optimizer" in config.runtime.offload
+        parts: dict[str, dict[tuple[str, str], float]] = {}
         state = 0.0
-        settings = config.optimization.of(SECTIONS[self.subject.stage])
-        share = IN_8_BITS if settings.optimizer == "adamw8bit" else 1.0
         for figure, size in self.figures.items():
-            if figure.startswith(f"held|{name}|"):
-                _, _, part, kind, role = figure.split("|")
+            if figure[:2] == ("held", name):
+                _, _, part, kind, role = figure
                 if kind == "optimizer":
-                    size, state = share * size, state + share * size
-                    if "optimizer" in config.runtime.offload:
+                    size = share * size
+                    state += size
+                    if moves:
                         size = min(size, 2 * share * AT_A_TIME) if name == "step" else 0.0
-                parts.setdefault(part, []).append(Part(role, kind, size))
-        most = max(parts.values(), key=lambda each: sum(part.bytes for part in each))
+                parts.setdefault(part, {})[kind, role] = size
+        held = max(parts.values(), key=lambda part: sum(part.values()))
         if speed is None:
-            return Phase(name, tuple(most))
-        seconds = speed.seconds(self.figures, f"work|{name}|")
-        if name == "step" and "optimizer" in config.runtime.offload:
-            seconds += 2 * state / HOST_BANDWIDTH * self._num_steps
-        return Phase(name, tuple(most), seconds)
-
-    @property
-    def _num_steps(self) -> int:
-        loop = self.subject.config.ppo
-        return loop.num_epochs * loop.num_minibatches if self.subject.stage == "ppo" else 1
+            return Phase(name, held)
+        work = {figure[2]: size for figure, size in self.figures.items() if figure[:2] == ("work", name)}
+        seconds = speed.seconds(work)
+        if name == "step" and moves:
+            loop = config.ppo
+            steps = loop.num_epochs * loop.num_minibatches if self.subject.stage == "ppo" else 1
+            seconds += 2 * state / HOST_BANDWIDTH * steps
+        return Phase(name, held, seconds)
 
 
 def count_stage(
@@ -116,19 +123,30 @@ def count_stage(
     Raises:
         ModelError: A model has no usable config.json.
         ConfigError: The run cannot be planned.
+        Unplannable: A model's code needs contents.
     """
-    source = str((config.reward_model.base if stage == "reward" else None) or config.model)
-    precision = config.runtime.precision
-    if accelerator is None:
-        device = resolve_device(config.runtime.device)
-        accelerator = device.type != "cpu"
-        width = model_width(source, trust_remote_code=config.runtime.trust_remote_code)
-        precision = resolve_precision(config.runtime.precision, device, width=width)
-    elif precision == "auto":
-        precision = "bf16" if accelerator else "fp32"
-    lengths = lengths or lengths_of(config, stage)
-    subject = subject_of(config, stage, lengths, precision, accelerator=accelerator, response=response)
-    return Counted(subject, subject.figures())
+    source = find_stage(stage).starting_model(config)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of transformers; the stage itself shows them
+            precision = config.runtime.precision
+            if accelerator is None:
+                device = resolve_device(config.runtime.device)
+                accelerator = device.type != "cpu"
+                width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
+                precision = resolve_precision(precision, device, width=width)
+            elif precision == "auto":
+                precision = "bf16" if accelerator else "fp32"
+            lengths = lengths or lengths_of(config, stage)
+            subject = subject_of(config, stage, lengths, precision, accelerator=accelerator, response=response)
+            return Counted(subject, subject.figures())
+    except KedgeError:
+        raise
+    except Exception as error:  # the model's code may raise anything
+        raise Unplannable(
+            f"{stage} of {source} cannot be planned: without its weights the model's code raises "
+            f"{type(error).__name__}: {error_text(error, 100)}"
+        ) from error
 
 
 def plan_machine(
@@ -150,26 +168,12 @@ def plan_machine(
         return "\n\n".join(plan_machine(each, name, **given) for name, each in rlhf_stages(config))
     device = this_machine(config.runtime.device) if device_name is None else find_device(device_name)
     config = as_on(device, config)
-    accelerator = None if device.is_this else device.accelerator
-    on_cpu = not device.accelerator
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of transformers; the stage itself shows them
-        counted = count_stage(config, stage, accelerator=accelerator)
-        speed = _speed(config, device, counted)
-        plan = counted.plan(speed, on_cpu=on_cpu)
-        others = dict[str, MachinePlan]()
-        for changes in _alternatives(config, stage, counted, device):
-            try:
-                changed = with_values(config, changes)
-                if all(name.endswith("optimizer") for name in changes):  # that changes none of the passes
-                    other = replace(counted, subject=replace(counted.subject, config=changed))
-                else:
-                    other = count_stage(changed, stage, accelerator=accelerator, lengths=counted.subject.lengths)
-            except KedgeError:  # the change does not go with the other settings
-                continue
-            if (found := other.plan(speed, on_cpu=on_cpu)).peak.bytes < 0.99 * plan.peak.bytes:
-                others[written(changes)] = found
-    return machine_report(plan, device, _heads(stage, device, counted), others, price_per_hour=price_per_hour)
+    counted = count_stage(config, stage, accelerator=None if device.is_this else device.accelerator)
+    speed = _speed(config, device, counted)
+    plan = counted.plan(speed, on_cpu=not device.accelerator)
+    less = 0.99 * plan.peak.bytes
+    others = {name: other for name, other in proposals(counted, device, speed) if other.peak.bytes < less}
+    return machine_report(plan, device, _heads(device, counted), others, price_per_hour=price_per_hour)
 
 
 def as_on(device: Device, config: Config) -> Config:
@@ -191,26 +195,40 @@ def rlhf_stages(config: Config) -> Iterator[tuple[str, Config]]:
     yield "ppo", scored
 
 
-def written(changes: Mapping[str, Any]) -> str:
-    """Settings as on the command line."""
-    return " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
+def proposals(counted: Counted, device: Device, speed: Speed | None = None) -> Iterator[tuple[str, MachinePlan]]:
+    """Plans with other settings, which are written as on the command line."""
+    subject = counted.subject
+    for changes in _alternatives(counted, device):
+        try:
+            config = with_values(subject.config, changes)
+            other = counted
+            if not changes.keys() <= {"optimization.optimizer", "runtime.offload"}:
+                accelerator = None if device.is_this else device.accelerator
+                other = count_stage(config, subject.stage, accelerator=accelerator, lengths=subject.lengths)
+        except KedgeError:  # the change does not go with the other settings
+            continue
+        name = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
+        yield name, other.plan(speed, on_cpu=not device.accelerator, config=config)
 
 
-def _alternatives(config: Config, stage: str, counted: Counted, device: Device) -> Iterator[dict[str, Any]]:
+def _alternatives(counted: Counted, device: Device) -> Iterator[dict[str, Any]]:
     """Changes of settings that may take less memory."""
-    budget = config.runtime.first_pass_tokens
+    subject = counted.subject
+    config = subject.config
     runtime = config.runtime
-    samples = stage in SAMPLING
+    samples = find_stage(subject.stage).samples
+    budget = runtime.first_pass_tokens
     if budget is None or budget > 2 * LEAST_TOKENS:
         yield {"runtime.micro_batch_tokens": max(4096 if budget is None else budget // 4, LEAST_TOKENS)}
     recomputed = {"runtime.activation_checkpointing": True} if samples else {}
     if samples and not runtime.activation_checkpointing:
         yield recomputed
-    if "critic" in counted.subject.blueprints:
-        yield {"critic.kind" if stage == "critic" else "ppo.critic": "shared"}
+    if "critic" in subject.blueprints:
+        yield {"critic.kind" if subject.stage == "critic" else "ppo.critic": "shared"}
     if len(counted.of_roles("parameters")) > 1:
-        yield from ({"runtime.frozen_dtype": dtype} for dtype in ("bf16", "int8") if runtime.frozen_dtype != dtype)
-    rows = counted.subject.rows.count
+        small = ["int8"] if all(each.saved_bf16 for each in subject.blueprints.values()) else ["bf16", "int8"]
+        yield from ({"runtime.frozen_dtype": dtype} for dtype in small if runtime.frozen_dtype != dtype)
+    rows = subject.rows.count
     if samples and config.rollout.micro_batch_size is None and rows > 8:
         yield {"rollout.micro_batch_size": max(8, rows // 4)}
     if config.adapter.kind == "none":
@@ -219,7 +237,7 @@ def _alternatives(config: Config, stage: str, counted: Counted, device: Device) 
             yield {"adapter.kind": "lora", **recomputed}
     elif config.adapter.kind == "lora" and config.adapter.base_dtype != "nf4":
         yield {"adapter.base_dtype": "nf4"}
-    if config.optimization.of(SECTIONS[stage]).optimizer == "adamw":
+    if subject.optimizer_in(config) == "adamw":
         yield {"optimization.optimizer": "adamw8bit"}
     if device.has_own_memory and "optimizer" not in runtime.offload:
         yield {"runtime.offload": [*runtime.offload, "optimizer"]}
@@ -235,31 +253,32 @@ def _speed(config: Config, device: Device, counted: Counted) -> Speed | None:
     return measured_speed(own, subject.precision, width=width)
 
 
-def _heads(stage: str, device: Device, counted: Counted) -> list[str]:
+def _heads(device: Device, counted: Counted) -> list[str]:
     """The subject of a plan."""
     subject = counted.subject
-    sizes = counted.of_roles("parameters")
-    trained = sum(counted.of_roles("trained").values()) / 4
-    config = subject.config
+    stage = find_stage(subject.stage)
+    sizes = ", ".join(f"{role} {_number(size)}" for role, size in counted.of_roles("parameters").items())
+    trained = _number(sum(counted.of_roles("trained").values()) / 4)
     rows = subject.rows
-    source = config.reward_model.base or config.model if stage == "reward" else config.model
     speed = "" if device.speed is None else f", by {device.speed.origin}"
-    shortest = min(rows.prompts)
-    longest = max(rows.prompts)
     origin = subject.lengths.origin
-    span = f"{longest}" if shortest == longest else f"{shortest} to {longest}"
-    if stage in SAMPLING:
-        told = f"{'a part' if stage == 'critic' else 'an update'}: {rows.count:,} responses of at most "
-        told += f"{max(rows.responses)} tokens, all taken to be that long; prompts of {span} tokens ({origin})"
+    if stage.samples:
+        unit = "a part" if stage.name == "critic" else "an update"
+        told = f"{unit}: {rows.count:,} responses of at most {max(rows.responses)} tokens, all taken to be that long; "
+        told += f"prompts of {_span(rows.prompts)} tokens ({origin})"
     else:
-        kind = "demonstrations" if stage == "sft" else "comparisons"
-        told = f"a step: {rows.count:,} {kind} of {min(rows.lengths)} to {max(rows.lengths)} tokens in all ({origin})"
+        kind = "demonstrations" if stage.name == "sft" else "comparisons"
+        told = f"a step: {rows.count:,} {kind} of {_span(rows.lengths)} tokens in all ({origin})"
     return [
-        f"{stage} of {source} on {device.name}{speed}; products in {subject.precision}",
-        f"parameters: {', '.join(f'{role} {_number(size)}' for role, size in sizes.items())}; "
-        f"{_number(trained)} of them are trained",
+        f"{stage.name} of {stage.starting_model(subject.config)} on {device.name}{speed}; products in "
+        f"{subject.precision}",
+        f"parameters: {sizes}; {trained} of them are trained",
         told,
     ]
+
+
+def _span(lengths: Sequence[int]) -> str:
+    return " to ".join(map(str, sorted({min(lengths), max(lengths)})))
 
 
 def _number(count: float) -> str:

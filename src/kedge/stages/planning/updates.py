@@ -26,12 +26,13 @@ from kedge.stages.planning.hollow import Blueprint, Models, blueprints_of
 from kedge.stages.planning.rows import Lengths, Rows, quantiles
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.ranks import ALONE
+from kedge.system.stage import find_stage
 from kedge.training.optimizer import build_optimizer
 from kedge.training.supervised.loop import TrainingSettings, count_steps, train_supervised
 from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
 from kedge.training.supervised.returns import FIT_TOKENS, ReturnsLoss, SampledReturns
 
-__all__ = ["SAMPLING", "SECTIONS", "Subject", "subject_of"]
+__all__ = ["Subject", "subject_of"]
 
 SHALLOW = 2
 """Blocks of the models with counted passes, and one more; the others add as much as the last. Two and three, not
@@ -39,10 +40,6 @@ one and two: the last block's backward pass overlaps the logits, the first one's
 SQUARES = 6
 """Square matrices of the least-squares fit of a critic's head when it is solved: both halves, their sum, and three of
 its covariance."""
-SAMPLING = ("critic", "ppo")
-"""Stages that sample responses."""
-SECTIONS: Mapping[str, str] = {"sft": "sft", "reward": "reward_model", "critic": "critic", "ppo": "ppo"}
-"""The section of the configuration that has a stage's optimizer."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,15 @@ class Subject:
         return extrapolated(self._measured, layers, SHALLOW if alike else None)
 
     @property
+    def section(self) -> str:
+        """The section of the configuration that has the stage's optimizer."""
+        return find_stage(self.stage).trains[-1]
+
+    def optimizer_in(self, config: Config) -> str:
+        """The stage's optimizer in a configuration."""
+        return config.optimization.of(self.section).optimizer
+
+    @property
     def num_units(self) -> int | None:
         """Updates, parts or optimizer steps of the run; None if that is not known."""
         config = self.config
@@ -82,14 +88,12 @@ class Subject:
             return config.ppo.num_updates
         if self.stage == "critic":
             share = 0.0 if config.data.eval_prompts else config.data.eval_fraction
-            held_out = 0 if rows is None else round(rows * share)
+            held_out = round((rows or 0) * share)
             trained = config.critic.num_prompts or (rows and rows - held_out)
-            parts = (math.ceil(each / config.rollout.num_prompts) for each in (trained or 0, held_out))
-            return sum(parts) if trained else None
-        settings = getattr(config, SECTIONS[self.stage])
-        if rows is None:
-            return None
-        return count_steps(rows, num_epochs=settings.num_epochs, batch_size=settings.batch_size)
+            size = config.rollout.num_prompts
+            return math.ceil(trained / size) + math.ceil(held_out / size) if trained else None
+        settings = getattr(config, self.section)
+        return rows and count_steps(rows, num_epochs=settings.num_epochs, batch_size=settings.batch_size)
 
     def _measured(self, layers: Mapping[str, int]) -> Figures:
         counter = LiveBytes()
@@ -118,36 +122,35 @@ def subject_of(
     """
     if stage == "critic":
         config = as_first_update(config, holds_out=False)
-    if stage in SAMPLING:
-        each = config.rollout.num_responses
-        prompts = tuple(
-            length for length in quantiles(lengths.prompts, config.rollout.num_prompts) for _ in range(each)
-        )
-        responses = (config.rollout.max_new_tokens if response is None else response,) * len(prompts)
+    described = find_stage(stage)
+    if described.samples:
+        sampled = config.rollout
+        each = quantiles(lengths.prompts, sampled.num_prompts)
+        prompts = tuple(length for length in each for _ in range(sampled.num_responses))
+        responses = (sampled.max_new_tokens if response is None else response,) * len(prompts)
     else:
         texts = 1 if stage == "sft" else 2
-        count = getattr(config, SECTIONS[stage]).batch_size
-        prompts = tuple(texts * length for length in quantiles(lengths.prompts, count))
-        responses = tuple(texts * length for length in quantiles(lengths.completions, count))
+        count = getattr(config, described.trains[-1]).batch_size
+        prompts, responses = (
+            tuple(texts * length for length in quantiles(each, count))
+            for each in (lengths.prompts, lengths.completions)
+        )
     rows = Rows(prompts, responses, config.runtime.first_pass_tokens)
     return Subject(config, stage, blueprints_of(config, stage), lengths, rows, precision, accelerator)
 
 
-def _sft(subject: Subject, models: Models, phases: Phases) -> None:
-    model = models.policy()
+def _supervised(subject: Subject, models: Models, phases: Phases) -> None:
     rows = subject.rows.shortened()
-    lengths = zip(rows.prompts, rows.responses, strict=True)
-    examples = [EncodedExample([1] * prompt, [1] * answer) for prompt, answer in lengths]
-    loss = CompletionLoss(model, subject.precision)
-    _train(subject, phases, loss, examples, model, rows, passes=subject.rows.tokens / rows.tokens)
-
-
-def _reward(subject: Subject, models: Models, phases: Phases) -> None:
-    model = models.reward("reward model", trained=True)
-    rows = subject.rows.shortened()
-    texts = [[1] * (length // 2) for length in rows.lengths]
-    examples = [RankedResponses((text, text), (0.0, 1.0), (1, 1)) for text in texts]
-    loss = RankingLoss(model, subject.precision)
+    if subject.stage == "sft":
+        model = models.policy()
+        loss = CompletionLoss(model, subject.precision)
+        pairs = zip(rows.prompts, rows.responses, strict=True)
+        examples = [EncodedExample([1] * prompt, [1] * answer) for prompt, answer in pairs]
+    else:
+        model = models.reward("reward model", trained=True)
+        loss = RankingLoss(model, subject.precision)
+        texts = [[1] * (length // 2) for length in rows.lengths]
+        examples = [RankedResponses((text, text), (0.0, 1.0), (1, 1)) for text in texts]
     _train(subject, phases, loss, examples, model, rows, passes=subject.rows.tokens / rows.tokens)
 
 
@@ -191,7 +194,7 @@ def _train(
                 num_epochs=2.0,
                 batch_size=len(examples),
                 micro_batch_tokens=rows.budget,
-                optimizer=_stand_in(subject.config.optimization.of(SECTIONS[subject.stage]).optimizer),
+                optimizer=_stand_in(subject),
                 on_step=count_only_the_second,
             ),
             inner_matrices=inner_matrices(inner),
@@ -199,31 +202,30 @@ def _train(
         phases.end()
 
 
-def _stand_in(optimizer: str) -> Any:
+def _stand_in(subject: Subject) -> Any:
     """Adam for the optimizer of 8 bits, which needs a library and contents; `Counted` has the size of its state."""
-    return "adamw" if optimizer == "adamw8bit" else optimizer
+    kind = subject.optimizer_in(subject.config)
+    return "adamw" if kind == "adamw8bit" else kind
 
 
 def _ppo(subject: Subject, models: Models, phases: Phases) -> None:
     config = subject.config
     actor_critic = models.actor_critic()
-    policy = actor_critic.policy
-    critic = actor_critic.critic
-    loop = subject.config.ppo
+    loop = config.ppo
     optimizer = build_optimizer(
         actor_critic.parameters(),
-        kind=_stand_in(config.optimization.of("ppo").optimizer),
+        kind=_stand_in(subject),
         critic_parameters=actor_critic.separable_parameters(),
         inner_matrices=inner_matrices(actor_critic),
         learning_rate=1e-5,
     )
-    reference = models.reference() if config.ppo.needs_reference else None
+    reference = models.reference() if loop.needs_reference else None
     rows, minibatches = _trial_rows(subject.rows, loop.num_minibatches)
     trial = with_values(config, {"ppo.num_epochs": 1, "ppo.num_minibatches": minibatches})
     trainer = _trainer(subject, trial, actor_critic, reference, optimizer)
     passes = subject.rows.tokens / rows.tokens
     trainer.begin(trial.ppo.value_warmup_updates + 1)
-    trained = [policy, *([] if critic is None else [critic])]
+    trained = filter(None, (actor_critic.policy, actor_critic.critic))
     with phases.stepping(*trained, times=loop.num_epochs * loop.num_minibatches / minibatches):
         for weight in actor_critic.parameters():  # moments, as after an earlier update
             weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
@@ -257,7 +259,7 @@ def _critic(subject: Subject, models: Models, phases: Phases) -> None:
     critic = actor_critic.critic
     head = actor_critic.policy.value_head
     actor_critic.policy.requires_grad_(False)
-    models.sizes["trained|policy"] = 0.0 if head is None else float(sum(each.nbytes for each in head.parameters()))
+    models.sizes["trained", "policy"] = sum((float(each.nbytes) for each in head.parameters()), 0.0) if head else 0.0
     sampler = ActorCritic(actor_critic.policy) if critic is not None else actor_critic
     trainer = _trainer(subject, config, sampler, None, None)
     prompts = config.critic.num_prompts or subject.lengths.rows or config.rollout.num_prompts
@@ -341,6 +343,7 @@ def _sampled(subject: Subject, models: Models, phases: Phases, trainer: Trainer,
     del decoder
     first = trial.shortened(1)
     for role in (role for role in subject.blueprints if role.startswith("reward")):
+        phases.end()
         model = models.reward(role)
         phases.start("reward", role, times=rows.tokens / first.tokens)
         with torch.no_grad(), autocast("bf16" if model.holds_bf16 else subject.precision, model.device):
@@ -370,8 +373,8 @@ def _trainer(
 
 
 _UPDATES: Mapping[str, Callable[[Subject, Models, Phases], None]] = {
-    "sft": _sft,
-    "reward": _reward,
+    "sft": _supervised,
+    "reward": _supervised,
     "critic": _critic,
     "ppo": _ppo,
 }
