@@ -1,8 +1,7 @@
-"""The curves of a run, and of runs that differ only in their seed: the mean with Student's interval as a band."""
+"""The curves of runs that differ only in their seed, or of one run: the mean with Student's interval as a band."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,30 +15,14 @@ __all__ = ["curves", "drawn_metrics", "mean_curves", "reduction"]
 
 
 def curves(record: RunRecord, *, most_points: int) -> dict[str, Any]:
-    """The metrics of a run as columns, with the update, responses and seconds of each point.
-
-    Long runs are thinned: each point is the mean of `every` consecutive updates, or the maximum of `_max` metrics and
-    the minimum of `_min` metrics.
+    """The metrics of a run as columns, with the update, responses and seconds of each point; see `mean_curves`.
 
     Args:
         record: The run.
         most_points: Largest number of points of a curve.
     """
-    rows = record.metrics
-    parts = blocks(len(rows), most_points)
-    seconds = list(itertools.accumulate(as_number(row.get("time/update")) or 0.0 for row in rows))
-    updates = [int(row["update"]) for row in rows]
-    last = [part[-1] for part in parts]
-    each = look_of(record.stage).items_per_update(record)
-    names = drawn_metrics(record)
-    columns = {name: [_reduced([rows[i].get(name) for i in part], reduction(name)) for part in parts] for name in names}
-    return {
-        "update": [updates[i] for i in last],
-        "seconds": rounded([seconds[i] for i in last], 6),
-        "items": None if each is None else [updates[i] * each for i in last],
-        "every": len(parts[0]) if parts else 1,
-        "columns": rounded({name: column for name, column in columns.items() if any(x is not None for x in column)}),
-    }
+    found = mean_curves([record], most_points=most_points)
+    return {name: found[name] for name in ("update", "seconds", "items", "every", "columns")}
 
 
 def drawn_metrics(record: RunRecord) -> list[str]:
@@ -57,21 +40,17 @@ def reduction(name: str) -> Reduce:
     return min if name.endswith("_min") else mean_of
 
 
-def _reduced(values: Sequence[Any], reduce: Reduce) -> float | None:
-    numbers = [number for value in values if (number := as_number(value)) is not None]
-    return reduce(numbers) if numbers else None
-
-
 Rows = Mapping[int, Mapping[str, Any]]
 """The rows of a run's metrics by update."""
 
 
 def mean_curves(records: Sequence[RunRecord], *, most_points: int) -> dict[str, Any]:
-    """The mean over seeds of every metric, in columns as in `curves`, with a band.
+    """The mean over seeds of every metric, in columns, with a band.
 
     There is a mean and its 95 % interval where at least two seeds have a value. Where a single seed of several has one,
     because it is ahead or the others ended early, the value is in `tails` instead: the mean of other seeds is no
-    continuation of it. Long runs are thinned before the seeds are combined, each point to one value per seed.
+    continuation of it. Long runs are thinned before the seeds are combined, to one value per seed: the mean of `every`
+    consecutive updates, or the maximum of `_max` metrics and the minimum of `_min` metrics.
 
     Args:
         records: The runs of one setting that have started; at least one.

@@ -122,33 +122,36 @@ def shortened(text: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"…{text[-MOST_CHARACTERS:]}"
 
 
-NUM_BINS = 24
+def shares(values: Sequence[float], edges: Sequence[float]) -> list[float]:
+    """The share of the values in each bin."""
+    return (np.histogram(values, edges)[0] / len(values)).tolist()
 
 
-def distributions(named: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
+def distributions(
+    named: Mapping[str, Sequence[float | None] | None],
+    *,
+    in_bins: Callable[[Sequence[float], Sequence[float]], list[float]] = shares,
+    num_bins: int = 24,
+) -> dict[str, Any] | None:
     """The share of each series in shared bins, with its median; None without values.
 
     Args:
-        named: Values by the name of their series; series without values are left out.
+        named: Values by the name of their series, without regard to None; series without values are left out.
+        in_bins: The share in each bin between some edges: `shares` of values, `histogram` of quantiles.
+        num_bins: Number of bins.
     """
-    known = {name: values for name, values in named.items() if values}
+    every = {name: [value for value in values or () if value is not None] for name, values in named.items()}
+    known = {name: values for name, values in every.items() if values}
     if not known:
         return None
     low = min(min(values) for values in known.values())
     high = max(max(values) for values in known.values())
-    margin = (high - low) / NUM_BINS or 0.5
-    edges = np.linspace(low - margin / 2, high + margin / 2, NUM_BINS + 1)
-    return {
-        "edges": rounded(edges.tolist()),
-        "named": [
-            {
-                "name": name,
-                "shares": rounded((np.histogram(values, edges)[0] / len(values)).tolist()),
-                "median": rounded(float(median(values))),
-            }
-            for name, values in known.items()
-        ],
+    margin = (high - low) / num_bins or 0.5
+    edges = np.linspace(low - margin / 2, high + margin / 2, num_bins + 1).tolist()
+    drawn = {
+        name: {"shares": in_bins(values, edges), "median": float(median(values))} for name, values in known.items()
     }
+    return rounded({"edges": edges, "named": [{"name": name, **each} for name, each in drawn.items()]})
 
 
 MINUS = "\u2212"

@@ -185,8 +185,7 @@ def _ends(figures: Mapping[str, Any]) -> dict[str, float]:
 
 def _both_sides(record: RunRecord, name: str) -> dict[str, Any] | None:
     sides = {"model": name, "against": f"{name}_against"}
-    named = {side: [as_number(row.get(key)) for row in record.results] for side, key in sides.items()}
-    return distributions({side: [value for value in values if value is not None] for side, values in named.items()})
+    return distributions({side: [as_number(row.get(key)) for row in record.results] for side, key in sides.items()})
 
 
 GENERATION_FIGURES = (
@@ -209,12 +208,11 @@ def generation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
         return {"empty": ""}
     if not record.results:
         return {"empty": "No responses yet." if record.state == "running" else "The run stopped before any response."}
-    scores = [as_number(row.get("score")) for row in record.results]
     kept = fitting([_generation_response(row) for row in record.results], most_bytes)
     lengths = distributions({"responses": [len(str(row.get("completion", ""))) for row in record.results]})
     return {
         **rounded({name: record.summary.get(name) for name in GENERATION_FIGURES}),
-        "scores": distributions({"responses": [score for score in scores if score is not None]}),
+        "scores": distributions({"responses": [as_number(row.get("score")) for row in record.results]}),
         "lengths": lengths and {"unit": "characters", **lengths},
         "responses": kept,
         "kept": len(kept),

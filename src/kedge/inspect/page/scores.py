@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from kedge.inspect.look import has_part
 from kedge.inspect.page.clipping import NO_DETAILS
-from kedge.inspect.page.numbers import as_number, histogram, mean_of, numbers_of, rounded
+from kedge.inspect.page.numbers import as_number, distributions, histogram, mean_of, numbers_of, rounded
 from kedge.inspect.record import RunRecord
 
 __all__ = ["cost", "policy_scores", "reward_model"]
-
-NUM_BINS = 32
 
 
 def reward_model(record: RunRecord) -> dict[str, Any]:
@@ -63,22 +60,7 @@ def _normalized(quantiles: Any, summary: Mapping[str, Any]) -> list[float] | Non
     return [(score - mean) / std for score in quantiles]
 
 
-def _distributions(quantiles: Mapping[str, Sequence[float] | None]) -> dict[str, Any] | None:
-    """Histograms over shared bins, each with its median."""
-    known = {name: values for name, values in quantiles.items() if values}
-    if not known:
-        return None
-    low = min(values[0] for values in known.values())
-    high = max(values[-1] for values in known.values())
-    margin = (high - low) / NUM_BINS or 0.5
-    edges = np.linspace(low - margin / 2, high + margin / 2, NUM_BINS + 1).tolist()
-    return {
-        "edges": rounded(edges),
-        "named": [
-            {"name": name, "shares": rounded(histogram(values, edges)), "median": rounded(values[len(values) // 2])}
-            for name, values in known.items()
-        ],
-    }
+_distributions = partial(distributions, in_bins=histogram, num_bins=32)
 
 
 PHASES = ("rollout", "reward", "experience", "train")
