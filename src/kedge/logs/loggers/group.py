@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
@@ -14,6 +15,8 @@ from kedge.logs.loggers.logger import LoggedRun, Logger, LoggerState
 from kedge.logs.samples import SAMPLES_FILE, Sample
 
 __all__ = ["LoggerGroup", "check_loggers"]
+
+LOGGERS = ("tensorboard", "wandb", "trackio")
 
 
 class LoggerGroup:
@@ -150,18 +153,6 @@ def check_loggers(names: Iterable[str]) -> None:
 
 def open_logger(name: str, run: LoggedRun) -> Logger:
     """Start a run's log in one of the packages, or continue it; only that package is imported."""
-    match name:
-        case "tensorboard":
-            from kedge.logs.loggers.tensorboard import TensorBoardLogger
-
-            return TensorBoardLogger(run)
-        case "wandb":
-            from kedge.logs.loggers.wandb import WandbLogger
-
-            return WandbLogger(run)
-        case "trackio":
-            from kedge.logs.loggers.trackio import TrackioLogger
-
-            return TrackioLogger(run)
-        case _:
-            raise ConfigError(f"unknown logger {name!r}; expected tensorboard, wandb or trackio")
+    if name not in LOGGERS:
+        raise ConfigError(f"unknown logger {name!r}; expected tensorboard, wandb or trackio")
+    return importlib.import_module(f"kedge.logs.loggers.{name}").open_log(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from kedge.logs.samples import Sample
 from kedge.system.durable import replace_contents
 from kedge.system.output import writing
 
-__all__ = ["LOGGERS_FILE", "LoggedRun", "Logger", "LoggerState", "samples_name"]
+__all__ = ["LOGGERS_FILE", "LoggedRun", "Logger", "LoggerState", "TableLogger", "samples_name"]
 
 
 class Logger(Protocol):
@@ -67,6 +67,43 @@ class LoggedRun:
 def samples_name(samples: Sequence[Sample]) -> str:
     """Name of the samples in a log; responses to fixed prompts have a separate one."""
     return "samples" if samples[0].fixed is None else "fixed_samples"
+
+
+class TableLogger:
+    """A logger of rows by step, and of responses as a table, in one of the packages that share this interface.
+
+    Args:
+        log: Logs a row: `(row, step=update)`.
+        table: The package's class of tables.
+        columns: The columns of a table: `update`, or attributes of a sample.
+        close: Finishes the run.
+        last_update: See `Logger.last_update`.
+    """
+
+    def __init__(
+        self,
+        log: Callable[..., Any],
+        table: Callable[..., Any],
+        columns: Sequence[str],
+        *,
+        close: Callable[[], Any],
+        last_update: int | None = None,
+    ) -> None:
+        self._log = log
+        self._table = table
+        self._columns = list(columns)
+        self.close = close
+        self.last_update = last_update
+
+    def write(self, update: int, metrics: Mapping[str, Any]) -> None:
+        """Log metrics as the row of a step."""
+        self._log(dict(metrics), step=update)
+
+    def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
+        """Log responses as a table."""
+        rows = [{"update": update, **vars(sample)} for sample in samples]
+        table = self._table(columns=self._columns, data=[[row[name] for name in self._columns] for row in rows])
+        self._log({samples_name(samples): table}, step=update)
 
 
 LOGGERS_FILE = "loggers.json"

@@ -11,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from kedge.logs.loggers.logger import LoggedRun, samples_name
 from kedge.logs.samples import Sample
 
-__all__ = ["TensorBoardLogger"]
+__all__ = ["TensorBoardLogger", "open_log"]
 
 
 class TensorBoardLogger:
@@ -25,9 +25,7 @@ class TensorBoardLogger:
         self._writer = SummaryWriter(str(run.folder / "tensorboard"))
         self._writer.add_text("settings", _literal(json.dumps(run.settings, indent=2)), 0)
 
-    @property
-    def last_update(self) -> None:
-        """None, see `Logger.last_update`."""
+    last_update = None
 
     def write(self, update: int, metrics: Mapping[str, Any]) -> None:
         """Log metrics as scalars."""
@@ -53,3 +51,6 @@ def _as_markdown(sample: Sample) -> str:
 def _literal(text: str) -> str:
     """Text as an indented Markdown code block, which nothing inside it can end."""
     return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+open_log = TensorBoardLogger

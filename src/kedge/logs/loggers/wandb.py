@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import wandb  # pyright: ignore[reportMissingImports]
 
-from kedge.logs.loggers.logger import LoggedRun, samples_name
-from kedge.logs.samples import Sample
+from kedge.logs.loggers.logger import LoggedRun, TableLogger
 
-__all__ = ["WandbLogger"]
+__all__ = ["open_log"]
 
 FILE_HEADER = 7
 BLOCK = 32 * 1024
@@ -23,54 +22,36 @@ MIDDLE = 3
 LAST = 4
 
 
-class WandbLogger:
+def open_log(run: LoggedRun) -> TableLogger:
     """History rows by update and a table of samples, in the run's folder; `wandb sync` uploads them.
 
-    A W&B run that the caller has open in this process is left alone.
+    A W&B run that the caller has open in this process is left alone. W&B writes in blocks and sends in batches, and a
+    kill loses the last ones: hence the last update is read from what it stored.
 
     Args:
         run: The run to log. Its id is also W&B's, so a resumed run continues the same W&B run.
     """
-
-    def __init__(self, run: LoggedRun) -> None:
-        mode: Any = os.environ.get("WANDB_MODE") or "offline"
-        is_offline = mode == "offline"
-        held = _last_step(run) if is_offline else None  # before W&B starts another file
-        self._run = wandb.init(
-            project=run.project,
-            id=run.id,
-            name=run.name,
-            job_type=run.stage,
-            config=dict(run.settings),
-            dir=str(run.folder),
-            mode=mode,
-            # Offline, the id alone identifies the run: `wandb sync` merges runs of one id in order of time.
-            resume=None if is_offline else "allow",
-            reinit="create_new",
-            # Do not capture the terminal: a live progress bar would fill the log.
-            settings=wandb.Settings(console="off", silent=is_offline),
-        )
-        is_resumed = not is_offline and self._run.resumed
-        self._last_update = self._run.starting_step - 1 if is_resumed else held
-
-    @property
-    def last_update(self) -> int | None:
-        """The last step of the run: W&B writes in blocks and sends in batches, and a kill loses the last ones."""
-        return self._last_update
-
-    def write(self, update: int, metrics: Mapping[str, Any]) -> None:
-        """Log metrics as the row of a step."""
-        self._run.log(dict(metrics), step=update)
-
-    def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
-        """Log responses as a table."""
-        rows = [[update, sample.prompt, sample.response, sample.score] for sample in samples]
-        table = wandb.Table(columns=["update", "prompt", "response", "score"], data=rows)
-        self._run.log({samples_name(samples): table}, step=update)
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
+    mode: Any = os.environ.get("WANDB_MODE") or "offline"
+    is_offline = mode == "offline"
+    held = _last_step(run) if is_offline else None  # before W&B starts another file
+    log = wandb.init(
+        project=run.project,
+        id=run.id,
+        name=run.name,
+        job_type=run.stage,
+        config=dict(run.settings),
+        dir=str(run.folder),
+        mode=mode,
+        # Offline, the id alone identifies the run: `wandb sync` merges runs of one id in order of time.
+        resume=None if is_offline else "allow",
+        reinit="create_new",
+        # Do not capture the terminal: a live progress bar would fill the log.
+        settings=wandb.Settings(console="off", silent=is_offline),
+    )
+    is_resumed = not is_offline and log.resumed
+    last = log.starting_step - 1 if is_resumed else held
+    columns = ("update", "prompt", "response", "score")
+    return TableLogger(log.log, wandb.Table, columns, close=log.finish, last_update=last)
 
 
 def _last_step(run: LoggedRun) -> int | None:
