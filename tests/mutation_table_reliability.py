@@ -36,18 +36,20 @@ RELIABILITY = (
     ),
     Mutation(
         "folder-not-synced-before-the-rename",
-        "_write_atomically",
-        "sync_folder(part)",
-        "pass",
+        "save_checkpoint",
+        "sync_folder(part)\n\n    with",
+        "pass\n\n    with",
         ORDER,
     ),
     Mutation(
         "old-checkpoints-deleted-first",
         "save_checkpoint",
-        "        if not _is_valid(final):\n            _write_atomically(final, write)\n"
-        "        _delete_surplus(folder, update=update, keep=keep, protected=protected)\n",
-        "        _delete_surplus(folder, update=update, keep=keep, protected=protected)\n"
-        "        if not _is_valid(final):\n            _write_atomically(final, write)\n",
+        "                if begun is not None:\n                    fill(Path(begun), in_shards)\n"
+        "                    replacing.close()\n                    sync_folder(folder)\n"
+        "                _delete_surplus(folder, update=update, keep=keep, protected=protected)\n",
+        "                _delete_surplus(folder, update=update, keep=keep, protected=protected)\n"
+        "                if begun is not None:\n                    fill(Path(begun), in_shards)\n"
+        "                    replacing.close()\n                    sync_folder(folder)\n",
         f"{CHECKPOINT}::test_an_old_one_goes_only_after_the_new_one_is_there",
     ),
     Mutation(
@@ -59,16 +61,16 @@ RELIABILITY = (
     ),
     Mutation(
         "partly-deleted-checkpoint-keeps-its-name",
-        "_delete",
-        '_remove(path.rename(path.with_name(f"{TEMPORARY}old-{path.name}")))',
-        "_remove(path)",
+        "_delete_surplus",
+        "path.rename(temporary_name(path))",
+        '__import__("shutil").rmtree(path)',
         ORDER,
     ),
     Mutation(
         "broken-checkpoint-counts-as-saved",
         "save_checkpoint",
-        "if not _is_valid(final):",
-        "if not final.exists():",
+        "if _is_valid(final):",
+        "if final.exists():",
         f"{CHECKPOINT}::test_a_valid_one_of_the_same_update_stays_and_a_broken_one_goes",
     ),
     Mutation(
@@ -80,9 +82,9 @@ RELIABILITY = (
     ),
     Mutation(
         "converted-weights-taken-for-the-trained",
-        "_equal",
-        "if saved in present and _same_bits(file.get_tensor(saved), tensors[name]):",
-        "if saved in present:",
+        "CheckpointModel.write",
+        "if saved in stored and _same_bits(stored[saved], groups[group][name])",
+        "if saved in stored",
         "tests/training/checkpoint/test_model_folder.py::test_a_weight_that_saving_converts_is_kept_beside_the_model",
     ),
     Mutation(
@@ -145,7 +147,7 @@ RELIABILITY = (
     ),
     Mutation(
         "logs-not-synced",
-        "RunState._write",
+        "RunState._sync_logs",
         "log.sync()",
         "pass",
         f"{KEEPER}::test_the_disk_has_the_rows_before_the_checkpoint_that_knows_of_them",

@@ -24,6 +24,7 @@ from kedge.stages.ppo import observers, run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.rlhf import run_rlhf
 from kedge.stages.sft import run_sft
+from kedge.system.durable import is_part
 from kedge.training.checkpoint.store import newest_valid
 from kedge.training.stopping import Terminated
 from tests.forking import fork_context, forked_kedge
@@ -326,7 +327,7 @@ def survive_kills(tmp_path: Path, policy: Path, *, kills: int, num_updates: int)
         assert not rejected
         assert found is None or found.update >= newest
         newest = found.update if found else newest
-        halves += any(path.name.startswith(".tmp-") for path in checkpoints.glob(".*"))
+        halves += any(map(is_part, checkpoints.glob(".*")))
     run_ppo(killed, prompts=PROMPTS, reward=len_of, resume=Resume())
     assert_same(tmp_path / "killed", tmp_path / "whole")
     return halves

@@ -17,7 +17,7 @@ from kedge.logs.progress import say
 from kedge.runs.fingerprint import changed_inputs
 from kedge.system.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
 from kedge.system.stage import Stage, find_stage, value_of
-from kedge.training.checkpoint.files import FileRecord, record_file
+from kedge.training.checkpoint.files import FileRecord, record_file, record_files
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.runtime import available_cores, set_threads
 
@@ -207,8 +207,8 @@ def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any]) -> None:
         OutputError: It cannot be written.
     """
     model = folder / MODEL_FOLDER
-    paths = sorted(path for path in model.rglob("*") if path.is_file()) if find_stage(stage).makes_model else []
-    files = {path.relative_to(model).as_posix(): asdict(record_file(path)) for path in paths}
+    records = record_files(model) if find_stage(stage).makes_model else {}
+    files = {name: asdict(record) for name, record in records.items()}
     content = {"stage": stage, **summary, **({FILES: files} if files else {})}
     replace_file(folder / FINISHED_FILE, [json.dumps(content, indent=2).encode()])
 

@@ -33,7 +33,7 @@ from kedge.system.output import CHECKPOINTS
 from kedge.system.ranks import AdaptiveTokens
 from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
 from kedge.training.checkpoint.model_folder import CheckpointModel
-from kedge.training.checkpoint.state import BestUpdate
+from kedge.training.checkpoint.state import BestUpdate, RunState
 from kedge.training.stopping import Stopping, stopping, stopping_together
 
 __all__ = [
@@ -159,21 +159,19 @@ def stage_loop(
         truncate_rows(run.folder / name, last)
     truncate_incidents(run.folder, last)
     with stopping(ranks=run.ranks) if stop is None else nullcontext(stop) as stop:
-        loop = CheckpointedLoop(
+        state = RunState(
             run.shared_folder / CHECKPOINTS,
             kind=run.stage,
             fingerprint=run.fingerprint,
-            schedule=SaveSchedule(every=config.checkpoint.every, every_minutes=config.checkpoint.every_minutes),
             keep=config.checkpoint.keep,
-            stop=stop,
             found=run.checkpoint,
             model=model,
             best=_best(config, run.stage),
-            keep_last=config.checkpoint.keep_last,
-            sharded_above=config.checkpoint.sharded_above,
-            warn=say,
             ranks=run.ranks,
+            sharded_above=config.checkpoint.sharded_above,
         )
+        schedule = SaveSchedule(every=config.checkpoint.every, every_minutes=config.checkpoint.every_minutes)
+        loop = CheckpointedLoop(state, schedule=schedule, stop=stop, keep_last=config.checkpoint.keep_last, warn=say)
         if isinstance(run.micro_batch_tokens, AdaptiveTokens):
             loop.register("micro_batch_tokens", run.micro_batch_tokens, optional=True)
         with memory_in_one_line(config, run.stage), loop:

@@ -17,7 +17,7 @@ from kedge.config import Config
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, logged_steps, running, stage_loop, watched
-from kedge.system.ranks import adaptive_part, budget_metrics
+from kedge.system.ranks import budget_metrics
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
 from kedge.training.guard import BadValue, refuse_nonfinite
@@ -79,8 +79,7 @@ def train(run: Run, parts: Parts, loop: CheckpointedLoop, after_update: AfterUpd
     config = parts.config
     use = parts.settings
     with logged_steps(config, run, loop, use.num_updates, shown=SHOWN) as log:
-        added = adaptive_part(run.micro_batch_tokens)
-        loop.restore(TrainingState({"actor_critic": parts.policy}, parts.optimizer, parts.resumed(), added=added))
+        loop.restore(TrainingState({"actor_critic": parts.policy}, parts.optimizer, parts.resumed()))
         for update in loop.steps(use.num_updates):
             clock = Stopwatch(run.device)
 

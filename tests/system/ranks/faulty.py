@@ -60,7 +60,7 @@ def failing_description(*arguments: Any, **named: Any) -> Any:
 
 
 def failing_write(part: Path, *arguments: Any) -> Any:
-    if part.name.endswith("update-000002"):
+    if part.name.startswith(".update-000002."):
         fail_at("save")
     return write_files(part, *arguments)
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from kedge.errors import DataError, NumericsError
-from kedge.training.checkpoint import store as module
+from kedge.system import durable
 from kedge.training.checkpoint.files import MANIFEST_FILE
-from kedge.training.checkpoint.store import clean_leftovers, newest_valid, open_checkpoint, save_checkpoint
+from kedge.training.checkpoint.store import newest_valid, open_checkpoint, save_checkpoint
 from tests.training.checkpoint.saver import is_consistent, names, refuse, save_update
 
 FILES = ("manifest.json", "optimizer.safetensors", "policy.safetensors", "state.json")
@@ -112,21 +112,24 @@ def test_an_old_one_goes_only_after_the_new_one_is_there(tmp_path, monkeypatch):
     seen: list[list[str]] = []
 
     def remove(path: Path) -> None:
-        seen.append(names(tmp_path))
-        shutil.rmtree(path)
+        if path.exists():
+            seen.append(names(tmp_path))
+            shutil.rmtree(path)
 
-    monkeypatch.setattr(module, "_remove", remove)
+    monkeypatch.setattr(durable, "_remove", remove)
     save_update(tmp_path, 2, keep=1)
-    assert seen == [[".tmp-old-update-000001", "update-000002"]]
+    [[left, new]] = seen
+    assert left.startswith(".update-000001.")
+    assert new == "update-000002"
 
 
-def test_leftovers_are_cleaned_by_the_next_save_and_on_demand(tmp_path):
-    for clean in (lambda: save_update(tmp_path, 2), lambda: clean_leftovers(tmp_path)):
-        (tmp_path / ".tmp-update-000001").mkdir(exist_ok=True)
-        (tmp_path / ".tmp-update-000001" / "policy.safetensors").write_bytes(b"half")
-        (tmp_path / ".tmp-file").write_bytes(b"")
-        clean()
-        assert names(tmp_path) == ["update-000002"]
+def test_leftovers_are_cleaned_by_the_next_save(tmp_path):
+    left = durable.temporary_name(tmp_path / "update-000001")
+    left.mkdir()
+    (left / "policy.safetensors").write_bytes(b"half")
+    durable.temporary_name(tmp_path / "file").write_bytes(b"")
+    save_update(tmp_path, 2)
+    assert names(tmp_path) == ["update-000002"]
 
 
 # Damage.

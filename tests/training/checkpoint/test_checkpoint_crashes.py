@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from kedge.errors import OutputError
+from kedge.system.durable import is_part
 from kedge.training.checkpoint.store import newest_valid, open_checkpoint
 from tests.forking import fork_context
 from tests.training.checkpoint.saver import is_consistent, names, refuse, save_until_killed, save_update
@@ -89,15 +91,15 @@ def test_the_disk_has_every_file_before_the_name_and_the_name_before_anything_go
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(Path, "rename", note_rename)
     save_update(tmp_path, 2, keep=1)
-    assert order == [
+    assert [re.sub(r"\.[0-9a-f]{16}\.", ".….", step) for step in order] == [
         "fsync policy.safetensors",
         "fsync optimizer.safetensors",
         "fsync state.json",
         "fsync manifest.json",
-        "fsync .tmp-update-000002",
-        "rename .tmp-update-000002 update-000002",
+        "fsync .update-000002.….part",
+        "rename .update-000002.….part update-000002",
         f"fsync {tmp_path.name}",
-        "rename update-000001 .tmp-old-update-000001",
+        "rename update-000001 .update-000001.….part",
     ]
 
 
@@ -115,7 +117,7 @@ def survive_kills(folder: Path, count: int, *, longest: float) -> int:
         assert run.is_alive()
         run.kill()
         run.join()
-        halves += any(path.name.startswith(".tmp-") for path in folder.iterdir())
+        halves += any(map(is_part, folder.iterdir()))
         newest = newest_valid(folder, on_rejected=refuse)
         assert newest is not None
         assert is_consistent(newest)

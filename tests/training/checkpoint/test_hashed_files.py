@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,15 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from kedge.system.ranks.sharding import StoredTensors
 from kedge.training.checkpoint.files import (
     DTYPE_NAMES,
     PIECE_BYTES,
     FileRecord,
-    read_tensors,
     record_file,
     tensor_pieces,
-    write_file,
+    write_files,
 )
+
+
+def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+    return write_files(path.parent, {path.name: pieces})[path.name]
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    return dict(StoredTensors([(path, None)]))
 
 
 def random_bits(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch import nn
 from kedge.errors import DataError, OutputError
 from kedge.training.checkpoint import state as state_module
 from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
-from kedge.training.checkpoint.state import TrainingState
+from kedge.training.checkpoint.state import RunState, TrainingState
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.stopping import Stopping
 from tests.training.checkpoint.saver import names, refuse
@@ -27,9 +27,10 @@ class Walk:
         nn.init.zeros_(self.model.weight)
         torch.manual_seed(0)
         self.loop = CheckpointedLoop(
-            folder, kind="ppo", fingerprint={}, keep=2, stop=self.asked, found=found,
+            RunState(folder, kind="ppo", fingerprint={}, keep=2, found=found),
             schedule=SaveSchedule(every=every, every_minutes=None),
-        )  # fmt: skip
+            stop=self.asked,
+        )
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.loop.restore(TrainingState({"model": self.model}, optimizer, {"draws": self}))
 
@@ -146,9 +147,10 @@ def test_a_checkpoint_without_the_state_of_a_part_is_refused_in_one_line(tmp_pat
     walk(Walk(tmp_path, every=1), 2)
     run = Walk(tmp_path / "other")
     loop = CheckpointedLoop(
-        tmp_path, kind="ppo", fingerprint={}, keep=2, stop=run.asked, found=newest(tmp_path),
+        RunState(tmp_path, kind="ppo", fingerprint={}, keep=2, found=newest(tmp_path)),
         schedule=SaveSchedule(every=None, every_minutes=None),
-    )  # fmt: skip
+        stop=run.asked,
+    )
     optimizer = torch.optim.SGD(run.model.parameters(), lr=0.1)
     with pytest.raises(DataError, match="the checkpoint has no state of new part: another version"):
         loop.restore(TrainingState({"model": run.model}, optimizer, {"draws": run, "new part": run}))

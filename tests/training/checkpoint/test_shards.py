@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +20,15 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import kedge
 from kedge.errors import DataError, ModelError, OutputError
 from kedge.models import ActorCritic, ModelCard, find_model, load_language_model, load_tokenizer, save_policy
-from kedge.system.ranks import ALONE, Ranks
+from kedge.system.durable import is_part
+from kedge.system.ranks import Ranks
 from kedge.system.ranks.sharding import part_for, shard_name
-from kedge.training.checkpoint.files import FileRecord, write_files
+from kedge.training.checkpoint.files import write_files
 from kedge.training.checkpoint.model_folder import CheckpointModel
-from kedge.training.checkpoint.shards import save_shards, shard_pieces
+from kedge.training.checkpoint.shards import shard_pieces
 from kedge.training.checkpoint.state import module_tensors, restore_module
 from kedge.training.checkpoint.store import (
     Checkpoint,
-    begin_checkpoint,
     newest_valid,
     open_checkpoint,
     save_checkpoint,
@@ -55,20 +55,41 @@ def as_rank(number: int, count: int) -> Iterator[dict[str, Tensor]]:
         parts = {name: distribute_tensor(each, mesh, [Shard(0)], src_data_rank=None) for name, each in WHOLE.items()}
         yield {**parts, **EVERYWHERE}
     finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class FirstOf(Ranks):
+    """The first of several ranks; when it waits for their messages, the others write their shards."""
+
+    folder: Path = Path()
+
+    def first(self, do: Callable[[], Any]) -> Any:
+        return do()
+
+    def messages(self, message: Any) -> list[Any]:
+        [part] = filter(is_part, self.folder.iterdir())
         dist.destroy_process_group()
+        return [message, *(self._other(part, number) for number in range(1, self.count))]
+
+    def _other(self, part: Path, number: int) -> dict[str, Any]:
+        with as_rank(number, self.count) as tensors:
+            pieces = shard_pieces(tensors, is_first=False)
+            files = write_files(part, {shard_name("weights", number, self.count): pieces})
+            return {"files": {name: vars(record) for name, record in files.items()}}
+
+
+def save(folder: Path, *, update: int = 3, **more: Any) -> Path:
+    settings = {"kind": "ppo", "fingerprint": {}, "tensors": {}, "state": {}, "keep": 2}
+    return save_checkpoint(folder, update=update, **(settings | more))
 
 
 def saved(folder: Path, count: int) -> Checkpoint:
     """A checkpoint that so many ranks wrote."""
-    part = begin_checkpoint(folder, update=3, groups=["weights"])
-    assert part is not None
-    files: dict[str, FileRecord] = {}
-    for number in range(count):
-        with as_rank(number, count) as tensors:
-            pieces = shard_pieces(tensors, is_first=number == 0)
-            files |= write_files(part, {shard_name("weights", number, count): pieces})
-    common: dict[str, Any] = {"kind": "ppo", "fingerprint": {}, "tensors": {}, "state": {}, "keep": 2}
-    return open_checkpoint(save_checkpoint(folder, update=3, shards={"weights": files}, **common))
+    with as_rank(0, count) as tensors:
+        path = save(folder, shards={"weights": tensors}, ranks=FirstOf(0, count, folder=folder))
+    return open_checkpoint(path)
 
 
 def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -150,12 +171,8 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_is_used(tmp_path, da
 
 
 def test_missing_rows_are_an_error_also_where_the_manifest_lacks_them(tmp_path):
-    part = begin_checkpoint(tmp_path, update=3, groups=["weights"])
-    assert part is not None
     with as_rank(1, 2) as tensors:
-        files = write_files(part, {"weights/shard-00001-of-00001.safetensors": shard_pieces(tensors, is_first=False)})
-    common: dict[str, Any] = {"kind": "ppo", "fingerprint": {}, "tensors": {}, "state": {}, "keep": 2}
-    path = save_checkpoint(tmp_path, update=3, shards={"weights": files}, **common)
+        path = save(tmp_path, shards={"weights": tensors})
     with pytest.raises(DataError, match=r"update-000003/weights: rows of .* are missing"):
         open_checkpoint(path).tensors("weights")
 
@@ -169,19 +186,13 @@ def test_a_model_is_made_of_the_shards(tmp_path):
         for weight in module.parameters():
             weight.add_(0.125)
 
-    def save(folder: Path, _: int, weights: dict[str, Tensor] | None) -> Path:
+    def save_model(folder: Path, _: int, weights: dict[str, Tensor] | None) -> Path:
         return save_policy(policy, tokenizer, folder, card=ModelCard("ppo", "policy"), weights=weights)
 
-    save(tmp_path / "expected", 3, None)
+    save_model(tmp_path / "expected", 3, None)
     weights = {"actor_critic": module_tensors(module)}
-    model = CheckpointModel(policy.causal, save)
-    save_shards(
-        tmp_path / "run" / "checkpoints", update=3, ranks=ALONE, groups=weights,
-        finish=lambda shards: save_checkpoint(
-            tmp_path / "run" / "checkpoints", update=3, kind="ppo", fingerprint={}, tensors={}, state={}, keep=1,
-            model=model, shards=shards, in_shards=weights,
-        ),
-    )  # fmt: skip
+    model = CheckpointModel(policy.causal, save_model)
+    save(tmp_path / "run" / "checkpoints", model=model, shards=weights)
     checkpoint = tmp_path / "run" / "checkpoints" / "update-000003"
     for name in (checkpoint, checkpoint / "model"):
         with pytest.raises(ModelError, match=rf"in one file per rank; make a model of it: kedge merge {name} --out"):
@@ -210,9 +221,9 @@ class WithOther(Ranks):
 
 def test_if_another_rank_cannot_write_nothing_is_left_of_the_checkpoint(tmp_path):
     save_update(tmp_path, 1)
-    ranks = WithOther(other={"problem": "rank 1: No space left on device", "files": {}})
+    ranks = WithOther(other={"problem": "rank 1: No space left on device"})
     with pytest.raises(OutputError, match=r"update 2 cannot be saved \(rank 1: No space left on device\); it needs"):
-        save_shards(tmp_path, update=2, ranks=ranks, groups={"weights": EVERYWHERE}, finish=pytest.fail)
+        save(tmp_path, update=2, ranks=ranks, shards={"weights": EVERYWHERE})
     assert names(tmp_path) == ["update-000001"]
 
 
@@ -240,11 +251,12 @@ def _problem(path: Path, ranks: Ranks) -> str | None:
 def test_an_interrupted_save_leaves_the_checkpoint_before(tmp_path):
     save_update(tmp_path, 1)
 
-    def interrupted(shards: object) -> None:
+    def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
+    model = CheckpointModel(torch.nn.Linear(1, 1), interrupted)
     with pytest.raises(KeyboardInterrupt):
-        save_shards(tmp_path, update=2, ranks=ALONE, groups={"weights": EVERYWHERE}, finish=interrupted)
+        save(tmp_path, update=2, model=model, shards={"weights": EVERYWHERE})
     found = newest_valid(tmp_path, on_rejected=refuse)
     assert found is not None
     assert names(tmp_path) == ["update-000001"]

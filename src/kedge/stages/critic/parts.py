@@ -16,7 +16,8 @@ from kedge.algorithm.experience import Experience, Rollout
 from kedge.logs.progress import say
 from kedge.system.durable import make_folder
 from kedge.system.output import replace_file, writing
-from kedge.training.checkpoint.files import FileRecord, read_tensors, record_file, tensor_pieces
+from kedge.system.ranks.sharding import StoredTensors
+from kedge.training.checkpoint.files import FileRecord, record_file, tensor_pieces
 from kedge.training.supervised.returns import SampledReturns
 
 __all__ = ["Part", "PartStore"]
@@ -106,7 +107,7 @@ class PartStore:
             say(f"{path} is missing or damaged: its responses, and those after it, are sampled again")
             del self._entries[number:]
             return None
-        return Part.from_tensors(read_tensors(path), **entry["facts"])
+        return Part.from_tensors(dict(StoredTensors([(path, None)])), **entry["facts"])
 
     def write(self, number: int, part: Part) -> None:
         """Keep a part.

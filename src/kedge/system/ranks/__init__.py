@@ -7,7 +7,6 @@ the results do not depend on the number of ranks, up to the rounding of sums.
 from kedge.system.ranks.budget import (
     AdaptiveTokens,
     PassTokens,
-    adaptive_part,
     budget_metrics,
     tokens_of,
     within_memory,
@@ -20,7 +19,6 @@ __all__ = [
     "Part",
     "PassTokens",
     "Ranks",
-    "adaptive_part",
     "budget_batches",
     "budget_metrics",
     "check_equal_weights",

@@ -15,7 +15,6 @@ from kedge.system.ranks.ranks import ALONE, Ranks, plan_parts
 __all__ = [
     "AdaptiveTokens",
     "PassTokens",
-    "adaptive_part",
     "budget_metrics",
     "tokens_of",
     "within_memory",
@@ -92,11 +91,6 @@ PassTokens: TypeAlias = "int | AdaptiveTokens | None"
 def tokens_of(budget: PassTokens) -> int | None:
     """The tokens per pass now."""
     return budget.tokens if isinstance(budget, AdaptiveTokens) else budget
-
-
-def adaptive_part(budget: PassTokens) -> dict[str, AdaptiveTokens]:
-    """The part of a run's state for a budget that can change, by name; empty for a fixed one."""
-    return {"micro_batch_tokens": budget} if isinstance(budget, AdaptiveTokens) else {}
 
 
 def budget_metrics(budget: PassTokens) -> dict[str, float]:

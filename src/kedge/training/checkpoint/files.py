@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from kedge.errors import DataError
@@ -30,17 +27,13 @@ __all__ = [
     "Manifest",
     "check_files",
     "read_manifest",
-    "read_tensors",
     "record_file",
+    "record_files",
     "tensor_pieces",
-    "write_file",
     "write_files",
 ]
 
 PIECE_BYTES = 4 * 2**20
-SMALL_BYTES = 2**17
-PIECES_IN_FLIGHT = 32
-"""Lag of hashing behind writing, at most. Pieces copied from a GPU stay in memory until then: 256 MiB at most."""
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -61,7 +54,7 @@ class FileRecord:
 def write_files(folder: Path, contents: Mapping[str, Iterable[bytes | memoryview]]) -> dict[str, FileRecord]:
     """Write new files in pieces and sync them to disk.
 
-    A second thread hashes while this one writes; both take about equally long. All files are written before the first
+    A second thread hashes each file while this one writes the next and syncs. All files are written before the first
     is synced, because syncing them together takes hardly longer than syncing one.
 
     Args:
@@ -74,46 +67,16 @@ def write_files(folder: Path, contents: Mapping[str, Iterable[bytes | memoryview
     Raises:
         OSError: A file exists already, or cannot be written.
     """
-    files: dict[str, BufferedWriter] = {}
+    hashing: dict[str, Future[FileRecord]] = {}
     with ThreadPoolExecutor(1) as thread, ExitStack() as opened:
-        hashing = {name: _Hashing(thread) for name in contents}
+        files = {name: opened.enter_context((folder / name).open("xb")) for name in contents}
         for name, pieces in contents.items():
-            files[name] = opened.enter_context((folder / name).open("xb"))
-            for piece in _gathered(pieces):
-                hashing[name].add(piece)
-                files[name].write(piece)
+            files[name].writelines(pieces)
             files[name].flush()
+            hashing[name] = thread.submit(record_file, folder / name)
         for file in files.values():
             sync(file.fileno())
-        return {name: each.record() for name, each in hashing.items()}
-
-
-def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
-    """Write one new file; see `write_files`."""
-    return write_files(path.parent, {path.name: pieces})[path.name]
-
-
-class _Hashing:
-    """Hashes a file in another thread, one piece after the other."""
-
-    def __init__(self, thread: ThreadPoolExecutor) -> None:
-        self._thread = thread
-        self._digest = hashlib.sha256()
-        self._size = 0
-        self._pending = deque[Future[None]]()
-
-    def add(self, piece: bytes | memoryview) -> None:
-        """Queue the next piece."""
-        self._size += len(piece)
-        self._pending.append(self._thread.submit(self._digest.update, piece))
-        if len(self._pending) > PIECES_IN_FLIGHT:
-            self._pending.popleft().result()
-
-    def record(self) -> FileRecord:
-        """The file's record, after the last piece is hashed."""
-        for future in self._pending:
-            future.result()
-        return FileRecord(self._size, self._digest.hexdigest())
+        return {name: each.result() for name, each in hashing.items()}
 
 
 def record_file(path: Path) -> FileRecord:
@@ -129,6 +92,12 @@ def record_file(path: Path) -> FileRecord:
             digest.update(piece)
             size += len(piece)
     return FileRecord(size, digest.hexdigest())
+
+
+def record_files(folder: Path) -> dict[str, FileRecord]:
+    """The records of all files of a folder and its subfolders, by relative path; errors as in `record_file`."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): record_file(path) for path in paths}
 
 
 def tensor_pieces(
@@ -161,30 +130,6 @@ def tensor_pieces(
         numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         # Copies: FSDP cannot free gathered weights that numpy has a view of.
         yield from (piece.clone().numpy().data for piece in numbers.split(PIECE_BYTES))
-
-
-def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """Join small pieces, since passing one to another thread takes as long as hashing 100 kB; keep large ones."""
-    waiting = list[bytes | memoryview]()
-    size = 0
-    for piece in pieces:
-        if len(piece) < SMALL_BYTES and size < PIECE_BYTES:
-            waiting.append(piece)
-            size += len(piece)
-            continue
-        if waiting:
-            yield b"".join(waiting)
-        yield piece
-        waiting = []
-        size = 0
-    if waiting:
-        yield b"".join(waiting)
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, copied to CPU memory, so that the file may be deleted."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118, not a mapping
 
 
 FORMAT = 3

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 
 from kedge.errors import OutputError
 from kedge.system.memory import in_phase, is_out_of_memory, release
-from kedge.system.ranks import ALONE, Ranks
-from kedge.training.checkpoint.model_folder import CheckpointModel
-from kedge.training.checkpoint.state import BestUpdate, Deferred, Log, RunState, Stateful, TrainingState
-from kedge.training.checkpoint.store import Checkpoint
+from kedge.training.checkpoint.state import Deferred, Log, RunState, Stateful, TrainingState
 from kedge.training.stopping import Stopping
 
 __all__ = ["CheckpointedLoop", "PlainLoop", "SaveSchedule"]
@@ -33,19 +28,11 @@ class CheckpointedLoop:
                 …
 
     Args:
-        folder: The folder of the checkpoints.
-        kind: The stage.
-        fingerprint: Hashes of the run's inputs; see `Manifest`.
+        state: Saves and restores the run.
         schedule: When to save.
-        keep: Number of checkpoints to keep.
         stop: Set by Ctrl-C or SIGTERM.
-        found: The checkpoint to resume from; None starts a new run.
-        model: The model that each checkpoint contains; None for none.
-        best: Tells which update is the best so far; its checkpoint is kept in any case.
         keep_last: Save the state after the last step.
-        sharded_above: See `RunState`.
         warn: Prints a line to the user.
-        ranks: The ranks of the run. The first one writes; all of them read the same folder.
 
     Attributes:
         done: Complete steps.
@@ -56,45 +43,23 @@ class CheckpointedLoop:
 
     def __init__(
         self,
-        folder: Path,
+        state: RunState,
         *,
-        kind: str,
-        fingerprint: Mapping[str, str],
         schedule: SaveSchedule,
-        keep: int,
         stop: Stopping,
-        found: Checkpoint | None = None,
-        model: CheckpointModel | None = None,
-        best: BestUpdate | None = None,
         keep_last: bool = False,
-        sharded_above: int | None = None,
         warn: Callable[[str], None] = lambda line: None,
-        ranks: Ranks = ALONE,
     ) -> None:
-        self._run_state = RunState(
-            folder,
-            kind=kind,
-            fingerprint=fingerprint,
-            keep=keep,
-            found=found,
-            model=model,
-            best=best,
-            ranks=ranks,
-            sharded_above=sharded_above,
-        )
-        self._ranks = ranks
+        self._run_state = state
         self._schedule = schedule
         self._stop = stop
         self._keep_last = keep_last
         self._warn = warn
-        self._parts: dict[str, Stateful] = {}
-        self._added: dict[str, Stateful] = {}
-        self._ahead: Deferred | None = None
         self._is_best = self._is_changing = False
         self._asked_to_end: str | None = None
-        self.best = best
+        self.best = state.best
         self.ended: str | None = None
-        self.done = found.update if found else 0
+        self.done = state.found.update if state.found else 0
         self.until: Callable[[], str | None] = lambda: None
         self.saves_start = False
 
@@ -110,11 +75,11 @@ class CheckpointedLoop:
             part: The part.
             optional: A checkpoint may lack it, because runs with other settings do not have it.
         """
-        (self._added if optional else self._parts)[name] = part
+        (self._run_state.optional if optional else self._run_state.parts)[name] = part
 
     def register_ahead(self, ahead: Deferred) -> None:
         """Save work for later steps that is under way with every checkpoint; `restore` restores it."""
-        self._ahead = ahead
+        self._run_state.ahead = ahead
 
     def restore(self, state: TrainingState) -> None:
         """Register the state to save; if the run is resumed, restore all of it from the checkpoint.
@@ -122,9 +87,7 @@ class CheckpointedLoop:
         Raises:
             DataError: The checkpoint does not fit the run.
         """
-        parts = {**self._parts, **state.parts}
-        added = {**self._added, **state.added}
-        self._run_state.restore(replace(state, parts=parts, added=added, ahead=self._ahead or state.ahead))
+        self._run_state.restore(state)
 
     def roll_back(self, *, on_rejected: Callable[[str], None]) -> None:
         """Restore weights and optimizer from the newest valid checkpoint; keep data streams and coefficients.
@@ -161,7 +124,9 @@ class CheckpointedLoop:
             self.complete(step)
             if step % CHECK_EVERY == 1:
                 self._run_state.check_equal_weights()
-            if self._is_best or (self._ranks.first(lambda step=step: self._schedule.is_due(step)) and step < num_steps):
+            if self._is_best or (
+                self._run_state.ranks.first(lambda step=step: self._schedule.is_due(step)) and step < num_steps
+            ):
                 self.save()
         self._stop.raise_if_requested()
         if self._keep_last and self.done > 0:
@@ -178,7 +143,7 @@ class CheckpointedLoop:
             do()
             return self._asked_to_end
 
-        self._asked_to_end = self._ranks.first(done)
+        self._asked_to_end = self._run_state.ranks.first(done)
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record a step's metrics; if they are the best so far, the state after the step is saved and kept."""
@@ -222,7 +187,7 @@ class CheckpointedLoop:
 
         Sharded weights can be gathered only if all ranks are here: after a stop that all agreed on.
         """
-        return not self._ranks.is_sharded or self._stop.was_agreed
+        return not self._run_state.ranks.is_sharded or self._stop.was_agreed
 
     def save(self) -> None:
         """Save the state after the last complete step, unless it is already saved."""
@@ -248,8 +213,6 @@ class CheckpointedLoop:
         if kind is not None and not issubclass(kind, OutputError) and self.done > 0 and self.can_save:
             self.save()
         self._run_state.release()
-        self._parts.clear()
-        self._ahead = None
 
     def _save_last(self) -> None:
         """Save the final state; the run has succeeded even if the disk has no room for it."""

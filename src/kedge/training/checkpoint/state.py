@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,9 +19,7 @@ from kedge.models.adapters import is_frozen
 from kedge.system.output import BEST_FILE, replace_file
 from kedge.system.ranks import ALONE, Ranks, check_equal_weights
 from kedge.system.ranks.sharding import StoredTensors, gather, part_for, whole
-from kedge.training.checkpoint.files import FileRecord
 from kedge.training.checkpoint.model_folder import CheckpointModel
-from kedge.training.checkpoint.shards import save_shards
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, save_checkpoint
 from kedge.training.host_state import unwrapped
 from kedge.training.optimizer_kinds import CODES, Optimizer, share_codes, state_shape
@@ -43,9 +41,6 @@ __all__ = [
 
 AHEAD = "ahead"
 """The name of the work under way in a checkpoint."""
-
-Ahead: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
-"""Its results; see `Deferred`."""
 
 
 class Stateful(Protocol):
@@ -91,16 +86,12 @@ class TrainingState:
     Attributes:
         modules: The trained modules, by name.
         optimizer: The optimizer of all their parameters.
-        parts: Everything else, by name: data streams, coefficients, the guard's history.
-        ahead: Work for later steps that is under way; None for none.
-        added: Further parts, which a checkpoint may lack: runs with other settings do not have them.
+        parts: Everything else that is not registered with the loop, by name.
     """
 
     modules: Mapping[str, nn.Module]
     optimizer: Optimizer
     parts: Mapping[str, Stateful] = field(default_factory=dict)
-    ahead: Deferred | None = None
-    added: Mapping[str, Stateful] = field(default_factory=dict)
 
 
 @dataclass
@@ -177,6 +168,15 @@ class RunState:
         ranks: The ranks of the run; the first one writes.
         sharded_above: Number of parameters above which each rank writes its own part of sharded weights and moments;
             None for never.
+
+    Attributes:
+        found: See above.
+        best: See above.
+        ranks: See above.
+        parts: Registered parts of the run by name: data streams, coefficients, the guard's history.
+        optional: Further parts, which a checkpoint may lack: runs with other settings do not have them.
+        ahead: Work for later steps that is under way; None for none.
+        logs: Flushed before each save, so that a checkpoint never refers to rows that are not on the disk.
     """
 
     def __init__(
@@ -186,9 +186,9 @@ class RunState:
         kind: str,
         fingerprint: Mapping[str, str],
         keep: int,
-        found: Checkpoint | None,
-        model: CheckpointModel | None,
-        best: BestUpdate | None,
+        found: Checkpoint | None = None,
+        model: CheckpointModel | None = None,
+        best: BestUpdate | None = None,
         ranks: Ranks = ALONE,
         sharded_above: int | None = None,
     ) -> None:
@@ -196,14 +196,17 @@ class RunState:
         self._kind = kind
         self._fingerprint = fingerprint
         self._keep = keep
-        self._found = found
         self._model = model
-        self._best = best
-        self._ranks = ranks
         self._saved_at = found.update if found else None
         self._sharded_above = sharded_above
         self._state: TrainingState | None = None
         self._boundary: _Boundary | None = None
+        self.found = found
+        self.best = best
+        self.ranks = ranks
+        self.parts: dict[str, Stateful] = {}
+        self.optional: dict[str, Stateful] = {}
+        self.ahead: Deferred | None = None
         self.logs: Sequence[Log] = ()
 
     def restore(self, state: TrainingState) -> None:
@@ -213,27 +216,27 @@ class RunState:
             DataError: The checkpoint does not fit the run.
         """
         self._state = state
-        if self._found is None:
+        self.parts |= state.parts
+        if self.found is None:
             return
         try:
-            self._restore(state, self._found)
+            self._restore(state, self.found)
         except (LookupError, TypeError, AttributeError) as error:  # its hashes are right: another version wrote it
             reason = f"{type(error).__name__}: {error}"
-            raise DataError(f"{self._found.folder}: this version of kedge cannot restore it ({reason})") from error
+            raise DataError(f"{self.found.folder}: this version of kedge cannot restore it ({reason})") from error
 
     def _restore(self, state: TrainingState, found: Checkpoint) -> None:
         self._load_weights(state, found)
         progress = found.state["progress"]
-        for name in sorted(state.parts.keys() - progress.keys()):
+        for name in sorted(self.parts.keys() - progress.keys()):
             raise DataError(f"the checkpoint has no state of {name}: another version of kedge saved it; start anew")
-        for name, part in state.parts.items():
-            part.load_state_dict(progress[name])
-        for name in state.added.keys() & progress.keys():
-            state.added[name].load_state_dict(progress[name])
-        if state.ahead is not None and AHEAD in found.state:
-            state.ahead.load(found.tensors(AHEAD), found.state[AHEAD])
-        if self._best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
-            self._best.load_state_dict(progress["best"])
+        for name, part in {**self.parts, **self.optional}.items():
+            if name in progress:
+                part.load_state_dict(progress[name])
+        if self.ahead is not None and AHEAD in found.state:
+            self.ahead.load(found.tensors(AHEAD), found.state[AHEAD])
+        if self.best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
+            self.best.load_state_dict(progress["best"])
             self.point_at_best()
         restore_random_state(found.tensors("random"), found.state["random"])
 
@@ -244,7 +247,7 @@ class RunState:
             NumericsError: No checkpoint is valid.
         """
         assert self._state is not None, "restore first"
-        found = newest_valid(self._folder, on_rejected=on_rejected, ranks=self._ranks)
+        found = newest_valid(self._folder, on_rejected=on_rejected, ranks=self.ranks)
         if found is None:
             raise NumericsError(f"{self._folder} has no valid checkpoint to restore the weights from")
         self._load_weights(self._state, found)
@@ -257,11 +260,10 @@ class RunState:
     def remember(self) -> None:
         """Copy the state that changes before the weights do: a discarded step is repeated from here."""
         assert self._state is not None, "restore first"
-        parts = {**self._state.parts, **self._state.added}
-        progress = {name: part.state_dict() for name, part in parts.items()}
-        if self._best is not None:
-            progress["best"] = self._best.state_dict()
-        mark = None if self._state.ahead is None else self._state.ahead.mark()
+        progress = {name: part.state_dict() for name, part in {**self.parts, **self.optional}.items()}
+        if self.best is not None:
+            progress["best"] = self.best.state_dict()
+        mark = None if self.ahead is None else self.ahead.mark()
         self._boundary = _Boundary(progress, *random_state(), mark)
 
     def save(self, update: int) -> bool:
@@ -270,79 +272,75 @@ class RunState:
         Raises:
             OutputError: The checkpoint cannot be written.
         """
-        if self._state is None or self._boundary is None or self._saved_at == update:
+        state = self._state
+        boundary = self._boundary
+        if state is None or boundary is None or self._saved_at == update:
             return False
-        # On every rank, since all work on it together.
-        ahead = None if self._state.ahead is None else self._state.ahead.saved(self._boundary.ahead)
-        if self._writes_shards(self._state):
-            self._save_shards(self._state, update, self._boundary, ahead)
-        elif self._ranks.is_first or self._ranks.is_sharded:
-            self._save_whole(self._state, update, self._boundary, ahead)
+        streams = {"random": boundary.streams}
+        values = {"random": boundary.generators, "progress": boundary.progress}
+        if self.ahead is not None:  # on every rank, since all work on it together
+            streams[AHEAD], values[AHEAD] = self.ahead.saved(boundary.ahead)
+        in_shards = self._writes_shards(state)
+        if in_shards or self.ranks.is_sharded or self.ranks.is_first:
+            self._write(state, update, streams, values, in_shards=in_shards)
         self._saved_at = update
         return True
 
     def _writes_shards(self, state: TrainingState) -> bool:
-        if not self._ranks.is_sharded or self._sharded_above is None:
+        if not self.ranks.is_sharded or self._sharded_above is None:
             return False
         return sum(each.numel() for module in state.modules.values() for each in module.parameters()) > (
             self._sharded_above
         )
 
-    def _save_whole(self, state: TrainingState, update: int, boundary: _Boundary, ahead: Ahead | None) -> None:
-        weights = {group: module_tensors(module) for group, module in state.modules.items()}
-        named = [each for group in weights.values() for each in group.values()]
-        if self._model is not None:  # which may have weights that are not trained
-            named += self._model.parameters()
-        gathered = gather(dict.fromkeys(named), keep=self._ranks.is_first)
-        moments, groups = optimizer_state(state.optimizer, keep=self._ranks.is_first)
-        if self._ranks.is_first:
-            tensors = {
-                group: {name: gathered.get(tensor, tensor) for name, tensor in each.items()}
-                for group, each in weights.items()
-            }
-            self._write({**tensors, "optimizer": moments}, groups, update, boundary, ahead, gathered=gathered)
-
-    def _save_shards(self, state: TrainingState, update: int, boundary: _Boundary, ahead: Ahead | None) -> None:
-        moments, groups = optimizer_state(state.optimizer, gathered=False)
-        weights = {group: module_tensors(module) for group, module in state.modules.items()}
-        save_shards(
-            self._folder,
-            update=update,
-            ranks=self._ranks,
-            groups={**weights, "optimizer": moments},
-            finish=lambda shards: self._write({}, groups, update, boundary, ahead, shards=shards, in_shards=weights),
-        )
-
     def _write(
         self,
-        tensors: Mapping[str, Mapping[str, Tensor]],
-        groups: dict[str, Any],
+        state: TrainingState,
         update: int,
-        boundary: _Boundary,
-        ahead: Ahead | None,
+        streams: Mapping[str, Mapping[str, Tensor]],
+        values: Mapping[str, Any],
         *,
-        gathered: Mapping[Tensor, Tensor] | None = None,
-        shards: Mapping[str, Mapping[str, FileRecord]] | None = None,
-        in_shards: Mapping[str, Mapping[str, Tensor]] | None = None,
+        in_shards: bool,
     ) -> None:
+        weights = {group: module_tensors(module) for group, module in state.modules.items()}
+        gathered: dict[Tensor, Tensor] = {}
+        if not in_shards:
+            named = [each for group in weights.values() for each in group.values()]
+            if self._model is not None:  # which may have weights that are not trained
+                named += self._model.parameters()
+            gathered = gather(dict.fromkeys(named), keep=self.ranks.is_first)
+        moments, groups = optimizer_state(
+            state.optimizer, gathered=not in_shards, keep=in_shards or self.ranks.is_first
+        )
+        contents = {
+            **{
+                group: {name: gathered.get(tensor, tensor) for name, tensor in each.items()}
+                for group, each in weights.items()
+            },
+            "optimizer": moments,
+        }
+        writers = self.ranks if in_shards else ALONE
+        if in_shards or self.ranks.is_first:
+            writers.first(self._sync_logs)
+            save_checkpoint(
+                self._folder,
+                update=update,
+                kind=self._kind,
+                fingerprint=self._fingerprint,
+                tensors=streams if in_shards else {**contents, **streams},
+                state={"optimizer": groups, **values},
+                keep=self._keep,
+                model=self._model,
+                gathered=gathered,
+                shards=contents if in_shards else {},
+                ranks=writers,
+                protected=() if self.kept is None else (self.kept,),
+            )
+            self.point_at_best()
+
+    def _sync_logs(self) -> None:
         for log in self.logs:
             log.sync()
-        more, values = ({}, {}) if ahead is None else ({AHEAD: ahead[0]}, {AHEAD: ahead[1]})
-        save_checkpoint(
-            self._folder,
-            update=update,
-            kind=self._kind,
-            fingerprint=self._fingerprint,
-            tensors={**tensors, "random": boundary.streams, **more},
-            state={"optimizer": groups, "random": boundary.generators, "progress": boundary.progress, **values},
-            keep=self._keep,
-            model=self._model,
-            gathered=gathered,
-            shards=shards,
-            in_shards=in_shards,
-            protected=() if self.kept is None else (self.kept,),
-        )
-        self.point_at_best()
 
     def check_equal_weights(self) -> None:
         """Compare the weights of all ranks.
@@ -351,21 +349,23 @@ class RunState:
             NumericsError: They differ.
         """
         if self._state is not None:
-            check_equal_weights(self._ranks, self._state.modules.values())
+            check_equal_weights(self.ranks, self._state.modules.values())
 
     def point_at_best(self) -> None:
         """Write which checkpoint is the best, once it exists."""
-        if self._best is not None and self.kept is not None and self._ranks.is_first:
-            replace_file(self._folder / BEST_FILE, [json.dumps(self._best.summary()).encode()])
+        if self.best is not None and self.kept is not None and self.ranks.is_first:
+            replace_file(self._folder / BEST_FILE, [json.dumps(self.best.summary()).encode()])
 
     @property
     def kept(self) -> int | None:
         """The update of the checkpoint that is kept as the best."""
-        return self._best.update if self._best is not None and self._best.is_kept else None
+        return self.best.update if self.best is not None and self.best.is_kept else None
 
     def release(self) -> None:
         """Free the models now: the owner of the loop may keep a reference to it. Nothing is saved from here on."""
-        self._state = self._model = None
+        self._state = self._model = self.ahead = None
+        self.parts.clear()
+        self.optional.clear()
 
     def _load_weights(self, state: TrainingState, found: Checkpoint) -> None:
         for name, module in state.modules.items():

@@ -18,17 +18,24 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from kedge.errors import DataError, NumericsError, OutputError
-from kedge.system.durable import make_folder, rename_folder, sync_folder
+from kedge.system.durable import (
+    make_folder,
+    remove_parts,
+    replaced_folder,
+    sync_folder,
+    sync_tree,
+    temporary_name,
+)
 from kedge.system.output import MODEL_FOLDER, refusal
 from kedge.system.ranks import ALONE, Ranks
 from kedge.system.ranks.sharding import StoredTensors, shard_name
@@ -40,7 +47,6 @@ from kedge.training.checkpoint.files import (
     check_files,
     read_manifest,
     tensor_pieces,
-    write_file,
     write_files,
 )
 from kedge.training.checkpoint.model_folder import (
@@ -49,21 +55,18 @@ from kedge.training.checkpoint.model_folder import (
     SavedModel,
     weight_files,
 )
+from kedge.training.checkpoint.shards import write_shards
 
 __all__ = [
     "Checkpoint",
-    "begin_checkpoint",
     "check_state",
-    "clean_leftovers",
     "newest_valid",
     "open_checkpoint",
-    "output_errors",
     "save_checkpoint",
 ]
 
 STATE_FILE = "state.json"
 NAME = re.compile(r"update-(\d{6,})")
-TEMPORARY = ".tmp-"
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,8 @@ def save_checkpoint(
     keep: int,
     model: CheckpointModel | None = None,
     gathered: Mapping[Tensor, Tensor] | None = None,
-    shards: Mapping[str, Mapping[str, FileRecord]] | None = None,
-    in_shards: Mapping[str, Mapping[str, Tensor]] | None = None,
+    shards: Mapping[str, Mapping[str, Tensor]] | None = None,
+    ranks: Ranks = ALONE,
     protected: Collection[int] = (),
 ) -> Path:
     """Save a run after an update, then delete old checkpoints; return the new checkpoint's folder.
@@ -135,75 +138,71 @@ def save_checkpoint(
         keep: Number of checkpoints to keep, ≥ 1.
         model: The model to save with it; weights that it contains are not stored again.
         gathered: The whole weights of the model's sharded modules; see `gather`.
-        shards: Further groups, which the ranks have written since `begin_checkpoint`: records of their files by path
-            relative to the checkpoint; the model gets no weights.
-        in_shards: Their tensors.
+        shards: Further groups, which become a folder with a file per rank; the model gets no weights.
+        ranks: Those that write the shards, and see the folder; all of them call this. The first one does the rest.
         protected: Updates whose checkpoints are kept in any case.
 
     Raises:
-        OutputError: The system refuses a write (disk full, for example). Existing checkpoints are unchanged.
+        OutputError: The system refuses a write (disk full, for example), on every rank. Existing checkpoints are
+            unchanged.
         NumericsError: A number in the state is not finite; nothing is written.
     """
     check_state(state)
     text = json.dumps(state).encode()
-    needed = len(text) + sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
+    shards = shards or {}
+    final = folder / f"update-{update:06d}"
+    groups = [*tensors.values(), *shards.values()]
+    needed = len(text) + sum(tensor.numel() * tensor.element_size() for group in groups for tensor in group.values())
+    refused = partial(_output_errors, folder, update=update, needed=needed)
 
-    def write(part: Path) -> None:
+    def fill(part: Path, in_shards: Mapping[str, FileRecord]) -> None:
         saved = SavedModel()
-        if model is not None and shards is not None:
-            saved = model.write_beside_shards(part / MODEL_FOLDER, update, in_shards or {})
-        elif model is not None:
-            saved = model.write(part / MODEL_FOLDER, update, tensors, gathered)
-        pieces = {
-            _tensor_file(name): tensor_pieces(_without(group, saved.held.get(name, {})))
-            for name, group in tensors.items()
+        if model is not None:
+            saved = model.write(part / MODEL_FOLDER, update, tensors, gathered or {}, shards)
+        contents = {
+            _tensor_file(group): tensor_pieces(
+                {name: tensor for name, tensor in each.items() if name not in saved.held.get(group, {})}
+            )
+            for group, each in tensors.items()
         }
         if saved.weights:
-            pieces[f"{MODEL_FOLDER}/{WEIGHTS_FILE}"] = tensor_pieces(saved.weights, metadata={"format": "pt"})
-        files = {f"{MODEL_FOLDER}/{name}": record for name, record in saved.files.items()}
-        files |= write_files(part, {**pieces, STATE_FILE: [text]})
+            contents[f"{MODEL_FOLDER}/{WEIGHTS_FILE}"] = tensor_pieces(saved.weights, metadata={"format": "pt"})
+        files = {**saved.files, **in_shards, **write_files(part, {**contents, STATE_FILE: [text]})}
         if model is not None:
-            saved.sync(part / MODEL_FOLDER)
-        for group, written in (shards or {}).items():
+            sync_tree(part / MODEL_FOLDER)
+        for group in shards:
             sync_folder(part / group)
-            files |= written
-        counts = {group: len(written) for group, written in (shards or {}).items()}
+        counts = dict.fromkeys(shards, ranks.count)
         manifest = Manifest(update, kind, fingerprint, __version__, files, saved.held, counts)
-        write_file(part / MANIFEST_FILE, [manifest.to_bytes()])
+        write_files(part, {MANIFEST_FILE: [manifest.to_bytes()]})
+        sync_folder(part)
 
-    final = folder / f"update-{update:06d}"
-    with output_errors(folder, update=update, needed=needed):
-        if shards is None:
-            make_folder(folder)
-            clean_leftovers(folder)
-        if not _is_valid(final):
-            _write_atomically(final, write)
-        _delete_surplus(folder, update=update, keep=keep, protected=protected)
+    with ExitStack() as replacing:  # on the first rank
+
+        def begin() -> str | None:
+            with refused():
+                make_folder(folder)
+                remove_parts(folder)
+                if _is_valid(final):
+                    return None
+                part = replacing.enter_context(replaced_folder(final, forced=False))
+                for group in shards:
+                    (part / group).mkdir()
+                return str(part)
+
+        def finish() -> None:
+            with refused():
+                if begun is not None:
+                    fill(Path(begun), in_shards)
+                    replacing.close()
+                    sync_folder(folder)
+                _delete_surplus(folder, update=update, keep=keep, protected=protected)
+
+        begun = ranks.first(begin)
+        with refused():
+            in_shards = {} if begun is None else write_shards(Path(begun), shards, ranks)
+        ranks.first(finish)
     return final
-
-
-def begin_checkpoint(folder: Path, *, update: int, groups: Collection[str]) -> Path | None:
-    """Make the temporary folder of a checkpoint, in which ranks write their shards before `save_checkpoint`.
-
-    Args:
-        folder: The run's checkpoint folder, created if missing. Leftovers of killed saves in it are deleted.
-        update: Number of the update just finished.
-        groups: The folders to make in it.
-
-    Returns:
-        The temporary folder; None if there is a valid checkpoint of this update.
-
-    Raises:
-        OSError: The system refuses.
-    """
-    make_folder(folder)
-    clean_leftovers(folder)
-    final = folder / f"update-{update:06d}"
-    if _is_valid(final):
-        return None
-    for group in groups:
-        (_temporary(final) / group).mkdir(parents=True)
-    return _temporary(final)
 
 
 def newest_valid(folder: Path, *, on_rejected: Callable[[str], None], ranks: Ranks = ALONE) -> Checkpoint | None:
@@ -257,50 +256,14 @@ def _opened(path: Path, ranks: Ranks) -> Checkpoint:
         raise DataError(f"{error.filename or path}: cannot be read ({error.strerror or error})") from error
 
 
-def clean_leftovers(folder: Path) -> None:
-    """Delete incomplete folders of killed saves and deletions; only for the run that owns the folder."""
-    for path in folder.glob(f"{TEMPORARY}*"):
-        _remove(path)
-
-
-def _write_atomically(final: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary folder, then rename it durably."""
-    part = _temporary(final)
-    part.mkdir(exist_ok=True)  # with the shards of all ranks
-    try:
-        write(part)
-        sync_folder(part)
-        _delete(final)  # an invalid one, if any
-        rename_folder(part, final)
-    except BaseException:  # includes KeyboardInterrupt; re-raised
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    sync_folder(final.parent)
-
-
-def _temporary(final: Path) -> Path:
-    return final.with_name(f"{TEMPORARY}{final.name}")
-
-
 def _delete_surplus(folder: Path, *, update: int, keep: int, protected: Collection[int]) -> None:
+    """Rename checkpoints before deleting them, so that a partly deleted one is never mistaken for a checkpoint."""
     found = _checkpoints(folder)
     past = [path for path in found if _update_of(path) <= update]
     for path in found:
         if path not in past[-keep:] and not (path in past and _update_of(path) in protected):
-            _delete(path)
-
-
-def _delete(path: Path) -> None:
-    """Rename a checkpoint before deleting it, so that a partly deleted one is never mistaken for a checkpoint."""
-    if path.exists():
-        _remove(path.rename(path.with_name(f"{TEMPORARY}old-{path.name}")))
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+            path.rename(temporary_name(path))
+    remove_parts(folder)
 
 
 def _is_valid(path: Path) -> bool:
@@ -321,16 +284,12 @@ def _update_of(path: Path) -> int:
     return int(path.name.removeprefix("update-"))
 
 
-def _without(tensors: Mapping[str, Tensor], held: Mapping[str, str]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if name not in held}
-
-
 def _tensor_file(group: str) -> str:
     return f"{group}.safetensors"
 
 
 @contextmanager
-def output_errors(folder: Path, *, update: int, needed: int) -> Iterator[None]:
+def _output_errors(folder: Path, *, update: int, needed: int) -> Iterator[None]:
     """Convert the system's errors into an OutputError that says how much space the checkpoint needs.
 
     Raises:

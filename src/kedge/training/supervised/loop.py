@@ -20,7 +20,6 @@ from kedge.system.ranks import (
     AdaptiveTokens,
     PassTokens,
     Ranks,
-    adaptive_part,
     budget_metrics,
     tokens_of,
     within_memory,
@@ -209,7 +208,7 @@ def train_supervised(
     outcome = Outcome(loop.done)
     budget = settings.micro_batch_tokens
     saved = {"evaluation": outcome, **(parts or {})}
-    loop.restore(TrainingState({"weights": weights}, optimizer, saved, added=adaptive_part(budget)))
+    loop.restore(TrainingState({"weights": weights}, optimizer, saved))
     lengths = [objective.length(example) for example in examples] if isinstance(budget, AdaptiveTokens) else []
 
     def run_pass(rows: list[int]) -> None:
