@@ -112,7 +112,7 @@ RELIABILITY = (
     Mutation(
         "repeated-passes-draw-other-random-numbers",
         "within_memory",
-        "_restore_random_states(states)",
+        "restore_random_state(*generators)",
         "pass",
         "tests/system/ranks/test_budget.py::test_a_repeated_attempt_draws_the_same_random_numbers",
     ),

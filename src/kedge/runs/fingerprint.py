@@ -93,19 +93,18 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
         config: The resolved configuration.
         in_memory: Objects passed from Python instead of configured fields, by dotted name.
     """
-    critic = config.ppo
+    models = {
+        "model": config.model,
+        "reward_model.base": config.reward_model.base,
+        "critic.base": None if config.critic.base in ("auto", "reward", "policy") else config.critic.base,
+        "ppo.critic_init": config.ppo.critic_init if config.ppo.names_critic else None,
+    }
+    data = ("demonstrations", "comparisons", "prompts", "eval_prompts", "pretraining")
+    own = {name: value_of(config, name) for stage in stages().values() for name in stage.inputs}
     named: dict[str, list[str]] = {
-        "model": [find_model(config.model)] if config.model else [],
-        "reward_model.base": [find_model(config.reward_model.base)] if config.reward_model.base else [],
-        "critic.base": [] if config.critic.base in ("auto", "reward", "policy") else [find_model(config.critic.base)],
-        "ppo.critic_init": [find_model(critic.critic_init)] if critic.names_critic else [],
-        **{
-            f"data.{name}": list(getattr(config.data, name))
-            for name in ("demonstrations", "comparisons", "prompts", "eval_prompts")
-        },
-        "data.pretraining": list(config.data.pretraining),
-        "data.chat_template": [config.data.chat_template] if config.data.chat_template else [],
-        **{name: [value] for name, value in _own_inputs(config).items()},
+        **{name: [find_model(source)] for name, source in models.items() if source},
+        **{f"data.{name}": list(getattr(config.data, name)) for name in data},
+        **{name: [value] for name, value in {"data.chat_template": config.data.chat_template, **own}.items() if value},
         "rlhf.labeler": [_place(config.rlhf.labeler)] if config.rlhf.labeler else [],
         "reward": [_place(term.source) for term in config.reward],
     }
@@ -131,12 +130,6 @@ def changed_inputs(saved: Mapping[str, str], current: Mapping[str, str], *, allo
         for name in differing
         if not any(name == part or name.startswith(f"{part}.") for part in free)
     ]
-
-
-def _own_inputs(config: Config) -> dict[str, str]:
-    """The files and functions that registered stages read, by field."""
-    named = {name: value_of(config, name) for stage in stages().values() for name in stage.inputs}
-    return {name: value for name, value in named.items() if value}
 
 
 def _hash_of(sources: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -224,9 +225,7 @@ def finished_run(config: Config) -> Path | None:
     folder = None if config.out is None else Path(os.path.expanduser(config.out))
     if folder is None or not (folder / FINISHED_FILE).is_file():
         return None
-    try:
-        stage = str(json.loads((folder / FINISHED_FILE).read_bytes())["stage"])
-    except (ValueError, LookupError, TypeError):  # damaged, which `read_ending` reports
+    if (stage := _ending(folder).get("stage")) is None:  # damaged, which `read_ending` reports
         return folder
     if lengthening(folder, config, stage):
         return None
@@ -243,12 +242,12 @@ def damage(folder: Path) -> str | None:
 
     Weights must match byte for byte. Other files may have been edited, but not be missing, empty, or invalid JSON.
     """
-    for ending in (folder / FINISHED_FILE, *sorted(folder.glob(f"*/{FINISHED_FILE}"))):
-        model = ending.parent / MODEL_FOLDER
+    for run in (folder, *sorted(ending.parent for ending in folder.glob(f"*/{FINISHED_FILE}"))):
+        model = run / MODEL_FOLDER
         if not model.is_dir():
             return f"{model} is missing"
         found = sorted(path for path in model.rglob("*") if path.is_file())
-        recorded = {model / name: FileRecord(**record) for name, record in _recorded(ending).items()}
+        recorded = {model / name: FileRecord(**record) for name, record in (_ending(run).get(FILES) or {}).items()}
         for path in dict.fromkeys([*recorded, *found]):
             if path.name != CARD and (problem := _problem(path, recorded.get(path))):
                 return f"{path} is {problem}"
@@ -269,11 +268,11 @@ def _problem(path: Path, recorded: FileRecord | None) -> str | None:
         return "damaged"
 
 
-def _recorded(ending: Path) -> Mapping[str, Any]:
-    try:
-        return dict(json.loads(ending.read_bytes()).get(FILES) or {})
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {}
+def _ending(folder: Path) -> Mapping[str, Any]:
+    """The content of `finished.json`; empty if it is damaged."""
+    with suppress(DataError):
+        return read_json_object(folder / FINISHED_FILE)
+    return {}
 
 
 def read_ending(folder: Path, *names: str) -> list[Any]:
@@ -286,9 +285,10 @@ def read_ending(folder: Path, *names: str) -> list[Any]:
     Raises:
         DataError: The file is damaged.
     """
-    path = folder / FINISHED_FILE
-    try:
-        ending = json.loads(path.read_bytes())
-        return [ending[name] for name in names]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged; delete it, and --resume repeats the run's last steps") from error
+    ending = _ending(folder)
+    if missing := [name for name in names if name not in ending]:
+        raise DataError(
+            f"{folder / FINISHED_FILE} is damaged ({missing[0]} is missing); delete it, and --resume repeats the run's "
+            "last steps"
+        )
+    return [ending[name] for name in names]

@@ -99,20 +99,9 @@ def _samples(folder: Path) -> list[CardSample]:
 
 def recipe_of(config: Config) -> str:
     """The settings that differ from kedge's defaults, as YAML, without the paths of the machine."""
-    values = config.model_dump(mode="json")
-    defaults = Config().model_dump(mode="json")
-    changed = {name: value for name, value in _changed(values, defaults).items() if name not in NOT_SHOWN}
+    changed = config.model_dump(mode="json", exclude_defaults=True, exclude=set(NOT_SHOWN))
     seed = {"runtime": {"seed": config.runtime.seed}}
     return yaml.safe_dump(_public({**changed, **seed}), sort_keys=False, allow_unicode=True)
-
-
-def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that differ, at every level of sections and of mappings such as the schedules."""
-    return {
-        name: _changed(value, inner) if isinstance(value, Mapping) and isinstance(inner, Mapping) else value
-        for name, value, inner in ((name, value, defaults.get(name, {})) for name, value in values.items())
-        if name not in defaults or value != inner
-    }
 
 
 def _public(value: Any) -> Any:

@@ -19,11 +19,10 @@ from typing import Any
 
 from kedge.errors import KedgeError
 from kedge.system.invocation import importing_user_code
-from kedge.system.texts import error_text
+from kedge.system.texts import DOTTED_NAME, error_text
 
 __all__ = ["find_named"]
 
-_DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _EXPECTED = "path/to/file.py:function or package.module:function"
 _MODULE_NUMBERS = itertools.count(1)
 _LOADED_HERE = "__kedge_loaded__"
@@ -50,7 +49,7 @@ def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[...
     """
     kind = _Kind(word, error)
     source, _, attribute = spec.rpartition(":")
-    if not source or not _DOTTED_NAME.fullmatch(attribute):
+    if not source or not DOTTED_NAME.fullmatch(attribute):
         raise error(f"{word} {spec!r} is not the name of a function; expected {_EXPECTED}")
     from_file = source.endswith(".py")
     module = _run_file(Path(os.path.expanduser(source)), kind) if from_file else _import_module(source, kind)
@@ -109,7 +108,7 @@ def _unique_name(path: Path, kind: _Kind) -> str:
 
 
 def _import_module(name: str, kind: _Kind) -> ModuleType:
-    if not _DOTTED_NAME.fullmatch(name):
+    if not DOTTED_NAME.fullmatch(name):
         raise kind.error(f"{kind.word} module {name!r} is neither a dotted module name nor a .py file")
     _make_importable(Path.cwd())
     try:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["error_text", "markdown", "names_function", "pointer_fault", "printable", "unwritable"]
+__all__ = ["DOTTED_NAME", "error_text", "markdown", "names_function", "pointer_fault", "printable", "unwritable"]
 
-_DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def names_function(text: str) -> bool:
@@ -18,7 +18,7 @@ def names_function(text: str) -> bool:
     name is missing: the loader's error then says what to add.
     """
     _, colon, attribute = text.rpartition(":")
-    return text.endswith(".py") or bool(colon and _DOTTED_NAME.fullmatch(attribute))
+    return text.endswith(".py") or bool(colon and DOTTED_NAME.fullmatch(attribute))
 
 
 def printable(text: str) -> str:

@@ -14,13 +14,12 @@ from torch import nn
 from torch.optim import AdamW
 
 from kedge.errors import ModelError
+from kedge.system.generators import random_state, restore_random_state
 from kedge.training.checkpoint.state import (
     module_tensors,
     optimizer_state,
-    random_state,
     restore_module,
     restore_optimizer,
-    restore_random_state,
 )
 from kedge.training.checkpoint.store import newest_valid, save_checkpoint
 from kedge.training.optimizer import AdamEpsMode, build_optimizer, clip_gradients, set_learning_rate

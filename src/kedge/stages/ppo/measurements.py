@@ -35,8 +35,8 @@ from kedge.rollout.continuations import sample_continuations
 from kedge.stages.evaluation.judges import Judge, ScoredResponses
 from kedge.stages.ppo.log import Event, PpoLog
 from kedge.stages.ppo.trainer import Trainer
+from kedge.system.generators import random_state, restore_random_state
 from kedge.training.checkpoint.loop import CheckpointedLoop
-from kedge.training.checkpoint.state import random_state, restore_random_state
 from kedge.training.runtime import Stopwatch, stream, stream_seed
 
 __all__ = ["FixedPrompts", "Measurements", "PrefixSample", "sample_prefixes"]

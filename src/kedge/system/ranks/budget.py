@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-import torch
-from torch import Tensor
-
 from kedge.errors import KedgeError
+from kedge.system.generators import random_state, restore_random_state
 from kedge.system.memory import asked_for, is_out_of_memory, release, with_unit
 from kedge.system.ranks.ranks import ALONE, Ranks, plan_parts
 
@@ -115,7 +113,7 @@ def within_memory(budget: PassTokens, lengths: Sequence[int], attempt: Callable[
     if not isinstance(budget, AdaptiveTokens) or ranks.is_sharded:
         return attempt()
     while True:
-        states = _random_states()
+        generators = random_state()
         failure = None
         results = list[T]()
         try:
@@ -134,7 +132,7 @@ def within_memory(budget: PassTokens, lengths: Sequence[int], attempt: Callable[
         budget.halve(smaller, failure)
         release(failure)
         del failure, results
-        _restore_random_states(states)
+        restore_random_state(*generators)
 
 
 def _smaller(tokens: int, lengths: Sequence[int], num_ranks: int) -> int:
@@ -148,14 +146,3 @@ def _smaller(tokens: int, lengths: Sequence[int], num_ranks: int) -> int:
 def _asked(error: BaseException | None) -> str:
     asked = asked_for(error)
     return f" ({with_unit(asked)} more were asked for)" if asked else ""
-
-
-def _random_states() -> tuple[Tensor, list[Tensor]]:
-    used = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if used else []
-
-
-def _restore_random_states(states: tuple[Tensor, list[Tensor]]) -> None:
-    torch.set_rng_state(states[0])
-    if states[1]:
-        torch.cuda.set_rng_state_all(states[1])

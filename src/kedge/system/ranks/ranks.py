@@ -196,9 +196,7 @@ class Ranks:
         """The messages of all ranks, in the order of the ranks; JSON types."""
         if not self.are_several:
             return [message]
-        text = json.dumps(message).encode()
-        own = torch.frombuffer(bytearray(text.ljust(self.largest(len(text)))), dtype=torch.uint8)
-        return [json.loads(bytes(each.tolist())) for each in self.everyones(own)]
+        return [json.loads(each.numpy().tobytes()) for each in self.everyones(self._encoded(message))]
 
     def sums(self, figures: Sequence[float]) -> list[float]:
         """The sum of each figure over the ranks, in the order of the ranks, in float64."""
@@ -270,14 +268,14 @@ class Ranks:
 
     def _told(self, message: dict[str, Any] | None) -> dict[str, Any]:
         """A message of the first rank, on every rank."""
-        text = json.dumps(message, default=str).encode()
-        size = torch.tensor([len(text)])
-        self._finish(dist.broadcast(size, 0, group=_group.get(), async_op=True), size)
-        content = torch.zeros(int(size), dtype=torch.uint8)
-        if message is not None:
-            content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        content = self._encoded(message)
         self._finish(dist.broadcast(content, 0, group=_group.get(), async_op=True), content)
-        return json.loads(bytes(content.tolist()))
+        return json.loads(content.numpy().tobytes())
+
+    def _encoded(self, message: Any) -> Tensor:
+        """A message as bytes, as many on every rank."""
+        text = json.dumps(message, default=str).encode()
+        return torch.frombuffer(bytearray(text.ljust(self.largest(len(text)))), dtype=torch.uint8)
 
     def _reduce(self, tensor: Tensor, operation: Any) -> None:
         self._finish(dist.all_reduce(tensor, operation, group=_group.get(), async_op=True), tensor)

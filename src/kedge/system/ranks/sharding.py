@@ -264,21 +264,15 @@ def clip_shards(gradients: Sequence[Tensor], max_norm: float | None, ranks: Rank
         ranks: The ranks.
     """
     local = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
-    own = sum(
-        float(each.double().square().sum()) for each, part in zip(local, gradients, strict=True) if _is_part(part)
-    )
-    kept = sum(
-        float(each.double().square().sum()) for each, part in zip(local, gradients, strict=True) if not _is_part(part)
-    )
+    squares = [float(each.double().square().sum()) for each in local]
+    is_part = [isinstance(each, DTensor) for each in gradients]
+    own = sum(square for square, part in zip(squares, is_part, strict=True) if part)
+    kept = sum(square for square, part in zip(squares, is_part, strict=True) if not part)
     norm = (ranks.sums([own])[0] + kept) ** 0.5
     if max_norm and norm > max_norm and norm < float("inf"):
         for each in local:
             each.mul_(max_norm / (norm + 1e-6))
     return norm
-
-
-def _is_part(tensor: Tensor) -> bool:
-    return isinstance(tensor, DTensor)
 
 
 def _sharded(modules: Iterable[nn.Module]) -> list[FSDPModule]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kedge.errors import DataError, ModelError, NumericsError
 from kedge.models.adapters import is_frozen
+from kedge.system.generators import random_state, restore_random_state
 from kedge.system.output import BEST_FILE, replace_file
 from kedge.system.ranks import ALONE, Ranks, check_equal_weights
 from kedge.system.ranks.sharding import StoredTensors, gather, part_for, whole
@@ -33,10 +32,8 @@ __all__ = [
     "TrainingState",
     "module_tensors",
     "optimizer_state",
-    "random_state",
     "restore_module",
     "restore_optimizer",
-    "restore_random_state",
 ]
 
 AHEAD = "ahead"
@@ -477,27 +474,6 @@ def _undo_casts(optimizer: Optimizer, restored: Mapping[int, Mapping[str, Any]])
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
     """All parameters, across groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State of the global generators of torch, Python and NumPy: a user's functions may use any of them."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    tensors = {"cpu": torch.get_rng_state(), **{f"cuda:{index}": state for index, state in enumerate(cuda)}}
-    version, words, gauss = random.getstate()
-    name, keys, *rest = np.random.get_state()
-    return tensors, {"python": [version, list(words), gauss], "numpy": [name, np.asarray(keys).tolist(), *rest]}
-
-
-def restore_random_state(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Restore the global generators."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(tensors["cpu"])
-    for index in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
-        if f"cuda:{index}" in tensors:
-            torch.cuda.set_rng_state(tensors[f"cuda:{index}"], index)
 
 
 def _check_same_kind(name: str, tensors: Mapping[str, Tensor], own: Tensor) -> None:
