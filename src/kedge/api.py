@@ -196,6 +196,8 @@ def ppo(
     policy: Model | None = None,
     critic: Model | None = None,
     eval_prompts: Data | None = None,
+    advantage: Callable[..., object] | str | Mapping[str, int] | None = None,
+    surrogate: Callable[..., object] | str | None = None,
     out: StrPath | None = None,
     resume: bool = False,
     on_update: Callback | None = None,
@@ -210,6 +212,10 @@ def ppo(
         policy: Another name of `model`.
         critic: A trained critic to start from, such as a run of `kedge.critic`; or its kind, as `ppo.critic`.
         eval_prompts: Prompts for `eval_every` and `critic_check`; without them, some of the prompts are held out.
+        advantage: An estimator of your own, `(rewards, mask, values=, group=)` → `(advantages, returns)` with tensors
+            `[batch, time]`; or the value of `ppo.advantage`.
+        surrogate: A policy loss of your own, `(log_ratios, advantages)` → one loss per token; or the value of
+            `ppo.policy_loss`.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).

@@ -25,7 +25,8 @@ from kedge.algorithm.masking import (
     check_positive,
     keep_counted,
 )
-from kedge.errors import ConfigError
+from kedge.algorithm.own import function_name, own_values
+from kedge.errors import ConfigError, ShapeError
 
 __all__ = [
     "PolicyLoss",
@@ -39,6 +40,7 @@ __all__ = [
     "double_sided_policy_loss",
     "kl_penalty_policy_loss",
     "named_surrogate",
+    "own_policy_loss",
     "positive_nll",
     "unclipped_policy_loss",
 ]
@@ -50,6 +52,7 @@ def named_surrogate(
     clip: tuple[float, float],
     dual_clip: float | None = None,
     kl_coef: float = 0.0,
+    own: Callable[..., object] | None = None,
 ) -> Surrogate:
     """The policy loss that `policy_loss` in the configuration names, with its settings.
 
@@ -58,7 +61,10 @@ def named_surrogate(
         clip: ε and ε_high.
         dual_clip: Bound of ρ for negative advantages; None for none.
         kl_coef: β of the KL penalty, as it is now.
+        own: a user's function of log ratios and advantages in their place; see `own_policy_loss`.
     """
+    if own is not None:
+        return partial(own_policy_loss, function=own)
     low, high = clip
     surrogates: dict[str, Surrogate] = {
         "clipped": partial(clipped_policy_loss, clip_range=low, clip_range_high=high, dual_clip=dual_clip),
@@ -209,6 +215,33 @@ def double_sided_policy_loss(
     outside = (tokens.rho < low) | (tokens.rho > high)
     losses = torch.where(outside, 0.0, -tokens.rho * tokens.advantages)
     return tokens.loss(losses, held_by_clip=outside & (tokens.advantages != 0))
+
+
+def own_policy_loss(
+    logprobs: Float[Tensor, "*batch time"],
+    old_logprobs: Float[Tensor, "*batch time"],
+    advantages: Float[Tensor, "*batch time"],
+    mask: Bool[Tensor, "*batch time"],
+    *,
+    function: Callable[[Tensor, Tensor], object],
+    **options: Unpack[SurrogateOptions],
+) -> PolicyLoss:
+    """A policy loss of `function(log_ratios, advantages)`, which returns one loss per token.
+
+    loss = aggregate f(log π − log π_old, A)
+
+    With `ratio=sequence`, the log ratios are those of the responses. Masked slots are 0 in both arguments.
+
+    Raises:
+        ShapeError: the function returns another shape, a number that is not finite, or a loss without a gradient.
+    """
+    tokens = Tokens.of(logprobs, old_logprobs, advantages, mask, **options)
+    log_ratios = keep_counted(tokens.rho.log(), mask) if options.get("ratio") == "sequence" else tokens.log_ratio
+    name = f"ppo.policy_loss: {function_name(function)}"
+    losses = own_values(function(log_ratios, tokens.advantages), mask, f"{name} returned losses")
+    if logprobs.requires_grad and not losses.requires_grad:
+        raise ShapeError(f"{name} returned losses without a gradient; compute them from the log ratios")
+    return tokens.loss(losses)
 
 
 def _bounds(clip_range: float, clip_range_high: float | None) -> tuple[float, float]:

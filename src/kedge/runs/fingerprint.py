@@ -105,6 +105,11 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
         **{name: [find_model(source)] for name, source in models.items() if source},
         **{f"data.{name}": list(getattr(config.data, name)) for name in data},
         **{name: [value] for name, value in {"data.chat_template": config.data.chat_template, **own}.items() if value},
+        **{
+            f"ppo.{name}": [getattr(config.ppo, name)]
+            for name in ("advantage", "policy_loss")
+            if names_function(str(getattr(config.ppo, name)))
+        },
         "rlhf.labeler": [_place(config.rlhf.labeler)] if config.rlhf.labeler else [],
         "reward": [_place(term.source) for term in config.reward],
     }

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from kedge.algorithm.own import function_name
 from kedge.config import Config, config_from_settings, initial_critic
 from kedge.data.fields import is_conversation
 from kedge.data.records import table_rows
@@ -109,9 +110,12 @@ def read_argument(field: str, value: Any, name: str) -> tuple[Mapping[str, Any],
     if field == "reward":
         return _rewards(value)
     if callable(value) and not is_pretrained(value):
-        return {}, value
+        own = field in ("ppo.advantage", "ppo.policy_loss")
+        return {field: f"python:{function_name(value)}"} if own else {}, value
     if field == "ppo.critic_init" and isinstance(value, str):
         return initial_critic(value), None
+    if field in ("ppo.advantage", "ppo.policy_loss"):
+        return {field: value}, None
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(f"{name} must be a folder, a hub id or {LOADED}, not {_shown(value)}")
     return {field: os.fspath(cast("StrPath", value))}, None

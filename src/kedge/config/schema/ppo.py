@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from annotated_types import Ge, Gt, Le
-from pydantic import model_validator
+from pydantic import StringConstraints, model_validator
 
 from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import Schedule, TrainedSection, schedule_field
@@ -23,6 +23,8 @@ UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo")
 
 Reaction = Literal["stop", "skip", "rollback"]
 Place = Literal["reward", "score", "loss"]
+OwnFunction = Annotated[str, StringConstraints(pattern=r":[A-Za-z_][\w.]*$")]
+"""The name of a user's function, `file.py:name` or `module:name`."""
 
 
 class PpoConfig(TrainedSection):
@@ -79,14 +81,17 @@ class PpoConfig(TrainedSection):
     )
 
     # The policy's part of the loss.
-    policy_loss: Literal["clipped", "unclipped", "kl_penalty_fixed", "kl_penalty_adaptive", "cispo", "double_sided"] = (
-        field(
-            "clipped",
-            meaning="Surrogate loss: clipped ratios, plain ratios, or plain ratios with a KL penalty to the sampling "
-            "policy; cispo: log probabilities weighted by ratios of at most 1 + clip_range_high; double_sided: plain "
-            "ratios without the tokens outside the clip range, on either side.",
-            source="PPO eq. 7; clipping is the best in its table 1. CISPO: MiniMax-M1; double_sided: SAO",
-        )
+    policy_loss: (
+        Literal["clipped", "unclipped", "kl_penalty_fixed", "kl_penalty_adaptive", "cispo", "double_sided"]
+        | OwnFunction
+    ) = field(
+        "clipped",
+        meaning="Surrogate loss: clipped ratios, plain ratios, or plain ratios with a KL penalty to the sampling "
+        "policy; cispo: log probabilities weighted by ratios of at most 1 + clip_range_high; double_sided: plain "
+        "ratios without the tokens outside the clip range, on either side. Or a function of log ratios and advantages "
+        "that returns a loss per token, `file.py:name`.",
+        source="PPO eq. 7; clipping is the best in its table 1. CISPO: MiniMax-M1; double_sided: SAO",
+        text="a function",
     )
     ratio: Literal["token", "sequence"] = field(
         "token",
@@ -382,15 +387,18 @@ class PpoConfig(TrainedSection):
             "opo",
         ]
         | Annotated[dict[Literal["n_step"], Annotated[int, Ge(1)]], ONE]
+        | OwnFunction
     ) = field(
         "gae",
         meaning="Weight of a token's gradient. With a critic: GAE, return − value, TD residual, or n-step, where n "
         "tokens of reward precede the value: {n_step: 3}; n_step alone has 5, as A3C. Without: the return (to_go, "
         "total, reinforce++), or the score less a baseline: the mean of the prompt's other responses (rloo), of all of "
         "them (dr_grpo, reinforce++_baseline; grpo divides by their standard deviation), weighted by length (opo), or "
-        "the score of the greedy response (remax).",
+        "the score of the greedy response (remax). Or a function (rewards, mask, values=, group=) → (advantages, "
+        "returns), `file.py:name`.",
         source="S0, S3, S4, N+; monte_carlo is S1's reward − V; RLOO, GRPO, Dr. GRPO, REINFORCE++, OPO, ReMax "
         "(docs/family.md)",
+        text="a function",
     )
     gamma: float = field(
         1.0,
@@ -625,7 +633,7 @@ class PpoConfig(TrainedSection):
         """The kind of critic, `auto` resolved."""
         if self.critic != "auto":
             return self.critic
-        return "shared" if self.needs_values else "none"
+        return "shared" if self.needs_values or ":" in str(word(self.advantage)) else "none"
 
     @model_validator(mode="after")
     def _check_clips(self) -> "PpoConfig":

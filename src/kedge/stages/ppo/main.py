@@ -27,6 +27,7 @@ from kedge.stages.ppo.observers import Observer, new_guard, observers_of
 from kedge.stages.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.sampling import Batches
+from kedge.stages.ppo.settings import OwnFunctions
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
@@ -47,6 +48,8 @@ def run_ppo(
     callback: Callback | None = None,
     on_update: Callable[[int, Roles], None] = lambda update, roles: None,
     planned: MachinePlan | None = None,
+    advantage: Callable[..., object] | None = None,
+    surrogate: Callable[..., object] | None = None,
 ) -> PpoResult:
     """Train `config.model` with PPO against `config.reward` on `config.data.prompts`.
 
@@ -62,6 +65,8 @@ def run_ppo(
         callback: Called after each update.
         on_update: The same with the update's number, from 1, and all models of the run.
         planned: Memory that it should hold, to be compared with the measured peak.
+        advantage: An estimator instead of `ppo.advantage`; see `OwnAdvantage`.
+        surrogate: A function instead of `ppo.policy_loss`; see `own_policy_loss`.
 
     Raises:
         KedgeError: An input is missing, unreadable or incompatible; raised before training starts.
@@ -69,10 +74,11 @@ def run_ppo(
         OutOfMemoryError: Memory ran out; the state after the last whole update is saved.
     """
     config = with_saved_critic(config)
+    own = OwnFunctions.of(config, advantage=advantage, surrogate=surrogate)
     in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
     run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
     check_ahead(config, run)
-    roles = load_roles(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
+    roles = load_roles(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward, own=own)
     roles = with_background(config, run, roles)
     with (
         running(config, run, save=partial(save_result, config, run, roles)) as summary,

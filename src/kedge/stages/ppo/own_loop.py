@@ -47,6 +47,7 @@ from kedge.stages.ppo.main import Updates, opened_updates
 from kedge.stages.ppo.result import checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles, longest_prompt
 from kedge.stages.ppo.sampling import SampledBatch, Sampling
+from kedge.stages.ppo.settings import OwnFunctions
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.stage import find_stage
@@ -116,7 +117,9 @@ class PpoTrainer:
         reward: Reward models and functions, for `update` without scores.
         prompts: Prompts for `sample` without prompts.
         eval_prompts: Prompts for `eval_every` and `critic_check`.
-        critic: As in `kedge.ppo`.
+        critic: As in `kedge.ppo`, like the next two.
+        advantage: See `critic`.
+        surrogate: See `critic`.
         resume: Resume the run in `out`, if there is one: weights, optimizer, controllers, random streams, and the
             number of the update.
         on_update: Called with an `Update` after each update.
@@ -135,12 +138,15 @@ class PpoTrainer:
         prompts: Data | None = None,
         eval_prompts: Data | None = None,
         critic: Model | None = None,
+        advantage: Callable[..., object] | str | Mapping[str, int] | None = None,
+        surrogate: Callable[..., object] | str | None = None,
         resume: bool = False,
         on_update: Callback | None = None,
         **settings: Any,
     ) -> None:
         refuse_nested_run()
         named = {"model": model, "out": out, "reward": reward, "prompts": prompts, "eval_prompts": eval_prompts}
+        named |= {"advantage": advantage, "surrogate": surrogate}
         given = {name: value for name, value in {**settings, **named, "critic": critic}.items() if value is not None}
         self._stack = ExitStack()
         self._is_open = False
@@ -155,11 +161,13 @@ class PpoTrainer:
             named = opening.enter_context(with_named_models(find_stage("ppo"), given))
             config, objects = resolved_arguments(find_stage("ppo"), named)
             config = with_saved_critic(config)
+            functions = {name: objects.get(name) for name in ("advantage", "surrogate")}
+            own = OwnFunctions.of(config, **functions)
             _check(config, has_prompts="prompts" in given, has_reward="reward" in given)
             opening.enter_context(memory_in_one_line(config, "ppo"))
             opening.enter_context(chained())
             self._scores: list[Any] = []
-            self._open_run(config, opening, objects, resume, on_update)
+            self._open_run(config, own, opening, objects, resume, on_update)
             self._stack = opening.pop_all()
         self._is_open = True
         self._close_at_exit = partial(_close, weakref.ref(self))
@@ -168,6 +176,7 @@ class PpoTrainer:
     def _open_run(
         self,
         config: Config,
+        own_functions: OwnFunctions,
         opening: ExitStack,
         objects: Mapping[str, Any],
         resume: Resume | None,
@@ -192,6 +201,7 @@ class PpoTrainer:
             eval_prompts=eval_prompts,
             reward=cast("Rewards | None", reward),
             has_prompts=has_prompts,
+            own=own_functions,
         )
         self._own_reward = roles.reward if has_no_reward else load_reward([own], ranks=run.ranks)
         self._has_reward = not has_no_reward

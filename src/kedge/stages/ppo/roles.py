@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
@@ -37,6 +37,7 @@ from kedge.runs.run import REJECTED_FILE, Run, offloads_optimizer
 from kedge.stages.evaluation.judges import Judge, load_judge
 from kedge.stages.ppo.critics import load_actor_critic
 from kedge.stages.ppo.engines import check_engine, choose_engine
+from kedge.stages.ppo.settings import OwnFunctions
 from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pretraining_mix import PretrainingMix
@@ -63,6 +64,7 @@ class Roles:
         missing_eos: The penalty for responses without a stop token; None for no penalty.
         optimizer: The optimizer of policy and critic.
         pretraining: The pretraining loss of ptx mixing, or None.
+        own: The user's own parts of the algorithm.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -78,6 +80,7 @@ class Roles:
     missing_eos: MissingEos | None
     optimizer: Optimizer
     pretraining: PretrainingMix | None
+    own: OwnFunctions = field(default_factory=OwnFunctions)
 
 
 def load_roles(
@@ -88,6 +91,7 @@ def load_roles(
     eval_prompts: Sequence[Any] | None = None,
     reward: Rewards | None = None,
     has_prompts: bool = True,
+    own: OwnFunctions | None = None,
 ) -> Roles:
     """Load policy, reference, reward, critic and prompts.
 
@@ -98,11 +102,13 @@ def load_roles(
         eval_prompts: Texts or rows instead of `config.data.eval_prompts`.
         reward: Functions or models instead of `config.reward`.
         has_prompts: False for a run that gets its prompts later.
+        own: The user's own parts of the algorithm; None for those that the configuration names.
 
     Raises:
         KedgeError: An input is unreadable, or incompatible with the others.
     """
     check_engine(config)
+    own = own or OwnFunctions.of(config)
     trusted = config.runtime.trust_remote_code
     tokenizer = load_tokenizer(str(config.model), trust_remote_code=trusted, chat_template=config.data.chat_template)
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
@@ -138,6 +144,7 @@ def load_roles(
         else MissingEos(eos_score, "subtract" if config.rollout.subtracts_missing_eos else "replace"),
         optimizer=_optimizer(config, run, actor_critic, head),
         pretraining=_load_pretraining(config, run, tokenizer, actor_critic.policy),
+        own=own,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, cast
@@ -24,14 +24,18 @@ from kedge.algorithm.group_advantages import (
     OptimalBaselineAdvantage,
     ProcessAdvantage,
 )
+from kedge.algorithm.own import OwnAdvantage
 from kedge.algorithm.policy_losses import Surrogate, clip_ranges, named_surrogate
 from kedge.config import Config, config_at, parameter, scheduled_values, word
+from kedge.errors import ConfigError
 from kedge.rollout import Estimation
+from kedge.system.importing import find_named
 from kedge.training.controllers import Coefficients, Controllers, ValueWarmup
 from kedge.training.objective import Objective
 from kedge.training.optimizer import Schedule, learning_rate_at
 
 __all__ = [
+    "OwnFunctions",
     "PpoSettings",
     "advantage_of",
     "coefficients_of",
@@ -54,6 +58,44 @@ then a visible part of their differences."""
 MIN_SHARE_OF_ERROR = 0.1
 """The value loss's unit is at least this share of the critic's RMS error, so that the loss starts at ½ · 10² = 50 or
 less; the standard deviation of scores that are almost all equal would multiply it by up to a million."""
+
+
+@dataclass(frozen=True)
+class OwnFunctions:
+    """The user's own parts of the algorithm; None for kedge's.
+
+    Attributes:
+        advantage: Estimates advantages and returns; see `OwnAdvantage`.
+        surrogate: The policy loss; see `own_policy_loss`.
+    """
+
+    advantage: Callable[..., object] | None = None
+    surrogate: Callable[..., object] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        *,
+        advantage: Callable[..., object] | None = None,
+        surrogate: Callable[..., object] | None = None,
+    ) -> OwnFunctions:
+        """The functions that were passed from Python, and those that a configuration names.
+
+        Raises:
+            ConfigError: One that is named cannot be loaded.
+        """
+        advantage = advantage or _loaded("ppo.advantage", config.ppo.advantage)
+        return cls(advantage, surrogate or _loaded("ppo.policy_loss", config.ppo.policy_loss))
+
+
+def _loaded(field: str, name: object) -> Callable[..., object] | None:
+    """The function that a field names; None if it has another value."""
+    if not isinstance(name, str) or ":" not in name:
+        return None
+    if name.startswith("python:"):
+        raise ConfigError(f"{field}={name} is a function that was passed from Python; pass it again, or name its file")
+    return find_named(name, word=field, error=ConfigError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +133,7 @@ class PpoSettings:
         scheduled: The scheduled fields with their values in this update.
         exact: The engine's log probabilities equal the trainer's.
         config: The run's configuration.
+        own: The user's own parts of the algorithm.
     """
 
     seed: int
@@ -123,20 +166,30 @@ class PpoSettings:
     scheduled: Mapping[str, float]
     exact: bool
     config: Config
+    own: OwnFunctions
 
     @classmethod
-    def of(cls, config: Config, *, exact: bool, scheduled: Mapping[str, float] | None = None) -> PpoSettings:
+    def of(
+        cls,
+        config: Config,
+        *,
+        exact: bool,
+        scheduled: Mapping[str, float] | None = None,
+        own: OwnFunctions | None = None,
+    ) -> PpoSettings:
         """The settings of a configuration.
 
         Args:
             config: The configuration, with an update's values of the scheduled fields.
             exact: The engine's log probabilities equal the trainer's.
             scheduled: The scheduled fields' values.
+            own: The user's own parts of the algorithm; None for those that the configuration names.
         """
         ppo = config.ppo
+        own = OwnFunctions.of(config) if own is None else own
         rollout = config.rollout
         clip = clip_ranges(ppo.clip_range, ppo.clip_range_high)
-        surrogate = partial(named_surrogate, ppo.policy_loss, clip=clip, dual_clip=ppo.dual_clip)
+        surrogate = partial(named_surrogate, ppo.policy_loss, clip=clip, dual_clip=ppo.dual_clip, own=own.surrogate)
         is_clipped = ppo.policy_loss == "clipped" and ppo.ratio == "token"
         return cls(
             seed=config.runtime.seed,
@@ -149,7 +202,7 @@ class PpoSettings:
             max_resamples=ppo.max_resamples,
             max_staleness=rollout.max_staleness,
             gamma=ppo.gamma,
-            estimation=_estimation_of(config, exact=exact),
+            estimation=_estimation_of(config, own, exact=exact),
             num_epochs=ppo.num_epochs,
             num_minibatches=ppo.num_minibatches,
             num_critic_epochs=ppo.num_critic_epochs,
@@ -169,6 +222,7 @@ class PpoSettings:
             scheduled=scheduled or {},
             exact=exact,
             config=config,
+            own=own,
         )
 
     def at(self, update: int) -> PpoSettings:
@@ -176,13 +230,13 @@ class PpoSettings:
         if not self.config.schedules:
             return self
         values = scheduled_values(self.config, update)
-        return PpoSettings.of(config_at(self.config, update), exact=self.exact, scheduled=values)
+        return PpoSettings.of(config_at(self.config, update), exact=self.exact, scheduled=values, own=self.own)
 
     def inexact(self) -> PpoSettings:
         """The same settings for responses whose log probabilities are not the trainer's."""
         if not self.exact:
             return self
-        return PpoSettings.of(self.config, exact=False, scheduled=self.scheduled)
+        return PpoSettings.of(self.config, exact=False, scheduled=self.scheduled, own=self.own)
 
     @property
     def needs_baseline(self) -> bool:
@@ -298,9 +352,9 @@ def value_bins_of(config: Config) -> Bins | None:
     return None if bins is None else Bins(*bins)
 
 
-def _estimation_of(config: Config, *, exact: bool) -> Estimation:
+def _estimation_of(config: Config, own: OwnFunctions, *, exact: bool) -> Estimation:
     ppo = config.ppo
-    advantage = advantage_of(config)
+    advantage = advantage_of(config) if own.advantage is None else OwnAdvantage(own.advantage, ppo.gamma)
     name = ppo.advantage
     cap = ppo.importance_cap
     if cap == "auto":

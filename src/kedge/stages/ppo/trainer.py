@@ -74,7 +74,7 @@ class Trainer:
     @classmethod
     def of(cls, config: Config, run: Run, roles: Roles) -> Trainer:
         """The trainer at the start of a run."""
-        settings = PpoSettings.of(config, exact=roles.engine.is_exact)
+        settings = PpoSettings.of(config, exact=roles.engine.is_exact, own=roles.own)
         return cls(run, roles, settings, coefficients_of(config), value_warmup_of(config))
 
     def begin(self, update: int) -> None:

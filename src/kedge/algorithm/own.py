@@ -1,0 +1,78 @@
+"""What users write themselves: an advantage estimator in the form that the update calls, and checks of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+from typing_extensions import Unpack
+
+from kedge.algorithm.advantages import AdvantageInputs, Advantages, Need
+from kedge.algorithm.masking import keep_counted
+from kedge.errors import ShapeError
+
+__all__ = ["OwnAdvantage", "function_name", "own_values"]
+
+
+@dataclass(frozen=True)
+class OwnAdvantage:
+    """An estimator `function(rewards, mask, values=…, group=…) → advantages, returns`; see `Advantage`.
+
+    It gets tensors `[batch, time]`, and `group` `[batch]`; it may leave out the parameters after `mask`. `values` is
+    None without a critic. What it returns in masked slots is set to 0.
+
+    Args:
+        function: the estimator.
+        gamma: γ of the other parts that discount.
+    """
+
+    function: Callable[..., object]
+    gamma: float
+    needs: ClassVar[Need | None] = None
+
+    @torch.no_grad()
+    def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
+        """See `Advantage`; raises `ShapeError` for another shape, or a number that is not finite."""
+        known = {name: inputs.get(name) for name in ("values", "group")}
+        parameters = signature(self.function).parameters
+        if not any(each.kind == Parameter.VAR_KEYWORD for each in parameters.values()):
+            known = {name: value for name, value in known.items() if name in parameters}
+        found = self.function(rewards, mask, **known)
+        name = f"ppo.advantage: {function_name(self.function)}"
+        parts = tuple(cast("tuple[object, ...]", found)) if isinstance(found, (tuple, list)) else ()
+        if len(parts) != 2:
+            raise ShapeError(f"{name} returned a {type(cast(object, found)).__name__}; expected (advantages, returns)")
+        both = zip(parts, ("advantages", "returns"), strict=True)
+        return Advantages(*(own_values(value, mask, f"{name} returned {part}") for value, part in both))
+
+
+def own_values(value: object, mask: Tensor, name: str) -> Tensor:
+    """A user's function's result, 0 in masked slots.
+
+    Args:
+        value: What it returned.
+        mask: True = counts.
+        name: Its name in errors, and a verb.
+
+    Raises:
+        ShapeError: It is no tensor of this shape, or not finite where it counts.
+    """
+    expected = f"expected a tensor of shape {tuple(mask.shape)}"
+    if not isinstance(value, Tensor):
+        raise ShapeError(f"{name} that are a {type(value).__name__}; {expected}")
+    if value.shape != mask.shape:
+        raise ShapeError(f"{name} of shape {tuple(value.shape)}; {expected}")
+    kept = keep_counted(value, mask)
+    if not bool(kept.isfinite().all()):
+        raise ShapeError(f"{name} that are not finite")
+    return kept
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """A function's name in errors."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return str(name).replace("<lambda>", "lambda_")

@@ -1,0 +1,107 @@
+"""An estimator and a policy loss of the user's own: equal to kedge's where they are the same, else checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kedge
+from kedge.algorithm import generalized_advantages
+from kedge.algorithm.group_advantages import GroupMeanAdvantage
+from kedge.errors import ConfigError, ShapeError
+from tests.stages.ppo.test_own_loop import PROMPTS, SIZES, assert_same, scored
+from tests.tiny import save_tiny_policy
+
+FILE = """
+from kedge.algorithm.advantages import reward_to_go
+
+def to_go(rewards, mask):
+    returns = reward_to_go(rewards, mask, 1.0)
+    return returns, returns
+
+def unclipped(log_ratios, advantages):
+    return -log_ratios.exp() * advantages
+"""
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+def run(policy: Path, out: Path, **settings: Any) -> None:
+    kedge.ppo(model=policy, prompts=PROMPTS, reward=scored, out=out, **{**SIZES, **settings})
+
+
+def gae(rewards: Tensor, mask: Tensor, *, values: Tensor) -> tuple[Tensor, Tensor]:
+    return generalized_advantages(rewards, values, mask, gamma=1.0, gae_lambda=0.9)
+
+
+def clipped(log_ratios: Tensor, advantages: Tensor) -> Tensor:
+    ratios = log_ratios.exp()
+    return torch.maximum(-ratios * advantages, -ratios.clamp(0.8, 1.2) * advantages)
+
+
+def group_means(rewards: Tensor, mask: Tensor, *, group: Tensor) -> tuple[Tensor, Tensor]:
+    return GroupMeanAdvantage(1.0)(rewards, mask, group=group)
+
+
+def test_the_same_functions_give_the_same_run(policy: Path, tmp_path: Path) -> None:
+    run(policy, tmp_path / "kedge", gae_lambda=0.9)
+    run(policy, tmp_path / "own", advantage=gae, surrogate=clipped)
+    assert_same(tmp_path / "kedge", tmp_path / "own", besides=("policy/clip_fraction",))
+    assert "advantage: python:gae" in (tmp_path / "own" / "config.yaml").read_text()
+    with kedge.PpoTrainer(
+        model=policy, prompts=PROMPTS, out=tmp_path / "loop", advantage=gae, surrogate=clipped, **SIZES
+    ) as trainer:
+        for _ in trainer.updates():
+            batch = trainer.sample()
+            trainer.update(batch, scored(batch.responses))
+    assert_same(tmp_path / "own", tmp_path / "loop")
+
+
+def test_groups_need_no_critic(policy: Path, tmp_path: Path) -> None:
+    settings = {"num_prompts": 2, "num_responses": 2, "critic": "none", "whiten_advantages": False, "kl_coef": 0.0}
+    run(policy, tmp_path / "kedge", advantage="dr_grpo", **settings)
+    run(policy, tmp_path / "own", advantage=group_means, **settings)
+    assert_same(tmp_path / "kedge", tmp_path / "own")
+
+
+def test_by_name_they_are_loaded_and_hashed(policy: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(FILE)
+    named = {"advantage": f"{file}:to_go", "surrogate": f"{file}:unclipped", "critic": "none"}
+    run(policy, tmp_path / "kedge", advantage="to_go", surrogate="unclipped", critic="none")
+    run(policy, tmp_path / "own", **named)
+    assert_same(tmp_path / "kedge", tmp_path / "own")
+    file.write_text(FILE.replace("-log_ratios.exp() *", "-2 * log_ratios.exp() *"))
+    with pytest.raises(ConfigError, match=r"ppo.advantage: the files have changed"):
+        run(policy, tmp_path / "own", **named, num_updates=4, resume=True)
+    with pytest.raises(ConfigError, match=r"ppo\.advantage .*mine.py:gone"):
+        run(policy, tmp_path / "none", advantage=f"{file}:gone")
+
+
+def test_another_function_is_not_resumed(policy: Path, tmp_path: Path) -> None:
+    run(policy, tmp_path / "run", advantage=gae)
+    with pytest.raises(ConfigError, match=r"ppo\.advantage"):
+        run(policy, tmp_path / "run", advantage=group_means, num_updates=4, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"advantage": lambda rewards, mask: rewards}, "lambda_ returned a Tensor; expected"),
+        ({"advantage": lambda rewards, mask: (rewards[0], rewards)}, r"returned advantages of shape \(8,\); expected"),
+        ({"advantage": lambda rewards, mask: (rewards, rewards / 0)}, "returned returns that are not finite"),
+        ({"advantage": lambda rewards, mask: (rewards.tolist(), rewards)}, "returned advantages that are a list"),
+        ({"surrogate": lambda log_ratios, advantages: advantages.mean()}, r"returned losses of shape \(\)"),
+        ({"surrogate": lambda log_ratios, advantages: advantages}, "returned losses without a gradient"),
+    ],
+)
+def test_a_wrong_result_is_one_line(policy: Path, tmp_path: Path, settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ShapeError, match=line):
+        run(policy, tmp_path / "run", **settings)
