@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -121,6 +123,24 @@ def test_resumed_in_mid_loop_it_is_bit_identical(policy: Path, tmp_path: Path) -
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_draws_from_global_generators_inside_the_loop_repeat(policy: Path, tmp_path: Path) -> None:
+    def loop(folder: Path, last: int, **settings: Any) -> None:
+        with kedge.PpoTrainer(model=policy, out=folder, **SIZES, checkpoint={"every": 1}, **settings) as trainer:
+            for _ in trainer.updates():
+                batch = trainer.sample(random.choices(PROMPTS, k=4))
+                drawn = [*np.random.rand(2).tolist(), *torch.rand(2).tolist()]
+                if trainer.done == last:
+                    raise ZeroDivisionError
+                trainer.update(batch, drawn)
+
+    loop(tmp_path / "whole", 4)
+    with pytest.raises(ZeroDivisionError):
+        loop(tmp_path / "parts", 2)
+    random.seed(5)
+    loop(tmp_path / "parts", 4, resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
 def killed_loop(policy: Path, folder: Path) -> None:
     with kedge.PpoTrainer(model=policy, out=folder, **SIZES, checkpoint={"every": 1}) as trainer:
         for _ in trainer.updates():
@@ -206,6 +226,33 @@ def test_several_turns_train_the_policys_own_tokens_alone(policy: Path, tmp_path
         assert batch.logprobs[0][foreign] == 0 > batch.logprobs[0][foreign + 1]
         metrics = trainer.update(batch, [1.0])
     assert metrics["response/length"] == len(call) + len(end)
+
+
+def test_turns_sampled_one_after_the_other_are_exact(policy: Path, tmp_path: Path) -> None:
+    """Each turn is read and sampled in ids, so the sampler's log probabilities are those of the whole response."""
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
+        said = trainer.tokenizer.encode(" at")
+        first = trainer.sample(PROMPTS, max_new_tokens=3)
+        assert max(map(len, first.response_ids)) <= 3
+        read = [p + r + said for p, r in zip(first.prompt_ids, first.response_ids, strict=True)]
+        second = trainer.sample(read, max_new_tokens=2)
+        assert second.prompt_ids == read
+        assert len(trainer.generate(read, greedy=True)) == 4
+        turns = [[(a, True), (said, False), (b, True)]
+                 for a, b in zip(first.response_ids, second.response_ids, strict=True)]  # fmt: skip
+        logprobs = [a + b for a, b in zip(first.logprobs, second.logprobs, strict=True)]
+        batch = trainer.batch(PROMPTS, turns, logprobs=logprobs)
+        metrics = trainer.update(batch, scored(batch.responses))
+    assert metrics["policy/sampler_k3"] < 1e-9
+
+
+@pytest.mark.parametrize("limit", [0, 9])
+def test_a_turn_has_at_most_the_tokens_of_a_response(policy: Path, tmp_path: Path, limit: int) -> None:
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
+        with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens allows 1 to 8"):
+            trainer.sample(PROMPTS, max_new_tokens=limit)
+        with pytest.raises(DataError, match="prompt 0 has the token id 9999"):
+            trainer.sample([[9999]])
 
 
 def test_a_batch_of_an_earlier_update_is_stale_and_trained_on(policy: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from kedge.data.tokens import encode_completion, pad_left
 from kedge.errors import DataError
 from kedge.stages.ppo.trainer import Trainer
 
-__all__ = ["given_rollout"]
+__all__ = ["given_rollout", "rows_and_ids"]
 
 
 def given_rollout(
@@ -58,7 +58,7 @@ def given_rollout(
     version = done if policy_version is None else policy_version
     if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= done:
         raise DataError(f"policy_version is {version!r}; expected 0 to {done}, the updates that were made")
-    rows, prompt_ids = _prompts(trainer, prompts, read, room)
+    rows, prompt_ids = rows_and_ids(trainer, prompts, read, room)
     encoded = [
         _Response(trainer, place, response, None if stopped is None else stopped[place])
         for place, response in enumerate(responses)
@@ -98,10 +98,10 @@ def given_rollout(
     return rollout, [rows[first] for first in firsts]
 
 
-def _prompts(
+def rows_and_ids(
     trainer: Trainer, prompts: Sequence[Any], read: Callable[[list[Any]], list[Prompt]], room: int | None
 ) -> tuple[list[Prompt], list[list[int]]]:
-    """The prompts, and their tokens."""
+    """The prompts, and their tokens; arguments and errors as in `given_rollout`."""
     tokenizer = trainer.roles.tokenizer
     is_ids = [_is_ids(prompt) for prompt in prompts]
     texts = iter(

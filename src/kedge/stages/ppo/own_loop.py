@@ -41,7 +41,7 @@ from kedge.runs.training import Callback, running, stage_loop
 from kedge.stages.arguments import Data, Model, StrPath, Weighted, resolved_arguments, with_named_models
 from kedge.stages.ppo.ahead import prompt_stream
 from kedge.stages.ppo.critics import with_saved_critic
-from kedge.stages.ppo.given import given_rollout
+from kedge.stages.ppo.given import given_rollout, rows_and_ids
 from kedge.stages.ppo.log import write_roles
 from kedge.stages.ppo.main import Updates, opened_updates
 from kedge.stages.ppo.result import checkpoint_model, save_result
@@ -271,18 +271,19 @@ class PpoTrainer:
         while self._next is not None:
             yield self._next
 
-    def sample(self, prompts: Iterable[Any] | None = None) -> Batch:
+    def sample(self, prompts: Iterable[Any] | None = None, *, max_new_tokens: int | None = None) -> Batch:
         """Sample `rollout.num_responses` responses to each prompt.
 
         Args:
-            prompts: Texts, rows or conversations; None draws `rollout.num_prompts` of the run's prompts.
+            prompts: Texts, rows, conversations or token ids; None draws `rollout.num_prompts` of the run's prompts.
+            max_new_tokens: A lower limit than `rollout.max_new_tokens`, for one turn of several.
 
         Raises:
             DataError: A prompt cannot be used, such as one that is too long.
-            ConfigError: No prompts are given, or the run has ended.
+            ConfigError: No prompts are given, the limit is invalid, or the run has ended.
         """
         given = None if prompts is None else self._shared(lambda: list(prompts))
-        return self._call(lambda: self._sample(given))
+        return self._call(lambda: self._sample(given, max_new_tokens))
 
     def batch(
         self,
@@ -350,17 +351,19 @@ class PpoTrainer:
         """One response to each prompt, as text. Training is not affected by it.
 
         Args:
-            prompts: Texts, rows or conversations.
+            prompts: Texts, rows, conversations or token ids.
             greedy: Take the most likely tokens, instead of drawing them.
         """
         given = self._shared(lambda: list(prompts))
 
         def generated() -> list[str]:
             self._num_generated += 1
-            rows = self._read(given)
+            rows, prompt_ids = self._encoded(given)
             self._trainer.publish(self.done)
             names = ("generate", self.done, self._num_generated)
-            rollout = self._trainer.sample(rows, *names, groups=range(len(rows)), greedy=greedy)
+            rollout = self._trainer.sample(
+                rows, *names, groups=range(len(rows)), greedy=greedy, prompt_ids=prompt_ids
+            )
             return describe_responses(rollout, rows, self._roles.tokenizer).completions
 
         return self._call(generated)
@@ -393,22 +396,28 @@ class PpoTrainer:
         state = f"closed{self._closed_by}" if not self._is_open else self.ended or "open"
         return f"<PpoTrainer in {self.folder}: update {self.done} of {self.num_updates}, {state}>"
 
-    def _sample(self, given: list[Any] | None) -> Batch:
+    def _sample(self, given: list[Any] | None, max_new_tokens: int | None) -> Batch:
         if given is None and self._stream is None:
             raise ConfigError("sample() needs prompts: pass them, or give the trainer prompts=")
+        longest = self._trainer.settings.max_new_tokens
+        if max_new_tokens is not None and not 1 <= max_new_tokens <= longest:
+            raise ConfigError(f"max_new_tokens is {max_new_tokens}; rollout.max_new_tokens allows 1 to {longest}")
         number = self._begin()
         assert self._clock is not None
         if given is None:
             assert self._stream is not None
             rows = self._stream.next(self._trainer.settings.num_prompts)
+            prompt_ids = None
         else:
-            rows = self._read(given)
+            rows, prompt_ids = self._encoded(given)
         # A second batch of the same update gets other random numbers.
         again = ("again", self._num_sampled) if self._num_sampled else ()
         self._num_sampled += 1
         self._sampling.published = self._trainer.publish(number - 1)
         with self._clock.phase("rollout"):
-            rollout = self._trainer.sample(rows, "rollout", number, *again)
+            rollout = self._trainer.sample(
+                rows, "rollout", number, *again, prompt_ids=prompt_ids, max_new_tokens=max_new_tokens
+            )
         return self._described(rollout, rows, is_exact=self._trainer.run_settings.exact)
 
     def _batch_of(self, prompts: list[Any], responses: list[Any], **options: Any) -> Batch:
@@ -471,6 +480,9 @@ class PpoTrainer:
             self._clock = Stopwatch(self._run.device)
             self._trainer.begin(self._next)
         return self._next
+
+    def _encoded(self, prompts: list[Any]) -> tuple[list[Prompt], list[list[int]]]:
+        return rows_and_ids(self._trainer, prompts, self._read, self._room)
 
     def _read(self, prompts: list[Any]) -> list[Prompt]:
         rows = [{"messages": each} if is_conversation(each) else each for each in prompts]

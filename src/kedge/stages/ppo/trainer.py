@@ -122,6 +122,8 @@ class Trainer:
         groups: Sequence[int] | None = None,
         policy_version: int | None = None,
         greedy: bool = False,
+        prompt_ids: Sequence[list[int]] | None = None,
+        max_new_tokens: int | None = None,
     ) -> Rollout:
         """Sample responses, each from its own random stream.
 
@@ -131,6 +133,8 @@ class Trainer:
             groups: For each response, the index of its prompt; by default `rollout.num_responses` for each prompt.
             policy_version: Updates that the policy has completed; by default all before this one.
             greedy: Take the most likely tokens, instead of drawing them.
+            prompt_ids: The prompts in tokens; None encodes their texts.
+            max_new_tokens: Limit of the length; None for that of the settings.
         """
         settings = self.settings
         if groups is None:
@@ -138,9 +142,9 @@ class Trainer:
         if policy_version is None:
             policy_version = self.update - 1 - self.staleness
         names = names or ("rollout", self.update)
-        encoded = [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts]
+        encoded = prompt_ids or [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts]
         engine = self.roles.engine.with_sampling(
-            max_new_tokens=settings.max_new_tokens, temperature=settings.temperature, greedy=greedy
+            max_new_tokens=max_new_tokens or settings.max_new_tokens, temperature=settings.temperature, greedy=greedy
         )
         return engine.generate(
             [encoded[group] for group in groups],
