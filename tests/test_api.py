@@ -200,6 +200,11 @@ def test_each_kind_of_reward_goes_where_it_belongs():
     assert objects["reward"] == [RewardTerm("rm"), RewardTerm(count_letters, 2.0)]
 
 
+def test_a_section_is_no_data_where_a_flag_has_its_name() -> None:
+    config, objects = resolved_arguments(find_stage("sft"), {"model": "m", "data": {"max_length": 12}})
+    assert (config.data.max_length, objects) == (12, {})
+
+
 @pytest.mark.parametrize(
     ("call", "changed", "kind", "said"),
     [

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 
 from kedge.algorithm.own import function_name
 from kedge.config import Config, config_from_settings, initial_critic
+from kedge.config.explain.describe import section_type
 from kedge.data.fields import is_conversation
 from kedge.data.records import table_rows
 from kedge.errors import ConfigError
@@ -86,8 +87,10 @@ def resolved_arguments(stage: Stage, given: Mapping[str, Any]) -> tuple[Config, 
     if given.get("model") is not None and given.get("policy") is not None:
         raise ConfigError("model and policy are two names of the same argument; give one of them")
     fields = _fields(stage)
-    own = {name: value for name, value in given.items() if name in fields and value is not None}
-    settings = {name: value for name, value in given.items() if name not in fields}
+    # `data={"max_length": 512}` is a section, although `data` is also the name of a flag.
+    sections = {name for name, value in given.items() if type(value) is dict and section_type(name) is not None}
+    own = {name: value for name, value in given.items() if name in fields.keys() - sections and value is not None}
+    settings = {name: value for name, value in given.items() if name not in fields.keys() - sections}
     objects: dict[str, Any] = {}
     for name, value in own.items():
         values, kept = read_argument(fields[name], value, name)
