@@ -112,6 +112,11 @@ ASKED_FOR = {
     "vllm_mode": "rollout.engine=vllm",
     "vllm_server_host": "rollout.vllm.servers",
     "max_steps": "ppo.num_updates",
+    "ppo_epochs": "ppo.num_epochs",
+    "steps": "ppo.num_updates",
+    "early_stopping": "ppo.early_stop_kl",
+    "LengthSampler": "rollout.max_new_tokens",
+    "AutoModelForCausalLMWithValueHead": "model",
     "max_prompt_length": "data.max_prompt_tokens",
     "chat_template_path": "data.chat_template",
     "assistant_only_loss": "data.train_on",
@@ -167,6 +172,11 @@ def test_an_answer_shows_no_markdown_and_is_that_of_the_stage() -> None:
         assert not re.search(r"`|\]\(", str(foreign_answer(name))), name
     assert str(foreign_answer("train_dataset", "reward")).endswith("here it is data.comparisons")
     assert str(foreign_answer("num_train_epochs", "sft")).endswith("here it is sft.num_epochs")
+
+
+@pytest.mark.parametrize("theirs", ["step", "generate", "log_stats", "batched_generate", "create_reference_model"])
+def test_the_calls_of_trls_old_trainer_are_explained(theirs: str) -> None:
+    assert f"{theirs} is TRL's name; here: " in explain(theirs)
 
 
 def test_a_preset_is_explained_by_its_values() -> None:

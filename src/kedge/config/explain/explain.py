@@ -46,7 +46,9 @@ def explain(name: str = "") -> str:
         return "\n".join(_listing(Config.model_fields))
     section = section_type(name)
     if section is not None:
-        return "\n".join([(section.__doc__ or "").strip(), "", *_listing(dict(fields_of(section)))])
+        answer = foreign_answer(name)
+        theirs = [f"{answer}."] if answer else []
+        return "\n".join([(section.__doc__ or "").strip(), *theirs, "", *_listing(dict(fields_of(section)))])
     if (field := find_field(name)) is not None:
         return "\n".join(_page(name, field))
     if name in PRESETS:
