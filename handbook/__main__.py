@@ -17,7 +17,7 @@ WITH_RESULTS = (ROOT / "README.md", DOCS / "index.md")
 """Written by hand, except for the demo's table."""
 DOCTOR = DOCS / "doctor.md"
 """Written by hand, except for the sections of its rules."""
-SCALING = (DOCS / "scaling.md", ROOT / "bench" / "cluster" / "RESULTS.md")
+SCALING = (DOCS / "ranks.md", ROOT / "bench" / "cluster" / "RESULTS.md")
 """Written by hand, except for their tables."""
 
 

@@ -1,4 +1,4 @@
-"""The computed tables and pictures of docs/scaling.md and bench/cluster/RESULTS.md; their text is written by hand."""
+"""The computed tables and pictures of docs/ranks.md and bench/cluster/RESULTS.md; their text is written by hand."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The training loop of docs/api.md learns."""
+"""The loops of docs/own-loop.md run, and the one without a trainer learns."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -7,16 +8,59 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny import tiny_causal_lm, tiny_tokenizer
+import kedge
+from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "own-loop.md"
+LISTINGS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+WITH_TRAINER = {name: code for code in LISTINGS for name in re.findall(r'out="runs/([\w/-]+)"', code)[-1:]}
+TUTORIALS = ["sentiment", "toxicity", "summaries/ppo", "best-of-n", "sentences"]
+NUM_UPDATES = 3
+
+
+def save_tiny_classifier(folder: Path) -> None:
+    config = tiny_reward_model().config
+    config.num_labels = 2
+    config.id2label, config.label2id = {0: "fine", 1: "toxic"}, {"fine": 0, "toxic": 1}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        type(tiny_reward_model())(config).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with what the listings name, and trainers that make few updates."""
+    save_tiny_policy(tmp_path / "path" / "or" / "hub-id")
+    save_tiny_classifier(tmp_path / "path" / "to" / "classifier")
+    reviews = [{"text": "a happy little sea", "label": 1}, {"text": "the rope broke", "label": 0}]
+    dialogues = [{"dialogue": f"A: Boat {n}? B: No.", "summary": f"No boat {n}."} for n in range(12)]
+    for name, rows in {"reviews": reviews, "dialogues": dialogues}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (tmp_path / "prompts.txt").write_text("".join(f"The boat {n}\n" for n in range(80)), encoding="utf-8")
+    trainer = kedge.PpoTrainer
+    monkeypatch.setattr(kedge, "PpoTrainer", lambda **given: trainer(**{**given, "num_updates": NUM_UPDATES}))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", WITH_TRAINER)
+def test_every_listing_with_a_trainer_runs(name: str, folder: Path) -> None:
+    exec(compile(WITH_TRAINER[name], name, "exec"), {})
+    run = folder / "runs" / name
+    assert len((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == NUM_UPDATES
+    assert (run / "model" / "model.safetensors").exists()
+
+
+def test_the_tutorials_have_at_most_forty_lines() -> None:
+    assert WITH_TRAINER.keys() >= set(TUTORIALS)
+    assert {name: code.count("\n") for name, code in WITH_TRAINER.items() if code.count("\n") > 40} == {}
 
 
 def loop() -> Any:
-    listings = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    listing = next(code for code in listings if code.startswith("import copy"))
+    listing = next(code for code in LISTINGS if code.startswith("import copy"))
     names: dict[str, Any] = {}
-    exec(compile(listing, "api.md", "exec"), names)
+    exec(compile(listing, "own-loop.md", "exec"), names)
     return names["train"]
 
 

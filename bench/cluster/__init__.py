@@ -2,7 +2,7 @@
 
     python -m bench.cluster --parameters 8B --cards 64
 
-Imports neither torch nor numpy. docs/scaling.md and RESULTS.md, here, are made from it.
+Imports neither torch nor numpy. docs/ranks.md and RESULTS.md, here, are made from it.
 """
 
 from bench.cluster.cards import CARDS, Card

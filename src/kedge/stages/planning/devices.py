@@ -27,7 +27,7 @@ STREAMS = 0.7
 LAUNCH = 8e-6
 """Shares of a data sheet's FLOP/s and bandwidth that passes reach, and seconds to launch an operation.
 
-The first is fitted to published updates on H100: docs/scaling.md.
+The first is fitted to published updates on H100: docs/ranks.md.
 """
 
 USABLE = 0.98

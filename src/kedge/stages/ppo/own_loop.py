@@ -361,9 +361,7 @@ class PpoTrainer:
             rows, prompt_ids = self._encoded(given)
             self._trainer.publish(self.done)
             names = ("generate", self.done, self._num_generated)
-            rollout = self._trainer.sample(
-                rows, *names, groups=range(len(rows)), greedy=greedy, prompt_ids=prompt_ids
-            )
+            rollout = self._trainer.sample(rows, *names, groups=range(len(rows)), greedy=greedy, prompt_ids=prompt_ids)
             return describe_responses(rollout, rows, self._roles.tokenizer).completions
 
         return self._call(generated)
