@@ -567,8 +567,8 @@ MUTATIONS = (
     Mutation(
         "critic-that-nothing-needs",
         "PpoConfig.resolved_critic",
-        'return "shared" if self.needs_values else "none"',
-        'return "shared"',
+        ' if self.needs_values or ":" in str(word(self.advantage)) else "none"',
+        "",
         "tests/stages/ppo/test_critic_free.py::test_nothing_of_a_critic_is_logged_or_saved",
     ),
     Mutation(
