@@ -366,7 +366,12 @@ def _trainer(
     )
     sampler = replace(sampler, precision=subject.precision) if sampler.is_exact else sampler
     roles: Any = SimpleNamespace(
-        actor_critic=actor_critic, reference=reference, engine=sampler, optimizer=optimizer, pretraining=None
+        actor_critic=actor_critic,
+        reference=reference,
+        engine=sampler,
+        optimizer=optimizer,
+        pretraining=None,
+        own=None,  # as the configuration names them
     )
     run: Any = SimpleNamespace(precision=subject.precision, micro_batch_tokens=subject.rows.budget, ranks=ALONE)
     return Trainer.of(config, run, roles)
