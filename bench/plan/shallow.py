@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from kedge.models.pretrained import quiet_transformers
+from kedge.models.sources import quiet_transformers
 
 __all__ = ["save_shallow", "text_of"]
 

@@ -17,8 +17,7 @@ from transformers.utils.hub import cached_file
 
 from kedge.data.chat import PromptForm
 from kedge.errors import ModelError
-from kedge.models.pretrained import quiet_transformers
-from kedge.models.sources import find_model
+from kedge.models.sources import find_model, quiet_transformers
 from kedge.system.texts import markdown, names_function, printable
 from kedge.system.version import DISTRIBUTION, __version__
 

@@ -31,12 +31,11 @@ from kedge.models.pretrained import (
     fuse_activations,
     load_config,
     load_pretrained,
-    quiet_transformers,
     shares_base,
     take_settings,
 )
 from kedge.models.scalar import ScalarModel, checked_number
-from kedge.models.sources import check_source, find_adapter, find_model, local_folder
+from kedge.models.sources import check_source, find_adapter, find_model, local_folder, quiet_transformers
 from kedge.system.ranks import ALONE, Ranks
 
 __all__ = ["Bases", "load_language_model", "load_scalar_model"]

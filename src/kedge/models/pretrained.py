@@ -6,8 +6,8 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,12 +17,19 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.pytorch_utils import Conv1D
-from transformers.utils import logging as transformers_logging
 
 from kedge.errors import ModelError
 from kedge.models.adapters import AdapterFolder, merge_adapter
 from kedge.models.first_rank import Loaded, load_on_first
-from kedge.models.sources import base_source, check_source, find_adapter, local_folder
+from kedge.models.sources import (
+    MAX_LAYERS,
+    base_source,
+    check_source,
+    find_adapter,
+    loading_reason,
+    local_folder,
+    quiet_transformers,
+)
 from kedge.system.ranks import ALONE, Ranks
 
 __all__ = [
@@ -35,7 +42,6 @@ __all__ = [
     "inner_matrices",
     "load_config",
     "load_pretrained",
-    "loading_reason",
     "model_width",
     "num_embeddings",
     "rope_switch",
@@ -49,34 +55,8 @@ NORMALIZATION_KEY = "kedge_score_shift"
 HAS_NEW_ROW = "has_new_row"
 """Attribute of an embedding that grew by the pad token: the files that it came from do not have this row."""
 
-MAX_LAYERS = 10_000
-"""transformers builds every layer in config.json before it can notice that the weights are missing."""
-
 MIN_TOKENS = 4
 """Least tokens of a row in the trial passes over a loaded model."""
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars and load reports; `load_pretrained` checks the reports itself."""
-    verbosity = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
-
-
-def loading_reason(error: BaseException) -> str:
-    """The message of a transformers error, without line breaks."""
-    message = " ".join(str(error).split())
-    if "trust_remote_code" in message:
-        return "it needs code from its folder; set runtime.trust_remote_code=true to run it"
-    return message[:300] or type(error).__name__
 
 
 def model_width(source: str | Path, *, trust_remote_code: bool = False) -> int:

@@ -17,8 +17,7 @@ from kedge.data.chat import end_of_turn, special_tokens
 from kedge.errors import ConfigError, ModelError, is_panic
 from kedge.models.adapters import is_adapter
 from kedge.models.language import LanguageModel
-from kedge.models.pretrained import loading_reason, quiet_transformers
-from kedge.models.sources import base_source, check_source
+from kedge.models.sources import base_source, check_source, loading_reason, quiet_transformers
 from kedge.system.texts import printable
 
 __all__ = [

