@@ -139,7 +139,7 @@ def test_the_parameter_of_a_word_is_given_with_it() -> None:
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
-        ("advantage={n_step: 0}", "or {n_step: a whole number ≥ 1}; it is"),
+        ("advantage={n_step: 0}", "{n_step: a whole number ≥ 1}, or a function; it is"),
         ("on_spike={skip: 0}", "{stop or skip or rollback: a number > 0}, or null; it is"),
         ("schedule={linear: 1}", "or {linear or cosine or constant: a number > 0 and < 1}; it is"),
         ("adam_eps={tf1: 0}", "a number > 0, or {tf1: a number > 0}; it is"),

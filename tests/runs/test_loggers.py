@@ -83,7 +83,7 @@ def test_loggers_receive_the_content_of_the_files(policy, tmp_path, opened):
     half = {"data.eval_fraction": 0.5, "batch_size": 2}
     run_sft(settings("sft", policy, tmp_path / "sft", **half), demonstrations=ROWS)
     run_reward(settings("reward", policy, tmp_path / "reward", **half), comparisons=ROWS)
-    ppo(policy, tmp_path / "ppo", project="tides")
+    ppo(policy, tmp_path / "ppo", **{"runtime.loggers": {"tensorboard": "tides"}})
     assert [each.run.stage for each in opened] == ["sft", "reward", "ppo"]
     assert opened[-1].run.project == "tides"
     assert opened[-1].run.settings["rollout"]["num_prompts"] == 4

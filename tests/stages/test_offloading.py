@@ -46,9 +46,8 @@ class TwoAtATime(HostState):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("training", "run"):
-        monkeypatch.setattr(f"kedge.runs.{module}.offloads_optimizer", lambda config, device: True)
-    monkeypatch.setattr("kedge.stages.ppo.roles.offloads_optimizer", lambda config, device: True)
+    for module in ("runs.run", "stages.supervised", "stages.ppo.roles"):
+        monkeypatch.setattr(f"kedge.{module}.offloads_optimizer", lambda config, device: True)
     monkeypatch.setattr(optimizer, "HostState", TwoAtATime)
     monkeypatch.setattr(TwoAtATime, "built", 0)
 

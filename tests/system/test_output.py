@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from kedge.errors import OutputError
 from kedge.models import ModelCard, load_language_model, load_tokenizer, save_policy
-from kedge.stages import reward
-from kedge.system.output import REJECTED_FILE, REWARD_LOG, check_output, free_folders, replace_file, writing
+from kedge.system.output import (
+    REJECTED_FILE,
+    REWARD_LOG,
+    check_output,
+    free_folders,
+    replace_file,
+    write_summary,
+    writing,
+)
 from tests.tiny import save_tiny_policy
 
 
@@ -90,14 +96,12 @@ def test_a_file_is_replaced_atomically(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_the_summary_of_a_stage_is_complete_or_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report = SimpleNamespace(mean=0.0, std=1.0, agreement=None, outcome=SimpleNamespace(num_steps=3))
-
     def refuse(descriptor: int) -> None:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OutputError, match=r"summary.json cannot be written: No space left on device"):
-        reward._write_summary(tmp_path, report, num_comparisons=2)
+        write_summary(tmp_path, {"mean": 0.0})
     assert list(tmp_path.iterdir()) == []
 
 

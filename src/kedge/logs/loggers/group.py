@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
@@ -13,6 +12,7 @@ from kedge.errors import ConfigError, install_line
 from kedge.logs.json_lines import METRICS_FILE, plain_json, read_json_lines
 from kedge.logs.loggers.logger import LoggedRun, Logger, LoggerState
 from kedge.logs.samples import SAMPLES_FILE, Sample
+from kedge.system.stage import imported
 
 __all__ = ["LoggerGroup", "check_loggers"]
 
@@ -155,4 +155,4 @@ def open_logger(name: str, run: LoggedRun) -> Logger:
     """Start a run's log in one of the packages, or continue it; only that package is imported."""
     if name not in LOGGERS:
         raise ConfigError(f"unknown logger {name!r}; expected tensorboard, wandb or trackio")
-    return importlib.import_module(f"kedge.logs.loggers.{name}").open_log(run)
+    return imported(f"kedge.logs.loggers.{name}:open_log")(run)

@@ -13,7 +13,6 @@ import sys
 from contextlib import redirect_stderr
 from functools import lru_cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +119,16 @@ def _sha256(path: str, size: int, changed_ns: int) -> str:
     return digest.hexdigest()
 
 
+def _is_installed(name: str) -> bool:
+    try:
+        return bool(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return False
+
+
 def _read(file: Path, source: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and the tokenizer in a GGUF file."""
-    if missing := [name for name in READERS if find_spec(name) is None]:
+    if missing := [name for name in READERS if not _is_installed(name)]:
         raise ModelError(f"model {source!r}: a GGUF file needs {' and '.join(missing)}; {install_line('gguf')}")
     place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:

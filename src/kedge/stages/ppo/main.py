@@ -27,7 +27,6 @@ from kedge.stages.ppo.observers import Observer, new_guard, observers_of
 from kedge.stages.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.sampling import Batches
-from kedge.stages.ppo.settings import OwnFunctions
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
@@ -74,11 +73,11 @@ def run_ppo(
         OutOfMemoryError: Memory ran out; the state after the last whole update is saved.
     """
     config = with_saved_critic(config)
-    own = OwnFunctions.of(config, advantage=advantage, surrogate=surrogate)
     in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
     run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
     check_ahead(config, run)
-    roles = load_roles(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward, own=own)
+    own = {"advantage": advantage, "surrogate": surrogate}
+    roles = load_roles(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward, **own)
     roles = with_background(config, run, roles)
     with (
         running(config, run, save=partial(save_result, config, run, roles)) as summary,

@@ -47,7 +47,6 @@ from kedge.stages.ppo.main import Updates, opened_updates
 from kedge.stages.ppo.result import checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles, longest_prompt
 from kedge.stages.ppo.sampling import SampledBatch, Sampling
-from kedge.stages.ppo.settings import OwnFunctions
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.stage import find_stage
@@ -161,8 +160,7 @@ class PpoTrainer:
             named = opening.enter_context(with_named_models(find_stage("ppo"), given))
             config, objects = resolved_arguments(find_stage("ppo"), named)
             config = with_saved_critic(config)
-            functions = {name: objects.get(name) for name in ("advantage", "surrogate")}
-            own = OwnFunctions.of(config, **functions)
+            own = {name: objects.get(name) for name in ("advantage", "surrogate")}
             _check(config, has_prompts="prompts" in given, has_reward="reward" in given)
             opening.enter_context(memory_in_one_line(config, "ppo"))
             opening.enter_context(chained())
@@ -176,7 +174,7 @@ class PpoTrainer:
     def _open_run(
         self,
         config: Config,
-        own_functions: OwnFunctions,
+        own_functions: Mapping[str, Callable[..., object] | None],
         opening: ExitStack,
         objects: Mapping[str, Any],
         resume: Resume | None,
@@ -201,7 +199,7 @@ class PpoTrainer:
             eval_prompts=eval_prompts,
             reward=cast("Rewards | None", reward),
             has_prompts=has_prompts,
-            own=own_functions,
+            **own_functions,
         )
         self._own_reward = roles.reward if has_no_reward else load_reward([own], ranks=run.ranks)
         self._has_reward = not has_no_reward

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -91,7 +91,8 @@ def load_roles(
     eval_prompts: Sequence[Any] | None = None,
     reward: Rewards | None = None,
     has_prompts: bool = True,
-    own: OwnFunctions | None = None,
+    advantage: Callable[..., object] | None = None,
+    surrogate: Callable[..., object] | None = None,
 ) -> Roles:
     """Load policy, reference, reward, critic and prompts.
 
@@ -102,13 +103,14 @@ def load_roles(
         eval_prompts: Texts or rows instead of `config.data.eval_prompts`.
         reward: Functions or models instead of `config.reward`.
         has_prompts: False for a run that gets its prompts later.
-        own: The user's own parts of the algorithm; None for those that the configuration names.
+        advantage: The user's own estimator instead of `ppo.advantage`.
+        surrogate: The user's own policy loss instead of `ppo.policy_loss`.
 
     Raises:
         KedgeError: An input is unreadable, or incompatible with the others.
     """
     check_engine(config)
-    own = own or OwnFunctions.of(config)
+    own = OwnFunctions.of(config, advantage=advantage, surrogate=surrogate)
     trusted = config.runtime.trust_remote_code
     tokenizer = load_tokenizer(str(config.model), trust_remote_code=trusted, chat_template=config.data.chat_template)
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
