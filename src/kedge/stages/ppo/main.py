@@ -76,8 +76,15 @@ def run_ppo(
     in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
     run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
     check_ahead(config, run)
-    own = {"advantage": advantage, "surrogate": surrogate}
-    roles = load_roles(config, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward, **own)
+    roles = load_roles(
+        config,
+        run,
+        prompts=prompts,
+        eval_prompts=eval_prompts,
+        reward=reward,
+        advantage=advantage,
+        surrogate=surrogate,
+    )
     roles = with_background(config, run, roles)
     with (
         running(config, run, save=partial(save_result, config, run, roles)) as summary,
