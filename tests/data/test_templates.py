@@ -1,8 +1,10 @@
+from unittest import mock
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.data import encode_prompt, read_prompts, render_tldr, tldr_response
+from kedge.data import encode_prompt, read_prompts, render_tldr, tldr_response, tokens
 from kedge.data.records import RowError
 from tests.tiny import tiny_tokenizer
 
@@ -39,6 +41,12 @@ def test_a_long_post_is_cut_at_a_paragraph():
     assert render_tldr("boats", "Help", post, TOKENIZER, num_tokens(HEAD + post + TAIL)) == HEAD + post + TAIL
     with pytest.raises(RowError, match="first paragraph alone"):
         render_tldr("boats", "Help", post, TOKENIZER, num_tokens(HEAD + "The tide went out." + TAIL) - 1)
+
+
+def test_a_post_that_fits_is_encoded_once():
+    with mock.patch("kedge.data.tokens._encode", wraps=tokens._encode) as encode:
+        render_tldr("boats", "Help", "The rope broke.", TOKENIZER, 200)
+    assert encode.call_count == 1
 
 
 @settings(max_examples=100, deadline=None)

@@ -164,9 +164,10 @@ def render_tldr(
     Source: Stiennon app. B; N+; spec §2.5.
     """
     post = post.strip()
-    if max_tokens is not None and num_tokens(tokenizer, post, max_tokens) > 2 * max_tokens:
+    size = _CHARACTERS_PER_TOKEN * (max_tokens or len(post))
+    if max_tokens is not None and len(post) > size and num_tokens(tokenizer, post[:size], None) > 2 * max_tokens:
         # Only the start of an oversized post can fit; its last line may be broken, but is dropped in any case.
-        post = post[: _CHARACTERS_PER_TOKEN * max_tokens]
+        post = post[:size]
     lines = post.split("\n")
 
     def prompt(num_lines: int) -> str:
