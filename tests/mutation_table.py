@@ -38,6 +38,7 @@ PIECES = "tests/data/test_token_pieces.py"
 TRUNK = "tests/models/packing/test_trunk.py"
 UNUSUAL = "tests/models/test_unusual.py"
 ROWS = "tests/models/packing/test_rows.py"
+SHARING = "tests/models/packing/test_sharing.py"
 OBJECTIVE = "tests/training/test_objective.py"
 OPTIMIZER = "tests/training/test_optimizer.py"
 SUPERVISED = "tests/training/supervised/test_losses.py"
@@ -725,9 +726,37 @@ MUTATIONS = (
     Mutation(
         "packed-rows-see-the-future",
         "_attend_group",
-        "rectangle(value), scaling=scaling, is_causal=True)",
-        "rectangle(value), scaling=scaling, is_causal=False)",
+        "*own, scaling=scaling, is_causal=True)",
+        "*own, scaling=scaling, is_causal=False)",
         f"{PACKABLE}[llama]",
+    ),
+    Mutation(
+        "responses-see-the-next-token",
+        "_group",
+        ".tril(before)",
+        ".tril(before + 1)",
+        f"{SHARING}::test_states_and_gradients_are_those_of_each_row_by_itself[lengths0-llama]",
+    ),
+    Mutation(
+        "prompts-of-the-same-length-shared",
+        "_shared",
+        "found[number].append(row)",
+        "found[length].append(row)",
+        f"{SHARING}::test_states_and_gradients_are_those_of_each_row_by_itself[lengths0-llama]",
+    ),
+    Mutation(
+        "prompts-of-all-groups-shared",
+        "Rollout.prompts",
+        "torch.cat([self.group[:, None], tokens], dim=1)",
+        "tokens",
+        f"{SHARING}::test_rows_have_the_same_prompt_if_its_tokens_and_the_group_are_the_same",
+    ),
+    Mutation(
+        "shared-prompts-counted-again",
+        "budget_batches",
+        "(shared if number in held else 0)",
+        "0",
+        f"{ROWS}::test_batches_count_the_tokens_of_a_prompt_once",
     ),
     Mutation(
         "rectangle-shifted",
@@ -739,8 +768,8 @@ MUTATIONS = (
     Mutation(
         "states-left-sorted",
         "Trunk.hidden",
-        "return Gather.apply(hidden, taken.argsort())",
-        "return hidden",
+        "return Gather.apply(self._hidden_sorted(rows.take(order)), rows.token_indices(order).argsort())",
+        "return self._hidden_sorted(rows.take(order))",
         f"{ALONE}[as it can-gpt2]",
     ),
     Mutation(
@@ -851,7 +880,7 @@ MUTATIONS = (
     Mutation(
         "budget-overrun",
         "budget_batches",
-        "if batch and room is not None and lengths[row] > room:",
+        "if batch and room is not None and added > room:",
         "if batch and room is not None and room <= 0:",
         f"{ROWS}::test_batches_hold_each_row_once_and_no_more_than_the_budget",
     ),

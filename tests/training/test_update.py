@@ -14,10 +14,11 @@ from kedge.algorithm.experience import Rollout
 from kedge.algorithm.policy_losses import clipped_policy_loss, kl_penalty_policy_loss
 from kedge.errors import NumericsError
 from kedge.models import ActorCritic, LanguageModel, ScalarModel
+from kedge.models.packing.trunk import Trunk
 from kedge.rollout import Sampler
 from kedge.training.learner import LanguageLearner
 from kedge.training.objective import Objective
-from kedge.training.optimizer import build_optimizer
+from kedge.training.optimizer import CRITIC, build_optimizer
 from kedge.training.update import distance_moved, ppo_update
 from tests.experience import collected
 from tests.tiny import tiny_causal_lm, tiny_reward_model, tiny_tokenizer
@@ -38,14 +39,16 @@ def make_models(critic="shared", family="llama"):
     return ActorCritic(policy, ScalarModel(tiny_reward_model(family), tokenizer) if critic == "separate" else None)
 
 
-def make_experience(models, *, scores=None, temperature=1.0, reference_seed=1, **settings):
+def make_experience(models, *, scores=None, temperature=1.0, reference_seed=1, prompts=PROMPTS, **settings):
     sampler = Sampler(models.policy, pad_id=0, stop_tokens=[STOP], max_new_tokens=10, temperature=temperature)
-    rollout = sampler.generate(PROMPTS, seeds=range(len(PROMPTS)))
+    rollout = sampler.generate(prompts, seeds=range(len(PROMPTS)))
+    first = [prompts.index(prompt) for prompt in prompts]
     # Shorten some rows by hand, so that every batch has responses of different lengths.
     lengths = torch.tensor([10, 1, 4, 7, 10, 2, 9, 5]).clamp(max=rollout.response_lengths)
     mask = torch.arange(10) < lengths[:, None]
     rollout = replace(
         rollout,
+        group=torch.tensor(first),
         token_mask=mask,
         action_mask=mask,
         response_ids=rollout.response_ids.masked_fill(~mask, 0),
@@ -209,6 +212,35 @@ def test_there_is_no_first_pass_where_one_pass_does_not_hold_all_rows():
     assert make_learner(models, micro_batch_tokens=tokens, one_minibatch=True).first_pass(rollout) is not None
     assert make_learner(models, micro_batch_tokens=tokens - 1, one_minibatch=True).first_pass(rollout) is None
     assert make_learner(models, micro_batch_tokens=tokens).first_pass(rollout) is None
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+@pytest.mark.parametrize("tokens", [None, 40])
+def test_epochs_on_responses_that_share_prompts_are_those_on_each_row_by_itself(critic, tokens, monkeypatch):
+    models = make_models(critic)
+    experience = make_experience(models, prompts=[PROMPTS[number] for number in (3, 3, 0, 3, 2, 2, 3, 1)])
+    assert len({number for number, _ in experience.rollout.prompts}) == 4
+    found = []
+    for shares in (True, False):
+        trained = copy.deepcopy(models)
+        if not shares:
+            monkeypatch.setattr(Trunk, "shares_prompts", lambda self, longest: False)
+        # Plain steps: Adam's would turn rounding into a sign.
+        optimizer = torch.optim.SGD([{"params": [*trained.parameters()], CRITIC: False}], lr=0.1)
+        result = ppo_update(
+            make_learner(trained, micro_batch_tokens=tokens),
+            optimizer,
+            experience,
+            make_objective(),
+            generator=torch.Generator().manual_seed(0),
+            num_epochs=3,
+            num_minibatches=2,
+            max_grad_norm=1.0,
+        )
+        found.append((result.metrics(), torch.cat([each.detach().flatten() for each in trained.parameters()])))
+    (figures, weights), (expected_figures, expected) = found
+    torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-6)
+    assert figures == pytest.approx(expected_figures, abs=1e-5, rel=1e-5)
 
 
 def test_figures_do_not_depend_on_the_split_either():

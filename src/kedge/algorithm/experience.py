@@ -83,6 +83,23 @@ class Rollout:
         return cast("list[int]", (self.prompt_mask.sum(-1) + self.token_mask.sum(-1)).tolist())  # pyright: ignore[reportUnknownMemberType]
 
     @cached_property
+    def prompts(self) -> list[tuple[int, int]]:
+        """The number of each row's prompt, that of the first row with it, and the tokens of the prompt.
+
+        Rows have the same prompt if its tokens and the group are the same.
+        """
+        lengths = cast("list[int]", self.prompt_mask.sum(-1).tolist())  # pyright: ignore[reportUnknownMemberType]
+        tokens = self.prompt_ids.masked_fill(~self.prompt_mask, -1)
+        rows = cast("list[list[int]]", torch.cat([self.group[:, None], tokens], dim=1).tolist())  # pyright: ignore[reportUnknownMemberType]
+        first: dict[tuple[int, ...], int] = {}
+        return [(first.setdefault(tuple(each), row), lengths[row]) for row, each in enumerate(rows)]
+
+    @cached_property
+    def num_distinct_tokens(self) -> int:
+        """Tokens of all rows, those of each prompt once."""
+        return self.num_tokens - sum(length for row, (number, length) in enumerate(self.prompts) if number != row)
+
+    @cached_property
     def response_lengths(self) -> Int[Tensor, " batch"]:
         """Actions per response."""
         return self.action_mask.sum(-1)

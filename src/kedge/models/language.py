@@ -138,6 +138,10 @@ class LanguageModel(nn.Module):
         """The trunk's last hidden state at every token."""
         return self.trunk.hidden(rows)
 
+    def shared_prompts(self, rollout: Rollout) -> list[tuple[int, int]] | None:
+        """The prompts of the rows if those of a pass are read once each; else None."""
+        return rollout.prompts if self.trunk.shares_prompts(max(rollout.row_lengths, default=0)) else None
+
     def logits(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest vocab"]:
         """Float32 logits of the next token; forbidden tokens have probability 0."""
         return self._logits(hidden, self._output_weight())
@@ -308,7 +312,8 @@ class _Reading:
         read = torch.cat([rollout.prompt_mask, (rollout.token_mask & (columns < last))[:, :-1]], dim=1)
         # Number of tokens read up to each column, over all rows; a slot's state is the last of them.
         newest = read.flatten().cumsum(0).view(read.shape)[:, rollout.prompt_ids.shape[1] - 1 :] - 1
-        return cls(TokenRows.unpad(ids, read), newest[slots], slots, mask, rollout.response_ids[mask])
+        rows = TokenRows.unpad(ids, read, rollout.prompts)
+        return cls(rows, newest[slots], slots, mask, rollout.response_ids[mask])
 
     def at_actions(self, states: Tensor) -> Tensor:
         """Select the entries of the actions from one entry per slot."""
@@ -386,6 +391,13 @@ class ActorCritic(nn.Module):
     def policy_parameters(self) -> Iterator[nn.Parameter]:
         """The policy's parameters without the value head; frozen while the critic warms up."""
         return self.policy.causal.parameters()
+
+    def shared_prompts(self, rollout: Rollout) -> list[tuple[int, int]] | None:
+        """The prompts of the rows if policy and critic both read those of a pass once each; else None."""
+        trunks = [self.policy.trunk, None if self.critic is None else self.critic.trunk]
+        longest = max(rollout.row_lengths, default=0)
+        shares = all(trunk.shares_prompts(longest) for trunk in trunks if trunk is not None)
+        return rollout.prompts if shares else None
 
     @property
     def value_head(self) -> ValueHead | None:

@@ -263,7 +263,7 @@ def classify(classifier: PreTrainedModel, rows: TokenRows, *, batching: Batching
     classifier.eval()
     order = rows.order()
     switch = rope_switch(classifier)
-    by_length = TokenRows(rows.ids[rows.token_indices(order)], tuple(rows.lengths[row] for row in order))
+    by_length = rows.take(order)
 
     def batch_of(length: int) -> object:
         return length if batching == "equal" else switch is not None and length > switch

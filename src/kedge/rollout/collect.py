@@ -18,7 +18,7 @@ from kedge.algorithm.masking import masked_whiten
 from kedge.algorithm.shaping import KLEstimator, KLScope, ScoreAt, shape_rewards
 from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
-from kedge.system.ranks import ALONE, PassTokens, Ranks, within_memory
+from kedge.system.ranks import ALONE, PassTokens, Prompts, Ranks, within_memory
 
 __all__ = [
     "Estimation",
@@ -254,7 +254,13 @@ def _old_outputs(
         )
         return outputs.logprobs, outputs.values
 
-    old_logprobs, values = shared_out(evaluate, rollout, models.micro_batch_tokens, models.ranks)
+    old_logprobs, values = shared_out(
+        evaluate,
+        rollout,
+        models.micro_batch_tokens,
+        models.ranks,
+        prompts=models.actor_critic.shared_prompts(rollout),
+    )
     assert old_logprobs is not None
     return old_logprobs, values
 
@@ -266,7 +272,13 @@ def reference_logprobs(rollout: Rollout, models: Models) -> Float[Tensor, "batch
         return None
     evaluate = partial(response_logprobs, models.reference, temperature=models.temperature, precision=models.precision)
     with models.reference.host():
-        (logprobs,) = shared_out(lambda rows: (evaluate(rows),), rollout, models.micro_batch_tokens, models.ranks)
+        (logprobs,) = shared_out(
+            lambda rows: (evaluate(rows),),
+            rollout,
+            models.micro_batch_tokens,
+            models.ranks,
+            prompts=models.reference.shared_prompts(rollout),
+        )
     return logprobs
 
 
@@ -275,6 +287,8 @@ def shared_out(
     rollout: Rollout,
     micro_batch_tokens: PassTokens,
     ranks: Ranks,
+    *,
+    prompts: Prompts = None,
 ) -> tuple[Tensor | None, ...]:
     """Evaluate a rollout in batches of rows of similar length, shared by the ranks; the results are in its order.
 
@@ -283,6 +297,7 @@ def shared_out(
         rollout: The responses, which all ranks have.
         micro_batch_tokens: Tokens per batch; None for as few batches as possible.
         ranks: They share the batches; all of them get all results.
+        prompts: See `Prompts`.
     """
     device = rollout.response_ids.device
     lengths = rollout.row_lengths
@@ -290,7 +305,7 @@ def shared_out(
 
     def tables() -> list[Tensor | None]:
         found: list[Tensor | None] = []
-        for part in ranks.plan(lengths, micro_batch_tokens):
+        for part in ranks.plan(lengths, micro_batch_tokens, prompts):
             rows = torch.tensor(part.rows, device=device)
             figures = evaluate(rollout.select(rows))
             found = found or [None if each is None else each.new_zeros(len(own), *each.shape[1:]) for each in figures]
@@ -301,6 +316,6 @@ def shared_out(
                         table[rows] = each
         return found
 
-    results = within_memory(micro_batch_tokens, lengths, tables, ranks=ranks)
+    results = within_memory(micro_batch_tokens, lengths, tables, prompts=prompts, ranks=ranks)
     ranks.fill_in(own, *(table for table in results if table is not None))
     return tuple(results)

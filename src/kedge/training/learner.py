@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -148,9 +148,11 @@ class LanguageLearner:
 
     def find_tokens(self, rollout: Rollout, optimizer: Optimizer) -> None:
         """Find how many tokens a pass over such responses can hold, if that is not known; see `pass_trial`."""
+        # Each row with a prompt of its own, as the two longest may have the same.
+        alone = replace(rollout, group=torch.arange(rollout.num_responses, device=rollout.group.device))
 
         def run_pass(rows: list[int]) -> None:
-            outputs = self._forward(rollout.select(torch.tensor(rows, device=rollout.response_ids.device)))
+            outputs = self._forward(alone.select(torch.tensor(rows, device=rollout.response_ids.device)))
             tables = (outputs.logprobs, outputs.entropy, outputs.values)
             torch.stack([each.sum() for each in tables if each is not None and each.requires_grad]).sum().backward()
 
@@ -163,9 +165,11 @@ class LanguageLearner:
 
         def forward() -> PolicyOutputs | None:
             tokens = tokens_of(self.micro_batch_tokens)
-            return self._forward(rollout) if tokens is None or rollout.num_tokens <= tokens else None
+            plan = self.ranks.plan(rollout.row_lengths, tokens, prompts)
+            return self._forward(rollout) if len(plan) == 1 else None
 
-        outputs = within_memory(self.micro_batch_tokens, rollout.row_lengths, forward)
+        prompts = self.actor_critic.shared_prompts(rollout)
+        outputs = within_memory(self.micro_batch_tokens, rollout.row_lengths, forward, prompts=prompts)
         if outputs is None:
             return None
         self._pending = (rollout, outputs)
@@ -177,7 +181,8 @@ class LanguageLearner:
         if self._has_first_pass(batch):
             return [(torch.arange(len(batch.scores)), batch)]
         parts: list[tuple[Tensor, Experience]] = []
-        for part in self.ranks.plan(batch.rollout.row_lengths, self.micro_batch_tokens):
+        prompts = self.actor_critic.shared_prompts(batch.rollout)
+        for part in self.ranks.plan(batch.rollout.row_lengths, self.micro_batch_tokens, prompts):
             rows = torch.tensor(part.rows, device=batch.scores.device)
             parts.append((rows if part.counts else rows[:0], batch.select(rows)))
         return parts
@@ -191,7 +196,9 @@ class LanguageLearner:
 
     def repeated(self, batch: Experience, attempt: Callable[[], T]) -> T:
         """The result of all passes over a batch; see `within_memory`."""
-        return within_memory(self.micro_batch_tokens, batch.rollout.row_lengths, attempt, ranks=self.ranks)
+        prompts = self.actor_critic.shared_prompts(batch.rollout)
+        lengths = batch.rollout.row_lengths
+        return within_memory(self.micro_batch_tokens, lengths, attempt, prompts=prompts, ranks=self.ranks)
 
     def evaluate_critic(self, batch: Experience) -> CriticOutputs:
         """See `Learner`."""

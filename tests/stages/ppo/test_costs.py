@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,6 +54,21 @@ def test_a_pass_and_its_gradient_are_what_torch_counts(policy, separate, adapter
     # The last token of a row is not read, biases are not multiplied, and attention's own products are left out.
     assert metrics["flops/experience"] == pytest.approx(forward, rel=0.15)
     assert metrics["flops/train"] == pytest.approx(counter.get_total_flops(), rel=0.15)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_prompt_that_responses_share_costs_once(policy, separate):
+    tokenizer = load_tokenizer(policy)
+    model = load_language_model(policy, tokenizer=tokenizer, value_head=not separate)
+    critic = load_scalar_model(policy, tokenizer=tokenizer, init="fresh") if separate else None
+    models, rollout = ActorCritic(model, critic), make_rollout(num_prompt=40, num_response=20)
+    rollout = replace(rollout, group=torch.zeros_like(rollout.group), prompt_ids=rollout.prompt_ids[:1].expand(4, -1))
+    with FlopCounterMode(display=False) as counter:
+        models(rollout, temperature=1.0)
+    costs = Costs(ForwardCost.of(model), ForwardCost.of(critic), ForwardCost(), ForwardCost(per_token=1))
+    found = costs.metrics(rollout, evaluated="all", num_passes=0, train_policy=True, shares_prompts=True)
+    assert found["flops/experience"] == pytest.approx(counter.get_total_flops(), rel=0.15)
+    assert found["flops/reward"] == 2 * 4 * (40 + 20)
 
 
 @pytest.mark.parametrize("separate", [False, True])

@@ -21,6 +21,7 @@ from kedge.errors import ConfigError, DataError, KedgeError, ModelError, OutputE
 from kedge.logs.json_lines import MEASURED, read_json_lines
 from kedge.logs.samples import read_samples
 from kedge.models import load_language_model
+from kedge.models.packing.trunk import Trunk
 from kedge.stages.ppo import critics, roles, run_ppo
 from kedge.stages.ppo import trainer as ppo_trainer
 from kedge.training.pretraining_mix import PretrainingDraws
@@ -445,6 +446,22 @@ def test_a_step_reads_eight_pretraining_texts_per_response_if_asked(tmp_path, po
     config = configure(policy, tmp_path / "run", ptx_coef=1.0, ptx_batch=8, pretraining=str(texts), num_minibatches=2)
     run_ppo(config, prompts=PROMPTS, reward=vowels)
     assert set(drawn) == {8 * config.responses_per_update // 2}
+
+
+@pytest.mark.parametrize("settings", [{"critic": "shared"}, {"critic": "separate"}, {"preset": "grpo"}], ids=str)
+def test_responses_that_share_a_prompt_are_trained_as_each_by_itself(tmp_path, policy, settings, monkeypatch):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"{prompt} and the sea."}) + "\n" for prompt in PROMPTS))
+    settings |= {"ptx_coef": 1.0, "pretraining": str(texts), "num_responses": 3, "num_epochs": 3, "num_updates": 1}
+    settings |= {"adapter": {"kind": "lora", "rank": 4}, "precision": "fp32"}
+    found = []
+    for name in ("shared", "alone"):
+        if name == "alone":
+            monkeypatch.setattr(Trunk, "shares_prompts", lambda self, longest: False)
+        run_ppo(configure(policy, tmp_path / name, **settings), prompts=PROMPTS, reward=vowels)
+        (row,) = metrics_without_times(tmp_path / name)
+        found.append({key: each for key, each in row.items() if not key.startswith(("flops/", "memory/", "cost/"))})
+    assert found[0] == pytest.approx(found[1], abs=1e-5, rel=1e-5)
 
 
 def test_learning_rate_zero_leaves_the_weights_and_the_kl_at_zero(tmp_path, policy):

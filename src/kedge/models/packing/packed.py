@@ -33,7 +33,7 @@ __all__ = [
     "attention_of_accelerator",
     "cache_name_of",
     "group_by_length",
-    "packed_states",
+    "layout_attention",
     "recompute_attention",
 ]
 
@@ -57,10 +57,13 @@ class TokenRows:
     Attributes:
         ids: The rows' token ids, concatenated.
         lengths: Tokens of each row, at least 1.
+        prompts: The number of each row's prompt, and its tokens: rows with the same number begin with the same tokens.
+            Empty if no two rows do.
     """
 
     ids: Int[Tensor, " tokens"]
     lengths: tuple[int, ...]
+    prompts: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> TokenRows:
@@ -69,9 +72,14 @@ class TokenRows:
         return cls(ids, tuple(len(row) for row in rows))
 
     @classmethod
-    def unpad(cls, ids: Int[Tensor, "rows width"], mask: Bool[Tensor, "rows width"]) -> TokenRows:
+    def unpad(
+        cls,
+        ids: Int[Tensor, "rows width"],
+        mask: Bool[Tensor, "rows width"],
+        prompts: Sequence[tuple[int, int]] = (),
+    ) -> TokenRows:
         """The counted tokens of a padded tensor, in order."""
-        return cls(ids[mask], tuple(mask.sum(dim=1).tolist()))
+        return cls(ids[mask], tuple(mask.sum(dim=1).tolist()), tuple(prompts))
 
     @property
     def longest(self) -> int:
@@ -112,7 +120,8 @@ class TokenRows:
         for count in counts:
             lengths = self.lengths[first_row : first_row + count]
             if lengths:
-                parts.append(TokenRows(self.ids[first_token : first_token + sum(lengths)], lengths))
+                ids = self.ids[first_token : first_token + sum(lengths)]
+                parts.append(TokenRows(ids, lengths, self.prompts[first_row : first_row + count]))
             first_row += count
             first_token += sum(lengths)
         return parts
@@ -122,6 +131,11 @@ class TokenRows:
         starts = self.starts
         indices = [index for row in rows for index in range(starts[row], starts[row] + self.lengths[row])]
         return torch.tensor(indices, dtype=torch.long, device=self.ids.device)
+
+    def take(self, rows: Sequence[int]) -> TokenRows:
+        """These rows, in this order."""
+        prompts = tuple(self.prompts[row] for row in rows) if self.prompts else ()
+        return TokenRows(self.ids[self.token_indices(rows)], tuple(self.lengths[row] for row in rows), prompts)
 
     def order(self) -> list[int]:
         """The rows' indices, longest first."""
@@ -144,35 +158,55 @@ class UnsupportedAttention(Exception):
 
 @dataclass(frozen=True)
 class _Group:
-    """Adjacent rows of similar length in a rectangle; `slots` maps tokens to places, None if the rectangle is full."""
+    """Adjacent rows of similar length in a rectangle.
+
+    Attributes:
+        num_rows: Its rows.
+        longest: Its columns.
+        num_tokens: Its tokens.
+        slots: The place of each token; None if the rectangle is full.
+        prompt: The tokens of the pass that all of its rows continue; None if they are whole.
+        mask: What each column attends to of the prompt and the columns.
+    """
 
     num_rows: int
     longest: int
     num_tokens: int
     slots: Int[Tensor, " tokens"] | None
+    prompt: slice | None = None
+    mask: Bool[Tensor, "longest read"] | None = None
 
 
 @dataclass(frozen=True)
 class Packed:
     """Rows end to end in one batch entry, with causal attention within each row.
 
-    Rows are sorted by length, longest first; adjacent rows of similar length share a rectangle.
+    Rows are sorted by length, longest first; adjacent rows of similar length share a rectangle. After them come the
+    rests of rows whose prompt is a row of its own, prompt by prompt: they also attend to it.
     """
 
     groups: tuple[_Group, ...]
 
     @classmethod
-    def of(cls, rows: TokenRows) -> Packed:
-        """The layout of rows sorted by length."""
+    def of(cls, rows: TokenRows, rests: Iterable[tuple[slice, tuple[int, ...]]] = ()) -> Packed:
+        """The layout of rows sorted by length.
+
+        Args:
+            rows: The rows.
+            rests: For each prompt that several rows continue, its tokens in the pass, and the lengths of the rests.
+        """
         assert list(rows.lengths) == sorted(rows.lengths, reverse=True), "rows must be sorted by length, longest first"
-        return cls(tuple(_group(lengths, rows.ids.device) for lengths in group_by_length(rows.lengths)))
+        device = rows.ids.device
+        groups = [_group(lengths, device) for lengths in group_by_length(rows.lengths)]
+        groups += [_group(part, device, prompt) for prompt, lengths in rests for part in group_by_length(lengths)]
+        return cls(tuple(groups))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """Softmax attention; `[1, heads, tokens, dim]` to `[1, tokens, heads, dim]`, as transformers expects."""
         sizes = [group.num_tokens for group in self.groups]
-        queries, keys, values = (states[0].transpose(0, 1).split(sizes) for states in (query, key, value))
-        parts = zip(self.groups, queries, keys, values, strict=True)
-        return torch.cat([_attend_group(*part, scaling=scaling) for part in parts])[None]
+        whole = [states[0].transpose(0, 1) for states in (query, key, value)]
+        parts = zip(self.groups, *(states.split(sizes) for states in whole), strict=True)
+        return torch.cat([_attend_group(*part, before=whole[1:], scaling=scaling) for part in parts])[None]
 
 
 def group_by_length(lengths: tuple[int, ...]) -> Iterator[list[int]]:
@@ -186,17 +220,38 @@ def group_by_length(lengths: tuple[int, ...]) -> Iterator[list[int]]:
     yield group
 
 
-def _group(lengths: list[int], device: torch.device) -> _Group:
+def _group(lengths: list[int], device: torch.device, prompt: slice | None = None) -> _Group:
     longest = lengths[0]
     num_tokens = sum(lengths)
     full = len(list(groupby(lengths))) == 1
     mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
     slots = None if full else mask.flatten().nonzero().squeeze(1).to(device)
-    return _Group(len(lengths), longest, num_tokens, slots)
+    seen = None
+    if prompt is not None:
+        before = prompt.stop - prompt.start
+        seen = torch.ones(longest, before + longest, dtype=torch.bool, device=device).tril(before)
+    return _Group(len(lengths), longest, num_tokens, slots, prompt, seen)
 
 
-def _attend_group(group: _Group, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:
-    """Attention over `[tokens, heads, dim]`; padding comes after every real token, so the causal mask suffices."""
+def _attend_group(
+    group: _Group,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    before: Sequence[Tensor],
+    scaling: float | None,
+) -> Tensor:
+    """Attention over `[tokens, heads, dim]`; padding comes after every real token, so the causal mask suffices.
+
+    Args:
+        group: The rows.
+        query: Their queries.
+        key: Their keys.
+        value: Their values.
+        before: Keys and values of the whole pass, with those of the prompt.
+        scaling: Factor of the products.
+    """
 
     def rectangle(states: Tensor) -> Tensor:
         if group.slots is not None:
@@ -204,9 +259,23 @@ def _attend_group(group: _Group, query: Tensor, key: Tensor, value: Tensor, *, s
             states = places.index_copy(0, group.slots, states)
         return states.reshape(group.num_rows, group.longest, *states.shape[1:]).transpose(1, 2)
 
-    outputs = attend(rectangle(query), rectangle(key), rectangle(value), scaling=scaling, is_causal=True)
+    own = [rectangle(key), rectangle(value)]
+    if group.prompt is None:
+        outputs = attend(rectangle(query), *own, scaling=scaling, is_causal=True)
+    else:
+        keys, values = (_after_prompt(each[group.prompt], states) for each, states in zip(before, own, strict=True))
+        outputs = attend(rectangle(query), keys, values, scaling=scaling, mask=group.mask)
     outputs = outputs.transpose(1, 2).flatten(0, 1)
     return outputs if group.slots is None else Gather.apply(outputs, group.slots)
+
+
+def _after_prompt(prompt: Tensor, states: Tensor) -> Tensor:
+    """A prompt's states before those of each row that continues it.
+
+    They are cast before they are repeated, so that the gradients of the rows are added up in the attention's format.
+    """
+    repeated = prompt.to(attention_dtype(prompt)).transpose(0, 1).expand(len(states), -1, -1, -1)
+    return torch.cat([repeated, states], dim=2)
 
 
 def attend(
@@ -294,15 +363,6 @@ def layout_attention(config: PreTrainedConfig) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = usual
-
-
-def packed_states(model: PreTrainedModel, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
-    """The states of rows sorted by length, longest first, in one packed pass of a trunk."""
-    with layout_attention(model.config):
-        outputs = model(
-            input_ids=rows.ids[None], position_ids=rows.positions[None], use_cache=False, layout=Packed.of(rows)
-        )
-    return outputs.last_hidden_state[0]
 
 
 def recompute_attention(config: PreTrainedConfig) -> AbstractContextManager[None]:

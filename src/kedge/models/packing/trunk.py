@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby, product
 from typing import Any, Literal
@@ -25,10 +26,10 @@ from kedge.models.packing.packed import (
     TokenRows,
     cache_name_of,
     group_by_length,
-    packed_states,
     recompute_attention,
 )
 from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
+from kedge.models.packing.sharing import packed_states
 from kedge.models.pretrained import rope_switch
 from kedge.system.ranks import ALONE, Ranks
 
@@ -74,6 +75,8 @@ class Trunk:
         self._pad_id = getattr(config, "pad_token_id", None) or 0
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._packs = self._takes_positions and self._error("packed", self._packed, longest=self._reach) <= TOLERANCE
+        # Found out now, and not in the middle of a pass.
+        self._shares = self._packs and self._error("shared", self._shared, longest=self._reach) <= TOLERANCE
         if not self._packs or self._reach is not None:
             self._check_batches()
 
@@ -95,6 +98,11 @@ class Trunk:
     def packs(self, longest: int) -> bool:
         """True if rows up to this length are packed."""
         return self._packs and (self._reach is None or longest <= self._reach)
+
+    def shares_prompts(self, longest: int) -> bool:
+        """True if rows up to this length that have the same prompt share its tokens."""
+        beyond = self._rope_switch is not None and longest > self._rope_switch
+        return self.packs(longest) and not beyond and self._shares
 
     def checkpoint_activations(self) -> None:
         """Enable activation checkpointing: the backward pass recomputes the activations inside the layers.
@@ -120,9 +128,7 @@ class Trunk:
         if list(rows.lengths) == sorted(rows.lengths, reverse=True):
             return self._hidden_sorted(rows)
         order = rows.order()
-        taken = rows.token_indices(order)
-        hidden = self._hidden_sorted(TokenRows(rows.ids[taken], tuple(rows.lengths[row] for row in order)))
-        return Gather.apply(hidden, taken.argsort())
+        return Gather.apply(self._hidden_sorted(rows.take(order)), rows.token_indices(order).argsort())
 
     def check_decoding(self) -> None:
         """Check that reading token by token gives the states of a whole pass (`ModelError` if not)."""
@@ -156,8 +162,20 @@ class Trunk:
         return _join([self._packed(part) if self.packs(part.longest) else self._unpacked(part) for part in parts])
 
     def _packed(self, rows: TokenRows) -> Tensor:
+        if rows.prompts and not self.shares_prompts(rows.longest):
+            rows = replace(rows, prompts=())
         with self._in_mode():
             return packed_states(self.model, rows)
+
+    def _shared(self, rows: TokenRows) -> Tensor:
+        """The states of rows that are read twice with half of them in common: that half, and the rest of the second."""
+        twice = rows.take([row for row in range(len(rows.lengths)) for _ in range(2)])
+        halves = [length // 2 for length in rows.lengths]
+        prompts = tuple((row, half) for row, half in enumerate(halves) for _ in range(2))
+        with self._in_mode():
+            hidden = packed_states(self.model, replace(twice, prompts=prompts)).split(twice.lengths)
+        pairs = zip(halves, hidden[::2], hidden[1::2], strict=True)
+        return torch.cat([part for half, one, other in pairs for part in (one[:half], other[half:])])
 
     def _unpacked(self, rows: TokenRows) -> Tensor:
         return self._padded(rows) if self.pads else self._by_length(rows)

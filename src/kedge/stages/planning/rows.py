@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -73,11 +73,13 @@ class Rows:
         prompts: Tokens of each prompt.
         responses: Tokens of each response, or of each completion.
         budget: Tokens of a pass; None for all rows at once.
+        group: Responses to each prompt, one after the other; a pass reads their prompt once.
     """
 
     prompts: tuple[int, ...]
     responses: tuple[int, ...]
     budget: int | None
+    group: int = 1
 
     @property
     def count(self) -> int:
@@ -96,7 +98,8 @@ class Rows:
 
     def shortened(self, passes: int = 2) -> Rows:
         """The rows of the first passes, which are the largest: all later ones hold as much as the second."""
-        parts = [part.rows for part in ALONE.plan(self.lengths, self.budget)][:passes]
+        numbers = [(row // self.group, prompt) for row, prompt in enumerate(self.prompts)]
+        parts = [part.rows for part in ALONE.plan(self.lengths, self.budget, numbers)][:passes]
         return self.select([row for part in parts for row in part])
 
     def like(self, count: int, budget: int | None) -> Rows:
@@ -106,13 +109,12 @@ class Rows:
     def select(self, rows: Sequence[int]) -> Rows:
         """Some of the rows."""
         prompts, responses = (tuple(each[row] for row in rows) for each in (self.prompts, self.responses))
-        return Rows(prompts, responses, self.budget)
+        return replace(self, prompts=prompts, responses=responses)
 
-    def rollout(self, *, group: int, values: bool) -> Rollout:
+    def rollout(self, *, values: bool) -> Rollout:
         """Sampled responses of these lengths.
 
         Args:
-            group: Responses to each prompt.
             values: The sampler has noted the critic's values.
         """
         prompts, responses = (torch.tensor(each)[:, None] for each in (self.prompts, self.responses))
@@ -126,7 +128,7 @@ class Rows:
             action_mask=mask,
             logprobs=torch.zeros(mask.shape),
             stopped=mask[:, 0],
-            group=torch.arange(self.count) // group,
+            group=torch.arange(self.count) // self.group,
             policy_version=torch.zeros(self.count, dtype=torch.long),
             values=torch.zeros(mask.shape) if values else None,
         )

@@ -135,7 +135,8 @@ def subject_of(
             tuple(texts * length for length in quantiles(each, count))
             for each in (lengths.prompts, lengths.completions)
         )
-    rows = Rows(prompts, responses, config.runtime.first_pass_tokens)
+    group = config.rollout.num_responses if stage == "ppo" else 1
+    rows = Rows(prompts, responses, config.runtime.first_pass_tokens, group)
     return Subject(config, stage, blueprints_of(config, stage), lengths, rows, precision, accelerator)
 
 
@@ -277,7 +278,7 @@ def _critic(subject: Subject, models: Models, phases: Phases) -> None:
     fitted = rows.like(filling, budget).shortened(1)
     phases.start("fit", role, times=rows.tokens / fitted.tokens)
     with torch.no_grad():
-        rollout = fitted.rollout(group=1, values=False)
+        rollout = fitted.rollout(values=False)
         states = actor_critic.value_states(rollout, precision=subject.precision, value_after_last=after_last).float()
     square = 0 if subject.accelerator else 8 * states.shape[1] ** 2  # in the CPU's memory
     # All states in fp32, and a half of them in fp32 and in fp64; sums of both halves and a product; the solution.
@@ -288,7 +289,7 @@ def _critic(subject: Subject, models: Models, phases: Phases) -> None:
         return phases.end()
     count = settings.batch_size
     batch = rows.like(count, rows.budget).shortened()
-    rollout = batch.rollout(group=1, values=False)
+    rollout = batch.rollout(values=False)
     sampled = SampledReturns(rollout, torch.zeros(rollout.action_mask.shape), rollout.action_mask)
     loss = ReturnsLoss(actor_critic, sampled, 0.0, 1.0, after_last, subject.precision)
     passes = settings.num_epochs * rows.tokens / batch.tokens
@@ -348,7 +349,7 @@ def _sampled(subject: Subject, models: Models, phases: Phases, trainer: Trainer,
         phases.start("reward", role, times=rows.tokens / first.tokens)
         with torch.no_grad(), autocast("bf16" if model.holds_bf16 else subject.precision, model.device):
             model.scores(TokenRows.of([[1] * length for length in first.lengths]))
-    rollout = trial.rollout(group=1, values=policy.value_head is not None)
+    rollout = trial.rollout(values=policy.value_head is not None)
     return ScoredRollout(rollout, torch.zeros(trial.count), None, [], cast(Any, None))
 
 

@@ -189,6 +189,7 @@ class PpoLog:
             train_policy=trainer.trains_policy,
             num_critic_passes=result.num_critic_gradients / steps_per_pass,
             num_readings=int(trainer.settings.measures_distance),
+            shares_prompts=trainer.models.actor_critic.shared_prompts(rollout) is not None,
         )
 
     @cached_property
@@ -322,6 +323,7 @@ class Costs:
         train_policy: bool,
         num_critic_passes: float = 0.0,
         num_readings: int = 0,
+        shares_prompts: bool = False,
     ) -> dict[str, float]:
         """`flops/PHASE`, their sum in steps of supervised fine-tuning on the same tokens, and the judges' FLOPs.
 
@@ -334,18 +336,23 @@ class Costs:
             num_critic_passes: Further epochs of the critic alone; can be a fraction. For a shared head they are forward
                 passes through the trunk.
             num_readings: Forward passes after the epochs.
+            shares_prompts: Policy, critic and reference read a prompt of several responses once.
         """
-        size = (rollout.num_tokens, rollout.num_actions)
-        sizes = [(each.num_tokens, each.num_actions) for each in sampled] if sampled else [size]
-        whole = tuple(sum(counts) for counts in zip(*sizes, strict=True))
+        sampled = sampled or (rollout,)
+
+        def read(responses: Rollout) -> int:
+            return responses.num_distinct_tokens if shares_prompts else responses.num_tokens
+
+        size = (read(rollout), rollout.num_actions)
+        scored = (sum(each.num_tokens for each in sampled), sum(each.num_actions for each in sampled))
         policy = self.policy.flops(*size)
         critic = self.critic.flops(*size)
         again = 1 + self.recomputes
         policy_trained = again * policy + self.policy.backward_flops(*size)
         critic_trained = again * critic + self.critic.backward_flops(*size)
         phases = {
-            "rollout": self.policy.flops(*whole),
-            "reward": self.rewards.flops(*whole),
+            "rollout": self.policy.flops(sum(map(read, sampled)), scored[1]),
+            "reward": self.rewards.flops(*scored),
             "experience": self.reference.flops(*size)
             + {"nothing": 0.0, "critic": critic, "all": policy + critic}[evaluated],
             "train": num_passes * ((policy_trained if train_policy else policy) + critic_trained)
@@ -355,7 +362,7 @@ class Costs:
         sft_step = policy + self.policy.backward_flops(*size)
         total = sum(phases.values()) / sft_step
         if self.judges is not None:
-            phases["judge"] = self.judges.flops(*whole)
+            phases["judge"] = self.judges.flops(*scored)
         return {**{f"flops/{name}": flops for name, flops in phases.items()}, "cost/sft_steps": total}
 
 

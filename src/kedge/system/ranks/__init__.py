@@ -11,13 +11,14 @@ from kedge.system.ranks.budget import (
     tokens_of,
     within_memory,
 )
-from kedge.system.ranks.ranks import ALONE, Part, Ranks, budget_batches, check_equal_weights
+from kedge.system.ranks.ranks import ALONE, Part, Prompts, Ranks, budget_batches, check_equal_weights
 
 __all__ = [
     "ALONE",
     "AdaptiveTokens",
     "Part",
     "PassTokens",
+    "Prompts",
     "Ranks",
     "budget_batches",
     "budget_metrics",

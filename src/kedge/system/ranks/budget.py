@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 from kedge.errors import KedgeError
 from kedge.system.generators import random_state, restore_random_state
 from kedge.system.memory import asked_for, is_out_of_memory, release, with_unit
-from kedge.system.ranks.ranks import ALONE, Ranks, plan_parts
+from kedge.system.ranks.ranks import ALONE, Prompts, Ranks, plan_parts
 
 __all__ = [
     "AdaptiveTokens",
@@ -96,7 +96,14 @@ def budget_metrics(budget: PassTokens) -> dict[str, float]:
     return {"memory/micro_batch_tokens": float(budget.tokens)} if isinstance(budget, AdaptiveTokens) else {}
 
 
-def within_memory(budget: PassTokens, lengths: Sequence[int], attempt: Callable[[], T], *, ranks: Ranks = ALONE) -> T:
+def within_memory(
+    budget: PassTokens,
+    lengths: Sequence[int],
+    attempt: Callable[[], T],
+    *,
+    prompts: Prompts = None,
+    ranks: Ranks = ALONE,
+) -> T:
     """Evaluate a batch in passes; while memory runs out, do it again in smaller ones.
 
     The number of tokens is the same on every rank: all repeat what failed on one. With sharded weights nothing can be
@@ -108,6 +115,7 @@ def within_memory(budget: PassTokens, lengths: Sequence[int], attempt: Callable[
             helps.
         attempt: Makes all passes of this rank, from the start and without communication. Its random numbers are the
             same each time.
+        prompts: See `Prompts`.
         ranks: They share the batch.
     """
     if not isinstance(budget, AdaptiveTokens) or ranks.is_sharded:
@@ -124,7 +132,7 @@ def within_memory(budget: PassTokens, lengths: Sequence[int], attempt: Callable[
             failure = error
         smaller = 0
         if ranks.largest(int(failure is not None)):
-            smaller = ranks.largest(_smaller(budget.tokens, lengths, ranks.count))
+            smaller = ranks.largest(_smaller(budget.tokens, lengths, prompts, ranks.count))
         if not smaller:
             if failure is not None:
                 raise failure
@@ -135,12 +143,22 @@ def within_memory(budget: PassTokens, lengths: Sequence[int], attempt: Callable[
         restore_random_state(*generators)
 
 
-def _smaller(tokens: int, lengths: Sequence[int], num_ranks: int) -> int:
+def _smaller(tokens: int, lengths: Sequence[int], prompts: Prompts, num_ranks: int) -> int:
     """Half of what the largest pass held; 0 if that was a single row."""
-    plans = (plan_parts(lengths, tokens, number=number, count=num_ranks) for number in range(num_ranks))
-    largest = max(sum(lengths[row] for row in part.rows) for plan in plans for part in plan)
+    plans = [
+        plan_parts(lengths, tokens, prompts=prompts, number=number, count=num_ranks) for number in range(num_ranks)
+    ]
+    parts = [part.rows for plan in plans for part in plan]
+    largest = max(_tokens_in(rows, lengths, prompts) for rows in parts)
     longest = max(lengths)
     return max(longest, largest // 2) if largest > longest else 0
+
+
+def _tokens_in(rows: Sequence[int], lengths: Sequence[int], prompts: Prompts) -> int:
+    """Tokens of a pass, those that its rows share once."""
+    shared = dict(prompts[row] for row in rows) if prompts else {}
+    repeated = sum(prompts[row][1] for row in rows) if prompts else 0
+    return sum(lengths[row] for row in rows) - repeated + sum(shared.values())
 
 
 def _asked(error: BaseException | None) -> str:

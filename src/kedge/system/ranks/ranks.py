@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["ALONE", "Part", "Ranks", "budget_batches", "check_equal_weights", "plan_parts", "share_rows"]
 
 T = TypeVar("T")
+
+Prompts: TypeAlias = Sequence[tuple[int, int]] | None
+"""The number of each row's prompt and its tokens, which rows of one pass with the same number share; None if no rows
+share any. If all numbers differ, they ascend."""
 
 BUCKET = 2**25
 """Gradients are added up in buckets of at most this many numbers, if no single parameter is larger."""
@@ -52,34 +56,41 @@ class Part:
     counts: bool = True
 
 
-def budget_batches(lengths: Sequence[int], budget: int | None) -> Iterator[list[int]]:
+def budget_batches(lengths: Sequence[int], budget: int | None, prompts: Prompts = None) -> Iterator[list[int]]:
     """Indices of rows in batches of at most `budget` tokens, longest rows first, so that memory errors show early.
 
-    A row longer than the budget gets its own batch.
+    A row longer than the budget gets its own batch. Rows with the same prompt follow each other.
 
     Args:
         lengths: Tokens per row.
         budget: Tokens per batch; None puts all rows into one batch.
+        prompts: See `Prompts`.
     """
     batch: list[int] = []
     room = budget
-    for row in _longest_first(lengths):
-        if batch and room is not None and lengths[row] > room:
+    held = set[int]()
+    for row, number, shared in _in_order(lengths, prompts):
+        added = lengths[row] - (shared if number in held else 0)
+        if batch and room is not None and added > room:
             yield batch
             batch = []
             room = budget
+            held = set()
+            added = lengths[row]
         batch.append(row)
-        room = None if room is None else room - lengths[row]
+        held.add(number)
+        room = None if room is None else room - added
     if batch:
         yield batch
 
 
-def share_rows(lengths: Sequence[int], count: int) -> list[list[int]]:
-    """Share rows out so that every rank has about as many tokens: each row, longest first, to the rank with the fewest.
+def share_rows(lengths: Sequence[int], count: int, prompts: Prompts = None) -> list[list[int]]:
+    """Share rows out so that every rank has about as many tokens: each row to the rank that then has the fewest.
 
     Args:
         lengths: Tokens per row.
         count: Number of ranks.
+        prompts: See `Prompts`.
 
     Returns:
         The rows of each rank, longest first. There are empty ones if there are fewer rows than ranks.
@@ -88,21 +99,31 @@ def share_rows(lengths: Sequence[int], count: int) -> list[list[int]]:
     """
     shares: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count
-    for row in _longest_first(lengths):
-        rank = loads.index(min(loads))
+    held = [set[int]() for _ in range(count)]
+    for row, number, shared in _in_order(lengths, prompts):
+        after = [load + lengths[row] - (shared if number in has else 0) for load, has in zip(loads, held, strict=True)]
+        rank = after.index(min(after))
         shares[rank].append(row)
-        loads[rank] += lengths[row]
+        held[rank].add(number)
+        loads[rank] = after[rank]
     return shares
 
 
 def plan_parts(
-    lengths: Sequence[int], budget: int | None, *, number: int = 0, count: int = 1, same_number: bool = False
+    lengths: Sequence[int],
+    budget: int | None,
+    *,
+    prompts: Prompts = None,
+    number: int = 0,
+    count: int = 1,
+    same_number: bool = False,
 ) -> list[Part]:
     """The passes of one rank over a batch.
 
     Args:
         lengths: Tokens per row.
         budget: Tokens per pass; None for as few passes as possible.
+        prompts: See `Prompts`.
         number: The rank.
         count: Number of ranks.
         same_number: Every rank takes as many passes as the one with the most, because each pass communicates.
@@ -111,23 +132,32 @@ def plan_parts(
         At least one part, except for an empty batch.
     """
     if count == 1:
-        return [Part(batch) for batch in budget_batches(lengths, budget)]
+        return [Part(batch) for batch in budget_batches(lengths, budget, prompts)]
     if not lengths:
         return []
-    shares = share_rows(lengths, count)
+    shares = share_rows(lengths, count, prompts)
 
     def batches(rank: int) -> list[list[int]]:
         rows = shares[rank]
-        return [[rows[place] for place in batch] for batch in budget_batches([lengths[row] for row in rows], budget)]
+        found = budget_batches([lengths[row] for row in rows], budget, prompts and [prompts[row] for row in rows])
+        return [[rows[place] for place in batch] for batch in found]
 
     own = batches(number)
     rounds = max(len(batches(rank)) for rank in range(count)) if same_number else max(1, len(own))
-    idle = Part([_longest_first(lengths)[-1]], counts=False)
+    idle = Part([min(range(len(lengths)), key=lambda row: (lengths[row], -row))], counts=False)
     return [Part(batch) for batch in own] + [idle] * (rounds - len(own))
 
 
-def _longest_first(lengths: Sequence[int]) -> list[int]:
-    return sorted(range(len(lengths)), key=lambda row: -lengths[row])
+def _in_order(lengths: Sequence[int], prompts: Prompts) -> list[tuple[int, int, int]]:
+    """The rows, longest first but together with all rows that have the same prompt; their prompts' numbers and tokens.
+
+    A prompt counts with its longest row.
+    """
+    rows = [(row, *((row, 0) if prompts is None else prompts[row])) for row in range(len(lengths))]
+    longest = dict[int, int]()
+    for row, number, _ in rows:
+        longest[number] = max(lengths[row], longest.get(number, 0))
+    return sorted(rows, key=lambda each: (-longest[each[1]], each[1], -lengths[each[0]]))
 
 
 @dataclass(frozen=True)
@@ -156,15 +186,18 @@ class Ranks:
         """True if there is more than one process."""
         return self.count > 1
 
-    def plan(self, lengths: Sequence[int], budget: PassTokens) -> list[Part]:
+    def plan(self, lengths: Sequence[int], budget: PassTokens, prompts: Prompts = None) -> list[Part]:
         """The passes of this rank over a batch; see `plan_parts`.
 
         Args:
             lengths: Tokens per row.
             budget: Tokens per pass; None for no limit.
+            prompts: See `Prompts`.
         """
         tokens = budget if budget is None or isinstance(budget, int) else budget.tokens
-        return plan_parts(lengths, tokens, number=self.number, count=self.count, same_number=self.is_sharded)
+        return plan_parts(
+            lengths, tokens, prompts=prompts, number=self.number, count=self.count, same_number=self.is_sharded
+        )
 
     def fill_in(self, own: Bool[Tensor, " rows"], *tables: Tensor) -> None:
         """Complete tables in place with the rows that other ranks know.

@@ -1,0 +1,167 @@
+"""Rows with the same prompt, which share its tokens in a pass, against a pass that reads every row by itself."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kedge.algorithm.experience import PolicyOutputs, Rollout
+from kedge.models import ActorCritic, LanguageModel, ScalarModel, TokenRows, response_logprobs
+from kedge.models.packing.trunk import Trunk
+from tests.models.families import ARCHITECTURES, PACKED, language_model
+from tests.tiny import FAMILIES, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
+
+PROMPTS = ([5, 6, 7, 8], [20, 21], [30, 31, 32], [20, 21])
+OF_ROW = (0, 1, 0, 2, 1, 3, 0, 0)
+"""Each row's prompt: one of four rows, one of two, and two of one, of which one is the same as that of two."""
+LENGTHS = (6, 1, 5, 3, 2, 2, 1, 2)
+NUM_ACTIONS = sum(LENGTHS)
+
+
+def responses(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    return [[60 + 8 * row + place for place in range(length)] for row, length in enumerate(lengths)]
+
+
+def token_rows(lengths: tuple[int, ...] = LENGTHS, prompts: tuple[list[int], ...] = PROMPTS) -> TokenRows:
+    rows = [[*prompts[number], *response] for number, response in zip(OF_ROW, responses(lengths), strict=True)]
+    return replace(TokenRows.of(rows), prompts=tuple((number, len(prompts[number])) for number in OF_ROW))
+
+
+def make_rollout(group: tuple[int, ...] = OF_ROW) -> Rollout:
+    prompt_ids = torch.tensor([[0] * (4 - len(PROMPTS[number])) + PROMPTS[number] for number in OF_ROW])
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    ids = torch.tensor([response + [0] * (max(LENGTHS) - len(response)) for response in responses()])
+    return Rollout(
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_ids > 0,
+        response_ids=ids,
+        token_mask=mask,
+        action_mask=mask,
+        logprobs=torch.zeros(mask.shape),
+        stopped=mask[:, 0],
+        group=torch.tensor(group),
+        policy_version=torch.zeros(len(ids), dtype=torch.long),
+    )
+
+
+def each_row_by_itself() -> AbstractContextManager[object]:
+    return mock.patch.object(Trunk, "shares_prompts", return_value=False)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    found = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def assert_equal_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    largest = max(float(each.abs().max()) for each in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-6 * max(1.0, largest), rtol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("lengths", [LENGTHS, (1, 2, 1, 1, 2, 2, 1, 1)])
+def test_states_and_gradients_are_those_of_each_row_by_itself(name: str, lengths: tuple[int, ...]) -> None:
+    model = language_model(name)
+    # Short enough for the window of the one that has one, or too long for it.
+    prompts = PROMPTS if lengths == LENGTHS else ([5, 6, 7], [20, 21], [30, 31], [20, 21])
+    rows = token_rows(lengths, prompts)
+    assert model.trunk.shares_prompts(rows.longest) == (name in PACKED or (name == "mistral" and rows.longest <= 4))
+    weights = torch.randn(len(rows.ids), 16, generator=torch.Generator().manual_seed(0)) / len(rows.ids)
+    found = model.hidden(rows)
+    (found * weights).sum().backward()
+    ours = gradients(model)
+    expected = torch.cat([model.hidden(TokenRows.of([row])) for row in map(list, rows.ids.split(rows.lengths))])
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=2e-6)
+    assert_equal_gradients(ours, gradients(model))
+
+
+def test_the_tokens_of_a_prompt_reach_the_layers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = language_model("llama")
+    seen = []
+    model.trunk.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[1]))
+    model.hidden(token_rows())
+    assert seen == [sum(map(len, PROMPTS)) + sum(LENGTHS)]
+    with each_row_by_itself():
+        model.hidden(token_rows())
+    assert seen[1:] == [len(token_rows().ids)]
+
+
+def test_rows_have_the_same_prompt_if_its_tokens_and_the_group_are_the_same() -> None:
+    lengths = [len(PROMPTS[number]) for number in OF_ROW]
+    assert make_rollout().prompts == list(zip([0, 1, 0, 3, 1, 5, 0, 0], lengths, strict=True))
+    # Another prompt with the same number of a group, and the same prompt in the same group.
+    assert make_rollout((0,) * 8).prompts == list(zip([0, 1, 0, 3, 1, 1, 0, 0], lengths, strict=True))
+    assert make_rollout(tuple(range(8))).prompts == list(enumerate(lengths))
+    assert make_rollout().num_distinct_tokens == sum(map(len, PROMPTS)) + sum(LENGTHS)
+    # What is below the padding does not count.
+    rollout = make_rollout()
+    filled = replace(rollout, prompt_ids=torch.where(rollout.prompt_mask, rollout.prompt_ids, torch.arange(8)[:, None]))
+    assert filled.prompts == rollout.prompts
+
+
+def outputs(models: ActorCritic, rollout: Rollout) -> PolicyOutputs:
+    return models(rollout, temperature=0.7, entropy_gradient=True, value_after_last=True)
+
+
+def summed(found: PolicyOutputs) -> Tensor:
+    assert found.values is not None
+    parts = (found.logprobs, found.entropy, found.values)
+    return torch.stack([(each * torch.linspace(-1, 1, each.numel()).view(each.shape)).sum() for each in parts]).sum()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_log_probabilities_entropies_values_and_gradients_are_the_same(
+    family: str, critic: str, checkpointing: bool
+) -> None:
+    tokenizer = tiny_tokenizer()
+    policy = LanguageModel(tiny_causal_lm(family), tokenizer, value_head=critic == "shared")
+    if policy.value_head is not None:
+        nn.init.normal_(policy.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(0))
+    models = ActorCritic(policy, ScalarModel(tiny_reward_model(family), tokenizer) if critic == "separate" else None)
+    if checkpointing:
+        models.checkpoint_activations()
+    rollout = make_rollout()
+    found = outputs(models, rollout)
+    reference = response_logprobs(policy, rollout, temperature=0.7)
+    values = models.values(rollout)
+    summed(found).backward()
+    ours = gradients(models)
+    alone = [outputs(models, rollout.select(torch.tensor([row]))) for row in range(rollout.num_responses)]
+    columns = zip(*((each.logprobs, each.entropy, each.values) for each in alone), strict=True)
+    expected = PolicyOutputs(*map(torch.cat, columns))
+    summed(expected).backward()
+    theirs = gradients(models)
+    for one, other in (
+        (found.logprobs, expected.logprobs), (found.entropy, expected.entropy), (found.values, expected.values),
+        (reference, expected.logprobs),
+    ):  # fmt: skip
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=2e-6)
+    action_values = torch.where(rollout.action_mask, expected.values, 0.0)
+    torch.testing.assert_close(values, action_values, atol=1e-6, rtol=2e-6)
+    assert_equal_gradients(ours, theirs)
+
+
+def test_gradients_add_up_in_full_precision_in_a_pass_in_bf16() -> None:
+    model = language_model("llama")
+    rows = token_rows()
+    weights = torch.randn(len(rows.ids), 16, generator=torch.Generator().manual_seed(0))
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        for shares in (True, False):
+            in_bf16 = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+            with in_bf16, nullcontext() if shares else each_row_by_itself():
+                (model.hidden(rows) * weights).sum().backward()
+            found.append(torch.cat([each.flatten() for each in gradients(model).values()]))
+    exact, _, shared, plain = found
+    assert (shared - exact).norm() < 1.2 * (plain - exact).norm()
