@@ -224,7 +224,7 @@ def test_epochs_on_responses_that_share_prompts_are_those_on_each_row_by_itself(
     for shares in (True, False):
         trained = copy.deepcopy(models)
         if not shares:
-            monkeypatch.setattr(Trunk, "shares_prompts", lambda self, longest: False)
+            monkeypatch.setattr(Trunk, "shares_up_to", 0)
         # Plain steps: Adam's would turn rounding into a sign.
         optimizer = torch.optim.SGD([{"params": [*trained.parameters()], CRITIC: False}], lr=0.1)
         result = ppo_update(

@@ -94,6 +94,10 @@ class Rollout:
         first: dict[tuple[int, ...], int] = {}
         return [(first.setdefault(tuple(each), row), lengths[row]) for row, each in enumerate(rows)]
 
+    def shared_prompts(self, limit: float) -> list[tuple[int, int]] | None:
+        """The same, for passes whose rows share their prompts up to a length; None if a row is longer."""
+        return self.prompts if max(self.row_lengths, default=0) <= limit else None
+
     @cached_property
     def num_distinct_tokens(self) -> int:
         """Tokens of all rows, those of each prompt once."""

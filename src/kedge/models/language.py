@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -138,9 +138,10 @@ class LanguageModel(nn.Module):
         """The trunk's last hidden state at every token."""
         return self.trunk.hidden(rows)
 
-    def shared_prompts(self, rollout: Rollout) -> list[tuple[int, int]] | None:
-        """The prompts of the rows if those of a pass are read once each; else None."""
-        return rollout.prompts if self.trunk.shares_prompts(max(rollout.row_lengths, default=0)) else None
+    @cached_property
+    def shares_up_to(self) -> float:
+        """The longest rows of a pass that share their prompt."""
+        return self.trunk.shares_up_to
 
     def logits(self, hidden: Float[Tensor, "*rest dim"]) -> Float[Tensor, "*rest vocab"]:
         """Float32 logits of the next token; forbidden tokens have probability 0."""
@@ -392,12 +393,11 @@ class ActorCritic(nn.Module):
         """The policy's parameters without the value head; frozen while the critic warms up."""
         return self.policy.causal.parameters()
 
-    def shared_prompts(self, rollout: Rollout) -> list[tuple[int, int]] | None:
-        """The prompts of the rows if policy and critic both read those of a pass once each; else None."""
-        trunks = [self.policy.trunk, None if self.critic is None else self.critic.trunk]
-        longest = max(rollout.row_lengths, default=0)
-        shares = all(trunk.shares_prompts(longest) for trunk in trunks if trunk is not None)
-        return rollout.prompts if shares else None
+    @cached_property
+    def shares_up_to(self) -> float:
+        """The longest rows of a pass that share their prompt, in policy and critic."""
+        trunks = [self.policy.trunk, *([] if self.critic is None else [self.critic.trunk])]
+        return min(trunk.shares_up_to for trunk in trunks)
 
     @property
     def value_head(self) -> ValueHead | None:

@@ -259,7 +259,7 @@ def _old_outputs(
         rollout,
         models.micro_batch_tokens,
         models.ranks,
-        prompts=models.actor_critic.shared_prompts(rollout),
+        prompts=rollout.shared_prompts(models.actor_critic.shares_up_to),
     )
     assert old_logprobs is not None
     return old_logprobs, values
@@ -277,7 +277,7 @@ def reference_logprobs(rollout: Rollout, models: Models) -> Float[Tensor, "batch
             rollout,
             models.micro_batch_tokens,
             models.ranks,
-            prompts=models.reference.shared_prompts(rollout),
+            prompts=rollout.shared_prompts(models.reference.shares_up_to),
         )
     return logprobs
 

@@ -168,7 +168,7 @@ class LanguageLearner:
             plan = self.ranks.plan(rollout.row_lengths, tokens, prompts)
             return self._forward(rollout) if len(plan) == 1 else None
 
-        prompts = self.actor_critic.shared_prompts(rollout)
+        prompts = rollout.shared_prompts(self.actor_critic.shares_up_to)
         outputs = within_memory(self.micro_batch_tokens, rollout.row_lengths, forward, prompts=prompts)
         if outputs is None:
             return None
@@ -181,7 +181,7 @@ class LanguageLearner:
         if self._has_first_pass(batch):
             return [(torch.arange(len(batch.scores)), batch)]
         parts: list[tuple[Tensor, Experience]] = []
-        prompts = self.actor_critic.shared_prompts(batch.rollout)
+        prompts = batch.rollout.shared_prompts(self.actor_critic.shares_up_to)
         for part in self.ranks.plan(batch.rollout.row_lengths, self.micro_batch_tokens, prompts):
             rows = torch.tensor(part.rows, device=batch.scores.device)
             parts.append((rows if part.counts else rows[:0], batch.select(rows)))
@@ -196,7 +196,7 @@ class LanguageLearner:
 
     def repeated(self, batch: Experience, attempt: Callable[[], T]) -> T:
         """The result of all passes over a batch; see `within_memory`."""
-        prompts = self.actor_critic.shared_prompts(batch.rollout)
+        prompts = batch.rollout.shared_prompts(self.actor_critic.shares_up_to)
         lengths = batch.rollout.row_lengths
         return within_memory(self.micro_batch_tokens, lengths, attempt, prompts=prompts, ranks=self.ranks)
 

@@ -50,7 +50,7 @@ def make_rollout(group: tuple[int, ...] = OF_ROW) -> Rollout:
 
 
 def each_row_by_itself() -> AbstractContextManager[object]:
-    return mock.patch.object(Trunk, "shares_prompts", return_value=False)
+    return mock.patch.object(Trunk, "shares_up_to", 0)
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -73,7 +73,7 @@ def test_states_and_gradients_are_those_of_each_row_by_itself(name: str, lengths
     # Short enough for the window of the one that has one, or too long for it.
     prompts = PROMPTS if lengths == LENGTHS else ([5, 6, 7], [20, 21], [30, 31], [20, 21])
     rows = token_rows(lengths, prompts)
-    assert model.trunk.shares_prompts(rows.longest) == (name in PACKED or (name == "mistral" and rows.longest <= 4))
+    assert (rows.longest <= model.trunk.shares_up_to) == (name in PACKED or (name == "mistral" and rows.longest <= 4))
     weights = torch.randn(len(rows.ids), 16, generator=torch.Generator().manual_seed(0)) / len(rows.ids)
     found = model.hidden(rows)
     (found * weights).sum().backward()

@@ -457,7 +457,7 @@ def test_responses_that_share_a_prompt_are_trained_as_each_by_itself(tmp_path, p
     found = []
     for name in ("shared", "alone"):
         if name == "alone":
-            monkeypatch.setattr(Trunk, "shares_prompts", lambda self, longest: False)
+            monkeypatch.setattr(Trunk, "shares_up_to", 0)
         run_ppo(configure(policy, tmp_path / name, **settings), prompts=PROMPTS, reward=vowels)
         (row,) = metrics_without_times(tmp_path / name)
         found.append({key: each for key, each in row.items() if not key.startswith(("flops/", "memory/", "cost/"))})

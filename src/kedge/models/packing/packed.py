@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from kedge.errors import ModelError
+from kedge.models.packing.sharing import arrange
 
 __all__ = [
     "Decoder",
@@ -33,7 +34,7 @@ __all__ = [
     "attention_of_accelerator",
     "cache_name_of",
     "group_by_length",
-    "layout_attention",
+    "packed_states",
     "recompute_attention",
 ]
 
@@ -363,6 +364,24 @@ def layout_attention(config: PreTrainedConfig) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = usual
+
+
+def packed_states(model: PreTrainedModel, rows: TokenRows) -> Float[Tensor, "tokens dim"]:
+    """The states of rows sorted by length, longest first, in one packed pass of a trunk."""
+    arranged = arrange(rows.lengths, rows.prompts) if rows.prompts else None
+    if arranged is None:
+        return _pass(model, rows.ids, rows.positions, Packed.of(rows))
+    read, places = (torch.tensor(each, device=rows.ids.device) for each in (arranged.read, arranged.places))
+    layout = Packed.of(TokenRows(rows.ids, arranged.lengths), arranged.rests)
+    return _pass(model, rows.ids[read], rows.positions[read], layout)[places]
+
+
+def _pass(
+    model: PreTrainedModel, ids: Int[Tensor, " tokens"], positions: Int[Tensor, " tokens"], layout: Packed
+) -> Float[Tensor, "tokens dim"]:
+    with layout_attention(model.config):
+        outputs = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, layout=layout)
+    return outputs.last_hidden_state[0]
 
 
 def recompute_attention(config: PreTrainedConfig) -> AbstractContextManager[None]:

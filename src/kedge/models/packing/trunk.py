@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -26,10 +27,10 @@ from kedge.models.packing.packed import (
     TokenRows,
     cache_name_of,
     group_by_length,
+    packed_states,
     recompute_attention,
 )
 from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
-from kedge.models.packing.sharing import packed_states
 from kedge.models.pretrained import rope_switch
 from kedge.system.ranks import ALONE, Ranks
 
@@ -99,10 +100,11 @@ class Trunk:
         """True if rows up to this length are packed."""
         return self._packs and (self._reach is None or longest <= self._reach)
 
-    def shares_prompts(self, longest: int) -> bool:
-        """True if rows up to this length that have the same prompt share its tokens."""
-        beyond = self._rope_switch is not None and longest > self._rope_switch
-        return self.packs(longest) and not beyond and self._shares
+    @property
+    def shares_up_to(self) -> float:
+        """The longest rows that share the tokens of a prompt that they have in common; 0 if none do."""
+        limits = [limit for limit in (self._reach, self._rope_switch) if limit is not None]
+        return min(limits, default=math.inf) if self._shares else 0
 
     def checkpoint_activations(self) -> None:
         """Enable activation checkpointing: the backward pass recomputes the activations inside the layers.
@@ -162,7 +164,7 @@ class Trunk:
         return _join([self._packed(part) if self.packs(part.longest) else self._unpacked(part) for part in parts])
 
     def _packed(self, rows: TokenRows) -> Tensor:
-        if rows.prompts and not self.shares_prompts(rows.longest):
+        if rows.prompts and max(rows.lengths) > self.shares_up_to:
             rows = replace(rows, prompts=())
         with self._in_mode():
             return packed_states(self.model, rows)

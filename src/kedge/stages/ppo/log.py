@@ -189,7 +189,7 @@ class PpoLog:
             train_policy=trainer.trains_policy,
             num_critic_passes=result.num_critic_gradients / steps_per_pass,
             num_readings=int(trainer.settings.measures_distance),
-            shares_prompts=trainer.models.actor_critic.shared_prompts(rollout) is not None,
+            shares_prompts=rollout.shared_prompts(trainer.models.actor_critic.shares_up_to) is not None,
         )
 
     @cached_property
