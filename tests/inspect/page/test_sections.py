@@ -321,6 +321,37 @@ def test_held_out_evaluations_with_the_best_one_marked():
     assert found["sentence"] == kept
 
 
+def answered(number: int, text: str, score: float | None) -> dict[str, Any]:
+    return {"number": number, "prompt": f"prompt {number}", "completion": text, "score": score, "length": len(text)}
+
+
+def test_responses_of_the_first_and_the_last_evaluation_are_side_by_side():
+    first = [answered(0, "long and dull", 0.0), answered(1, "longer and duller", 0.0), answered(2, "lost", 1.0)]
+    last = [answered(1, "brief", 1.0), answered(0, "short", 1.0), answered(3, "new", 0.0)]
+    middle = [answered(number, "in between", 0.5) for number in range(4)]
+    evaluations = [
+        {"update": update, "eval/score": 0.5, "responses": rows}
+        for update, rows in ((0, first), (4, middle), (8, last))
+    ]
+    found = held_out(ppo_record(evaluations=evaluations))
+    assert found["pairs"] == [
+        {"prompt": "prompt 1", "before": {"text": "longer and duller", "score": 0, "length": 17},
+         "after": {"text": "brief", "score": 1, "length": 5}},
+        {"prompt": "prompt 0", "before": {"text": "long and dull", "score": 0, "length": 13},
+         "after": {"text": "short", "score": 1, "length": 5}},
+    ]  # fmt: skip
+    assert found["num_pairs"] == 2
+    # 1 − (0.05/2)^(1/2): none and all of two prompts.
+    assert found["sentence"].startswith(
+        "The mean score on 2 held-out prompts is 1.00 (0.16–1.00) after update 8, and was 0.00 (0.00–0.84) at the "
+    )
+    unscored = [{**row, "responses": [{**each, "score": None} for each in row["responses"]]} for row in evaluations]
+    found = held_out(ppo_record(evaluations=unscored))
+    assert len(found["pairs"]) == 2
+    assert found["sentence"].startswith("The best")
+    assert held_out(ppo_record(evaluations=evaluations[:1]))["pairs"] == []
+
+
 def test_without_a_marked_evaluation_the_first_with_the_best_win_rate_counts():
     found = held_out(ppo_record(evaluations=EVALUATIONS))
     assert found["sentence"] == "The best eval/win_rate is 0.75, after update 4. The checkpoint is not kept."

@@ -80,12 +80,21 @@ def test_the_start_every_interval_and_the_end_are_measured(whole):
     rows = read_json_lines(whole / EVALUATIONS_FILE)
     assert [row["update"] for row in rows] == [0, 2, 4, 5]
     measured = {"eval/score", "eval/kl", "eval/length", "eval/eos_rate", "eval/win_rate"}
-    assert all(measured | {"eval/score/draws", "eval/score/vowels"} == row.keys() - {"update"} for row in rows)
+    measured |= {"eval/score/draws", "eval/score/vowels"}
+    assert all(measured == row.keys() - {"update", "responses"} for row in rows)
     assert rows[0]["eval/kl"] == pytest.approx(0.0, abs=1e-5)
     assert rows[0]["eval/win_rate"] == 0.5
     assert abs(rows[-1]["eval/kl"]) > 1e-3  # an estimate from three responses may be negative
     logged = {row["update"]: row for row in metrics_without_times(whole)}
     assert "eval/score" not in logged[3]
+    assert all("responses" not in row for row in logged.values())
+    for row in rows:
+        assert [(each["number"], each["prompt"]) for each in row["responses"]] == list(enumerate(HELD_OUT))
+        assert row["eval/score"] == pytest.approx(sum(each["score"] for each in row["responses"]) / len(HELD_OUT))
+        assert row["eval/length"] == pytest.approx(sum(each["length"] for each in row["responses"]) / len(HELD_OUT))
+    judged = [len(each["completion"]) for each in rows[0]["responses"]]
+    assert sum(judged) > 0
+    assert rows[0]["responses"] != rows[-1]["responses"]
     assert all(logged[row["update"]]["eval/score"] == row["eval/score"] for row in rows[1:])
 
 

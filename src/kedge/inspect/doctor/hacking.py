@@ -23,6 +23,9 @@ CORRELATED = 0.5
 """Correlation of score and length at which length explains a quarter of the score. Reward models of human preferences
 have 0.3 to 0.5 (Singhal et al. 2023, arXiv 2310.03716)."""
 
+LITTLE_ELSE = 0.9
+"""The same, at which the score is little more than the length."""
+
 REPETITIVE = 0.1
 VERY_REPETITIVE = 0.2
 """Rise in the share of repeated 4-grams. Natural short text has almost none."""
@@ -54,7 +57,8 @@ def hacking_by_length(run: RunRecord, score: Series, length: Series, correlation
 
     Threshold: A correlation of 0.5, where length explains a quarter of the score (reward models of human preferences
     have 0.3 to 0.5), with 40 % longer responses: a warning; 75 % is serious. The demo's responses grow by a quarter to
-    a third. Likewise a correlation of −0.5 and half the length: serious.
+    a third. Likewise a correlation of −0.5 and half the length: serious; but a note if functions alone score, since
+    they may ask for short responses, unless the correlation is −0.9: then they measure little else.
     """
     growth = length.late / max(length.first, 1.0)
     strongest = max((correlation.early, correlation.late), key=abs)  # late lengths may all be the same
@@ -62,14 +66,19 @@ def hacking_by_length(run: RunRecord, score: Series, length: Series, correlation
     shorter = growth <= SHORTER and strongest <= -CORRELATED
     if not rose(score) or not (longer or shorter):
         return None
+    asked = shorter and strongest > -LITTLE_ELSE and _is_scored_by_functions(run)
     return Symptom(
-        "serious" if growth >= MUCH_LONGER or shorter else "warning",
+        "note" if asked else "serious" if growth >= MUCH_LONGER or shorter else "warning",
         f"responses go from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span}) "
         f"{_while_score_rises(score)}; the correlation of score and length is {fmt(strongest)}",
         (STRONGER_KL,),
         f"add a penalty for {'short' if shorter else 'long'} responses to the reward, or train the reward model on "
         "pairs of equal length",
     )
+
+
+def _is_scored_by_functions(run: RunRecord) -> bool:
+    return bool(run.roles) and not any(role.startswith("reward") for role in run.roles)
 
 
 @rule(

@@ -8,11 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.inspect.look import has_part
-from kedge.inspect.page.numbers import as_number, blocks, evenly_spaced, figure, mean_of, rounded
+from kedge.inspect.page.numbers import (
+    as_number,
+    blocks,
+    evenly_spaced,
+    figure,
+    fitting,
+    mean_of,
+    rounded,
+    shortened,
+)
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of
+from kedge.system.intervals import score_interval
 
-__all__ = ["FrontierPoint", "critic", "frontier", "held_out"]
+__all__ = ["FrontierPoint", "before_and_after", "critic", "frontier", "held_out"]
 
 MOST_POINTS = 240
 SMOOTHED_OVER = 25
@@ -117,12 +127,14 @@ COLUMNS = {
     "eval/eos_rate": "EOS rate",
 }
 SHARES = ("eval/win_rate", "eval/eos_rate")
+MOST_PAIR_BYTES = 500_000
 
 
 def held_out(record: RunRecord) -> dict[str, Any]:
     """A row for each evaluation, evenly spaced ones of a long run, with the best one among them.
 
-    Without an evaluation, `empty` is the reason.
+    `pairs` holds the responses of the first and of the last evaluation, side by side: evenly spaced ones, if there are
+    too many for the page. Without an evaluation, `empty` is the reason.
     """
     rows = record.evaluations
     if not rows:
@@ -134,9 +146,12 @@ def held_out(record: RunRecord) -> dict[str, Any]:
         metrics[decisive] = decisive.removeprefix("eval/")
     spaced = set(evenly_spaced(len(rows), MOST_ROWS))
     shown = [row for at, row in enumerate(rows) if at in spaced or row["update"] == best.get("update")]
+    pairs = _pairs(record)
     return {
-        "sentence": _sentence(record, best),
+        "sentence": " ".join([*before_and_after(record), *_sentence(record, best)]),
         "left_out": len(rows) - len(shown),
+        "pairs": fitting(pairs, MOST_PAIR_BYTES),
+        "num_pairs": len(pairs),
         "columns": [{"label": label, "is_share": metric in SHARES} for metric, label in metrics.items()],
         "rows": [
             {
@@ -149,6 +164,38 @@ def held_out(record: RunRecord) -> dict[str, Any]:
     }
 
 
+def _pairs(record: RunRecord) -> list[dict[str, Any]]:
+    """The responses of the first and of the last evaluation to each prompt, with their scores and lengths."""
+    rows = record.evaluations
+    if len(rows) < 2:
+        return []
+    first, last = ({each["number"]: each for each in row.get("responses") or ()} for row in (rows[0], rows[-1]))
+    return [
+        {"prompt": shortened(str(after["prompt"])), "before": _side(first[number]), "after": _side(after)}
+        for number, after in last.items()
+        if number in first
+    ]
+
+
+def _side(response: Mapping[str, Any]) -> dict[str, Any]:
+    figures = rounded({name: as_number(response[name]) for name in ("score", "length")})
+    return {"text": shortened(str(response["completion"])), **figures}
+
+
+def before_and_after(record: RunRecord) -> list[str]:
+    """A sentence on the mean scores of the first and the last evaluation, with intervals over prompts, if known."""
+    scores = [(pair["before"]["score"], pair["after"]["score"]) for pair in _pairs(record)]
+    known = [pair for pair in scores if None not in pair]
+    if not known:
+        return []
+    before, after = (score_interval([[score] for score in side]) for side in zip(*known, strict=True))
+    update = record.evaluations[-1]["update"]
+    return [
+        f"The mean score on {len(known):,} held-out prompts is {after} after update {update:,}, and was {before} at "
+        "the start."
+    ]
+
+
 def _best(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The best evaluation of a run that marks none: by the win rate, or else by the score; the first of equal ones."""
     metric = next((name for name in ("eval/win_rate", "eval/score") if any(name in row for row in rows)), "")
@@ -159,13 +206,13 @@ def _best(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return {"update": row["update"], "metric": metric, "value": value}
 
 
-def _sentence(record: RunRecord, best: Mapping[str, Any]) -> str:
+def _sentence(record: RunRecord, best: Mapping[str, Any]) -> list[str]:
     value = as_number(best.get("value"))
     if value is None:
-        return ""
+        return []
     place = f"after update {best['update']:,}" if best["update"] else "at the start"
     kept = f"is kept: {record.folder.name}@best is its model" if record.is_best_kept else "is not kept"
-    return f"The best {best['metric']} is {figure(value)}, {place}. The checkpoint {kept}."
+    return [f"The best {best['metric']} is {figure(value)}, {place}. The checkpoint {kept}."]
 
 
 CRITIC_MOST_ROWS = 12

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kedge.inspect.page.checks import before_and_after
 from kedge.inspect.page.numbers import as_number, figure, mean_of, noise, numbers_of
 from kedge.inspect.record import RunRecord
 
@@ -58,8 +59,9 @@ def _snapped(first: float, last: float) -> tuple[float, float]:
 
 
 def of_ppo(record: RunRecord, progress: str) -> list[str]:
-    """The score and the KL; what else changed; the responses that were thrown away, if there are any."""
-    return [_reward_sentence(record, progress), _behavior_sentence(record), *_unused_sentence(record)]
+    """The score and the KL; held-out scores; what else changed; responses that were thrown away, if there are any."""
+    measured = [_reward_sentence(record, progress), *before_and_after(record), _behavior_sentence(record)]
+    return [*measured, *_unused_sentence(record)]
 
 
 def of_fine_tuning(record: RunRecord, progress: str) -> list[str]:

@@ -55,7 +55,7 @@ def describe_run(record: RunRecord) -> list[str]:
 def data_sentences(record: RunRecord) -> list[str]:
     """One sentence per role of the data; none for runs that did not write `data.json`."""
     lines = {role: usage.get("line") for role, usage in record.data.items() if isinstance(usage, Mapping)}
-    return [f"{role.capitalize()}: {line}." for role, line in lines.items() if isinstance(line, str)]
+    return [f"{role.replace('_', ' ').capitalize()}: {line}." for role, line in lines.items() if isinstance(line, str)]
 
 
 def _judged(row: Row, ends: Ends, length: int) -> str:

@@ -36,6 +36,7 @@ from kedge.stages.evaluation.judges import Judge, ScoredResponses
 from kedge.stages.ppo.log import Event, PpoLog
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.generators import random_state, restore_random_state
+from kedge.system.intervals import score_interval
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.runtime import Stopwatch, stream, stream_seed
 
@@ -78,6 +79,7 @@ class Measurements:
         self._last = config.ppo.num_updates
         self._held_out = trainer.roles.held_out[: self._config.eval_num_prompts]
         self._start: dict[str, Any] | None = None
+        self._start_scores: list[list[float]] = []
         if self._config.eval_every:
             loop.register("evaluation", self)
 
@@ -103,12 +105,13 @@ class Measurements:
         event.metrics.update({**self._evaluated(event.update), **self._checked(event.update)})
 
     def state_dict(self) -> dict[str, Any]:
-        """The start's responses to the held-out prompts, which later ones are compared with."""
-        return {"start": self._start}
+        """The start's responses to the held-out prompts and their scores, which later ones are compared with."""
+        return {"start": self._start, "scores": self._start_scores}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
         self._start = state["start"]
+        self._start_scores = state.get("scores", [])
 
     def _is_due(self, update: int, every: int | None) -> bool:
         return bool(every) and (update % every == 0 or update == self._last)
@@ -118,24 +121,42 @@ class Measurements:
         if not self._is_due(update, self._config.eval_every):
             return {}
         with _measuring("time/evaluation") as took:
-            metrics = self._evaluate(update)
-        self._log.evaluations.write(update, metrics)
-        return metrics | took
+            results = self._evaluate(update)
+        self._log.evaluations.write(update, results)
+        return {name: result for name, result in results.items() if name != "responses"} | took
 
-    def _evaluate(self, update: int) -> dict[str, float]:
+    def _evaluate(self, update: int) -> dict[str, Any]:
+        """The metrics, and `responses` with their scores."""
         self._trainer.publish(update)
         trainer = self._trainer.unscheduled()
         prompts = self._held_out
         rollout = trainer.sample(prompts, "evaluation", groups=range(len(prompts)), policy_version=update)
-        metrics = {} if trainer.roles.judge is None else self._win_rate(trainer.roles.judge, rollout)
+        metrics: dict[str, Any] = {} if trainer.roles.judge is None else self._win_rate(trainer.roles.judge, rollout)
         try:
             scored = trainer.score(rollout, prompts, "evaluation reward")
         except (UnscoredError, NonfiniteScoreError) as error:  # not an error, because nothing is trained on it
             self._log.progress.say(f"The evaluation after update {update} has no score: {error}")
             return metrics
-        found = describe_experience(trainer.evaluate(scored))
+        experience = trainer.evaluate(scored)
+        found = describe_experience(experience)
         metrics |= {name: found[source] for name, source in FIGURES.items() if source in found}
-        return metrics | {f"eval/{name}": mean for name, mean in scored.terms.term_means().items()}
+        samples = describe_samples(experience, scored.prompts, trainer.roles.tokenizer, count=len(scored.prompts))
+        responses = [
+            {"number": number, "prompt": each.prompt, "completion": each.response}
+            | {"score": each.score, "length": len(each.tokens)}
+            for number, each in zip(scored.rollout.group.tolist(), samples, strict=True)
+        ]
+        self._compare(update, [[response["score"]] for response in responses if response["score"] is not None])
+        terms = {f"eval/{name}": mean for name, mean in scored.terms.term_means().items()}
+        return {**metrics, **terms, "responses": responses}
+
+    def _compare(self, update: int, scores: list[list[float]]) -> None:
+        """Say how the scores at the end compare to those at the start, which are kept."""
+        if update == 0:
+            self._start_scores = scores
+        elif update == self._last and scores and self._start_scores:
+            start, end = (score_interval(each) for each in (self._start_scores, scores))
+            self._log.progress.say(f"held-out prompts: score {start} at the start, {end} at the end")
 
     def _win_rate(self, judge: Judge, rollout: Rollout) -> dict[str, float]:
         """The share of prompts with a response better than the start's; ties count half."""
