@@ -46,6 +46,10 @@ UPDATE = "tests/training/test_update.py"
 GATE = "tests/test_minimum_gate.py"
 MISSING = "tests/rewards/test_missing_eos.py"
 READING = "tests/rewards/test_reading.py"
+VERDICTS = "tests/rewards/test_verdicts.py"
+ANSWERS = "tests/rewards/verify/test_answers.py"
+VERIFIED_TEXTS = "tests/rewards/verify/test_texts.py"
+INSTRUCTIONS = "tests/rewards/verify/test_instructions.py"
 PPO = "tests/stages/ppo/test_ppo.py"
 ENGINE = "tests/rollout/vllm/test_engine.py"
 GRADIENT = "tests/control/test_natural_gradient.py"
@@ -93,6 +97,83 @@ MUTATIONS = (
         'critic.shift.fill_(state["shift"])',
         "pass",
         f"{FITTED_CRITIC}::test_a_run_that_is_interrupted_twice_ends_with_the_same_bits",
+    ),
+    Mutation(
+        "first-answer-instead-of-the-last",
+        "marked",
+        "return lines[-1] if lines",
+        "return lines[0] if lines",
+        f"{ANSWERS}::test_what_is_no_right_answer_says_why",
+    ),
+    Mutation(
+        "a-number-that-was-cut-off-counts",
+        "marked",
+        "if (end or is_whole) and",
+        "if",
+        f"{ANSWERS}::test_a_response_that_was_cut_off_has_only_the_answer_that_is_complete",
+    ),
+    Mutation(
+        "a-hedge-counts-as-its-last-number",
+        "final_number",
+        "return WRONG_FORMAT  # `#### 41",
+        "pass  # `#### 41",
+        f"{ANSWERS}::test_what_is_no_right_answer_says_why",
+    ),
+    Mutation(
+        "an-earlier-number-for-one-that-is-malformed",
+        "final_number",
+        "numbers = list(QUANTITY.finditer(plain(text)))",
+        "numbers = [each for each in QUANTITY.finditer(plain(text)) if read_quantity(each)]",
+        f"{ANSWERS}::test_what_is_no_right_answer_says_why",
+    ),
+    Mutation(
+        "units-do-not-count",
+        "Quantity.compared_with",
+        'return WRONG_UNIT if reference.unit and self.unit not in ("", reference.unit) else RIGHT',
+        "return RIGHT",
+        f"{ANSWERS}::test_units_and_forms_of_plain_numbers",
+    ),
+    Mutation(
+        "a-time-limit-that-libraries-catch",
+        "deadline",
+        "    if has_expired:",
+        "    if False:",
+        f"{ANSWERS}::test_a_library_that_catches_everything_is_still_stopped",
+    ),
+    Mutation(
+        "the-first-of-several-choices",
+        "_with_alternatives",
+        "found.add(further[1])",
+        "pass",
+        f"{VERIFIED_TEXTS}::test_what_is_no_right_choice_says_why",
+    ),
+    Mutation(
+        "one-instruction-is-enough",
+        "_followed",
+        "1 - len(broken) / len(wanted)",
+        "1.0 if len(broken) < len(wanted) else 0.0",
+        f"{INSTRUCTIONS}::test_all_must_hold_and_partial_gives_the_share",
+    ),
+    Mutation(
+        "reasons-lost-on-the-way-to-another-process",
+        "plain_scores",
+        '{"score": float(score), "reason": score.reason} if isinstance(score, Verdict) else score for score',
+        "score for score",
+        f"{VERDICTS}::test_verdicts_survive_json",
+    ),
+    Mutation(
+        "reasons-of-other-rows",
+        "ScoredRollout.select",
+        "[self.reasons[row] for row in rows]",
+        "self.reasons[: len(rows)]",
+        f"{VERDICTS}::test_selected_rows_keep_their_reasons",
+    ),
+    Mutation(
+        "rows-are-not-checked-before-a-run",
+        "RemoteFunction.check",
+        "if self._checks_rows and",
+        "if False and",
+        f"{VERDICTS}::test_a_verifier_runs_by_name_in_a_process_of_its_own",
     ),
     Mutation(
         "score-after-the-last-token",

@@ -296,6 +296,8 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     elsewhere |= {"time/publish", "time/publish_write"}
     # With ppo.policy_loss=kl_penalty_adaptive.
     elsewhere |= {"policy/surrogate_kl_coef"}
+    # With a function that gives reasons.
+    elsewhere |= {"verdict/NAME/REASON", "eval/verdict/NAME/REASON"}
     # With a reward model and runtime.frozen_dtype=int8.
     elsewhere |= {"reward/rounding_error"}
     assert found | elsewhere == documented("PPO")

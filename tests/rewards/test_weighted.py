@@ -26,19 +26,19 @@ def test_the_weighted_sum_leaves_missing_scores_out():
     scored = reward.score_terms(BATCH)
     assert scored.scores == [2 * 1 + 0.5 * 10, 0.5 * 20, None]
     assert scored.terms == {"a": [1, None, None], "b": [10, 20, None]}
-    assert scored.term_means() == {"score/a": 1.0, "score/b": 15.0}
+    assert scored.metrics() == {"score/a": 1.0, "score/b": 15.0}
     assert reward.score(BATCH) == scored.scores
 
 
 def test_a_term_without_any_score_has_no_mean():
-    means = WeightedReward([(fixed("a", None, None, None), 1.0)]).score_terms(BATCH).term_means()
+    means = WeightedReward([(fixed("a", None, None, None), 1.0)]).score_terms(BATCH).metrics()
     assert math.isnan(means["score/a"])
 
 
 def test_a_source_of_weight_zero_is_reported():
     scored = WeightedReward([(fixed("main", 1, 2, 3), 1.0), (fixed("watched", 7, 7, 7), 0.0)]).score_terms(BATCH)
     assert scored.scores == [1, 2, 3]
-    assert scored.term_means()["score/watched"] == 7
+    assert scored.metrics()["score/watched"] == 7
 
 
 def test_a_judge_changes_no_score():
@@ -57,7 +57,7 @@ def test_token_scores_are_summed_token_by_token():
     assert scored.scores == [50.0, -7.0, 0.0]
     assert scored.token_scores == [[2 * 1 - 10.0], [4.0, 6.0], [-1.0, -2.0, -3.0]]
     assert scored.totals() == reward.score(TOKENS) == [50.0 - 8.0, -7.0 + 10.0, -6.0]
-    assert scored.term_means() == {
+    assert scored.metrics() == {
         "score/process": (1 + 5) / 2,
         "score/other": (10 + 7 + 6) / 3,
         "score/outcome": 100.0,
@@ -74,7 +74,7 @@ def test_a_judge_of_tokens_changes_no_score():
     judge = fixed("judge", [9.0], [9.0, 9.0], [9.0, 9.0, 9.0])
     scored = WeightedReward([(fixed("main", 1, None, 3), 1.0), (judge, 0.0)]).score_terms(TOKENS)
     assert (scored.scores, scored.token_scores) == ([1, None, 3], None)
-    assert scored.term_means()["score/judge"] == (9 + 18 + 27) / 3
+    assert scored.metrics()["score/judge"] == (9 + 18 + 27) / 3
 
 
 def test_a_response_that_a_function_failed_on_has_no_token_scores_either():

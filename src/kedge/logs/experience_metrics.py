@@ -149,6 +149,7 @@ def describe_samples(
     count: int,
     entropies: Float[Tensor, "batch time"] | None = None,
     new_logprobs: Float[Tensor, "batch time"] | None = None,
+    reasons: Sequence[str | None] | None = None,
 ) -> list[Sample]:
     """The first `count` responses with their values per token.
 
@@ -159,9 +160,10 @@ def describe_samples(
         count: Number of responses.
         entropies: Entropy of each token's distribution, nats; NaN where unknown.
         new_logprobs: Log probability of each token after the epochs, nats; NaN where unknown.
+        reasons: The reason for each response's score; None if the rewards give none.
     """
     return [
-        _sample(experience, row, prompts[row], tokenizer, entropies, new_logprobs)
+        _sample(experience, row, prompts[row], tokenizer, entropies, new_logprobs, reasons[row] if reasons else None)
         for row in range(min(count, len(prompts)))
     ]
 
@@ -173,6 +175,7 @@ def _sample(
     tokenizer: PreTrainedTokenizerBase,
     entropies: Tensor | None,
     new_logprobs: Tensor | None,
+    reason: str | None,
 ) -> Sample:
     mask = experience.rollout.action_mask[row]
 
@@ -197,6 +200,7 @@ def _sample(
         advantages=counted(experience.advantages),
         entropies=known(entropies),
         new_logprobs=known(new_logprobs),
+        reason=reason,
     )
 
 

@@ -36,6 +36,7 @@ class Sample:
         entropies: Entropy of the distribution each token was drawn from, nats, or None if not computed.
         new_logprobs: Log probabilities in the update's last epoch, nats, or None if it had no such epoch.
         fixed: The number of a fixed prompt, from 0, or None for responses that are trained on.
+        reason: The reason for the score, or None; in the file only if there is one.
 
     Raises:
         ShapeError: A list differs in length from `tokens`.
@@ -54,6 +55,7 @@ class Sample:
     entropies: Sequence[float] | None = None
     new_logprobs: Sequence[float] | None = None
     fixed: int | None = None
+    reason: str | None = None
 
     def as_fixed(self, number: int) -> Sample:
         """The same sample as a response to a fixed prompt."""
@@ -83,7 +85,8 @@ class SamplesLog(RunLog):
     def write(self, update: int, samples: Iterable[Sample]) -> None:
         """Append the kept responses of one update."""
         samples = list(samples)
-        self.append(update, *_rounded(plain_json([vars(sample) for sample in samples])))
+        rows = [{name: value for name, value in vars(each).items() if name != "reason" or value} for each in samples]
+        self.append(update, *_rounded(plain_json(rows)))
         if self._also is not None and samples:
             self._also(update, samples)
 

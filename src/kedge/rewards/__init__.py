@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.rewards.function import FunctionReward, load_function, names_function
 from kedge.rewards.retries import CallLimits
-from kedge.rewards.source import MESSAGES_COLUMN, Responses, RewardSource, Score, Scores, ScoringModel
+from kedge.rewards.source import MESSAGES_COLUMN, Responses, RewardSource, Score, Scores, ScoringModel, Verdict
 from kedge.rewards.weighted import ScoredTerms, WeightedReward
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "ScoredTerms",
     "Scores",
     "ScoringModel",
+    "Verdict",
     "WeightedReward",
     "load_function",
     "load_reward",

@@ -79,12 +79,31 @@ class FunctionReward:
             return None
         return [parameter.name for parameter in self._parameters]
 
+    @property
+    def checks_rows(self) -> bool:
+        """True if the function can check the prompts' columns before a run; see `check`."""
+        return hasattr(self.function, "check_rows")
+
     def check(self, columns: Collection[str]) -> None:
         """Check before a run that the prompts have the columns that the function needs.
 
+        A function may have an attribute `check_rows`, a function of the same columns that raises a `RewardError` for a
+        row that it cannot use: found here, it costs no rollout.
+
+        Args:
+            columns: The names, or a mapping with an entry per prompt in each column, which `check_rows` reads.
+
         Raises:
-            RewardError: A required column is missing.
+            RewardError: A required column is missing, or a row cannot be used.
         """
+        self._check_names(columns)
+        if self.checks_rows and isinstance(columns, Mapping):
+            names = self.argument_names
+            taken = {name: entries for name, entries in columns.items() if names is None or name in names}
+            with _one_line_errors(self.name):
+                self.function.check_rows(**taken)  # pyright: ignore[reportFunctionMemberAccess]
+
+    def _check_names(self, columns: Collection[str]) -> None:
         columns = free_names(columns, RESERVED_ARGUMENTS).values()
         for parameter in self._parameters:
             named = parameter.kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
@@ -126,7 +145,7 @@ class FunctionReward:
             return await returned
 
     def _call(self, responses: Responses) -> object:
-        self.check(responses.columns)
+        self._check_names(responses.columns)
         positional, named = self._arguments(responses)
         with _one_line_errors(self.name):
             return self.function(*positional, **named)
@@ -251,9 +270,14 @@ def _parameters(function: Callable[..., Any], name: str) -> list[Parameter]:
 
 @contextmanager
 def _one_line_errors(name: str) -> Iterator[None]:
-    """Convert any exception of user code into one line with the function's name and the location."""
+    """Convert any exception of user code into one line with the function's name and the location.
+
+    The location of a `RewardError` is not of interest: the function raised it to explain a mistake.
+    """
     try:
         yield
+    except RewardError as error:
+        raise RewardError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"

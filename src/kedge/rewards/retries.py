@@ -11,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from kedge.errors import RewardError
-from kedge.rewards.source import Responses, Score, ScoringModel
+from kedge.rewards.source import Responses, Score, ScoringModel, Verdict
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
     from kedge.system.ranks import Ranks
 
-__all__ = ["CallLimits", "CallResult", "CallTimeout", "GuardedReward"]
+__all__ = ["CallLimits", "CallResult", "CallTimeout", "GuardedReward", "reasons_of"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class CallResult:
         failures: Failed calls, including retries.
         timeouts: Number that did not finish in time.
         given_up: Responses without a successful call.
+        reasons: The reason for each score, None for a score without one; None if no score has one.
     """
 
     scores: Sequence[Score]
@@ -72,6 +73,7 @@ class CallResult:
     failures: int = 0
     timeouts: int = 0
     given_up: int = 0
+    reasons: Sequence[str | None] | None = None
 
     def metrics(self, name: str) -> dict[str, float]:
         """The counts, under the function's name."""
@@ -80,6 +82,15 @@ class CallResult:
             f"reward/{name}_timeouts": float(self.timeouts),
             f"reward/{name}_given_up": float(self.given_up),
         }
+
+
+def reasons_of(scores: Sequence[Score]) -> list[str | None] | None:
+    """The reason for each score, None for a score without one; None if no score has one.
+
+    They are kept apart from the scores: a score that goes to another rank or into a checkpoint is a number.
+    """
+    reasons = [score.reason if isinstance(score, Verdict) else None for score in scores]
+    return reasons if any(reasons) else None
 
 
 class GuardedReward:
@@ -149,12 +160,14 @@ class GuardedReward:
             scores = self._halves(responses, rows, until, failures)
         lost = [row for row in rows if row not in scores]
         substitute = None if isinstance(self._limits.on_error, str) else self._limits.on_error
+        given = [scores.get(row, substitute) for row in rows]
         return CallResult(
-            scores=[scores.get(row, substitute) for row in rows],
+            scores=given,
             dropped=lost if self._limits.on_error == "drop" else [],
             failures=len(failures),
             timeouts=sum(isinstance(failure, CallTimeout) for failure in failures),
             given_up=len(lost),
+            reasons=reasons_of(given),
         )
 
     def _attempts(

@@ -32,6 +32,7 @@ class ScoredRollout:
         prompts: Their prompts as text.
         terms: The reward sources' scores of all responses, including those without a score.
         baseline: The total score of the greedy response to each row's prompt; None where it is not needed.
+        reasons: The reason for each row's score, None for a row without one; None where no source gives reasons.
     """
 
     rollout: Rollout
@@ -40,6 +41,7 @@ class ScoredRollout:
     prompts: list[str]
     terms: ScoredTerms
     baseline: Float[Tensor, " batch"] | None = None
+    reasons: list[str | None] | None = None
 
     @property
     def total_scores(self) -> Float[Tensor, " batch"]:
@@ -60,6 +62,7 @@ class ScoredRollout:
             token_scores=None if self.token_scores is None else self.token_scores[index],
             prompts=[self.prompts[row] for row in rows],
             baseline=None if self.baseline is None else self.baseline[index],
+            reasons=None if self.reasons is None else [self.reasons[row] for row in rows],
         )
 
     def compared_with(self, greedy: ScoredRollout) -> ScoredRollout:
@@ -84,9 +87,9 @@ class ScoredRollout:
         return compared if len(rows) == len(groups) else compared.select(rows)
 
     def metrics(self) -> dict[str, float]:
-        """Each source's mean score, the functions' failed calls, and with a baseline its mean."""
+        """Each source's mean score and shares of reasons, functions' failed calls, and with a baseline its mean."""
         baseline = {} if self.baseline is None else {"reward/greedy_mean": float(self.baseline.mean())}
-        return {**self.terms.term_means(), **self.terms.failures, **baseline}
+        return {**self.terms.metrics(), **self.terms.failures, **baseline}
 
 
 def join_scored(parts: Sequence[ScoredRollout], *, pad_id: int) -> ScoredRollout:
@@ -109,6 +112,9 @@ def join_scored(parts: Sequence[ScoredRollout], *, pad_id: int) -> ScoredRollout
         prompts=[prompt for part in parts for prompt in part.prompts],
         terms=ScoredTerms.joined([part.terms for part in parts]),
         baseline=torch.cat(baselines) if len(baselines) == len(parts) else None,
+        reasons=None
+        if all(part.reasons is None for part in parts)
+        else [each for part in parts for each in part.reasons or [None] * part.rollout.num_responses],
     )
 
 
@@ -151,7 +157,8 @@ def score_rollout(
     if terms.token_scores is not None:
         per_token = _at_tokens([terms.token_scores[row] for row in rows], rollout.token_mask)
         token_scores = torch.where(rollout.action_mask, per_token, 0.0)  # tokens that were only read earn nothing
-    return ScoredRollout(rollout, scores, token_scores, [prompts[row].text for row in rows], terms)
+    reasons = [terms.reason(row) for row in rows] if terms.reasons else None
+    return ScoredRollout(rollout, scores, token_scores, [prompts[row].text for row in rows], terms, reasons=reasons)
 
 
 def describe_responses(

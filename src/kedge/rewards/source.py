@@ -20,8 +20,10 @@ __all__ = [
     "Score",
     "Scores",
     "ScoringModel",
+    "Verdict",
     "checked_scores",
     "free_names",
+    "plain_scores",
 ]
 
 Score: TypeAlias = "float | list[float] | None"
@@ -30,11 +32,34 @@ Score: TypeAlias = "float | list[float] | None"
 Scores: TypeAlias = "list[float | None]"
 """One number per response, or None for no score."""
 
+LONGEST_REASON = 60
+"""Characters of a reason: it is a short phrase, and names a metric."""
+
 LARGEST = 3.4028234663852886e38
 """The largest number in fp32, in which rewards are computed."""
 
 MESSAGES_COLUMN = "messages"
 """The prompt column with a conversational prompt's messages, before a chat template rendered them."""
+
+
+class Verdict(float):
+    """A score with the reason for it: a number like any other, and `reason`, a short phrase such as `wrong value`.
+
+    A function may as well return `{"score": 0.0, "reason": "wrong value"}`, which is also its form in JSON. The reasons
+    of a function come from a small set: the share of each is a metric.
+    """
+
+    __slots__ = ("reason",)
+    reason: str
+
+    def __new__(cls, score: float, reason: str) -> Verdict:
+        """A verdict of a score and its reason."""
+        verdict = super().__new__(cls, score)
+        verdict.reason = reason
+        return verdict
+
+    def __reduce__(self) -> tuple[type[Verdict], tuple[float, str]]:
+        return Verdict, (float(self), self.reason)
 
 
 @dataclass(frozen=True)
@@ -143,7 +168,8 @@ def checked_scores(returned: object, *, name: str, lengths: Sequence[int]) -> li
 
     Args:
         returned: A list, tuple, tensor or array with one entry per response: a number, a list, tuple or array of one
-            number per response token, or None. An array with a single number is a number. Booleans count as 1 and 0.
+            number per response token, a `Verdict` or its mapping, or None. An array with a single number is a number.
+            Booleans count as 1 and 0.
         name: The source, for messages.
         lengths: Tokens per response.
 
@@ -163,9 +189,20 @@ def checked_scores(returned: object, *, name: str, lengths: Sequence[int]) -> li
     ]
 
 
+def plain_scores(scores: Sequence[Score]) -> list[Score | dict[str, Any]]:
+    """Scores as JSON types, which `checked_scores` reads back."""
+    return [
+        {"score": float(score), "reason": score.reason} if isinstance(score, Verdict) else score for score in scores
+    ]
+
+
 def _checked_entry(entry: object, *, name: str, row: int, length: int) -> Score:
     if entry is None:
         return None
+    if isinstance(entry, Verdict):
+        entry = {"score": float(entry), "reason": entry.reason}
+    if isinstance(entry, Mapping):
+        return _checked_verdict(entry, f"{name} gave response {row}", row=row)
     value = _plain(entry)
     if isinstance(entry, _Array) and isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -180,6 +217,21 @@ def _checked_entry(entry: object, *, name: str, row: int, length: int) -> Score:
         _checked_number(number, f"{name} gave token {slot} of response {row}", "one per response token", row=row)
         for slot, number in enumerate(value)
     ]
+
+
+def _checked_verdict(entry: Mapping[Any, Any], giver: str, *, row: int) -> Verdict:
+    if set(entry) != {"score", "reason"}:
+        raise RewardError(f"{giver} {_shown(entry)}; expected a number, or a score with its reason: " + _EXAMPLE)
+    reason = entry["reason"]
+    if not isinstance(reason, str) or not reason.strip() or len(reason) > LONGEST_REASON:
+        raise RewardError(
+            f"{giver} the reason {_shown(reason)}; expected a phrase of at most {LONGEST_REASON} characters, such as "
+            "'wrong value'"
+        )
+    return Verdict(_checked_number(entry["score"], giver, "also with a reason", row=row), " ".join(reason.split()))
+
+
+_EXAMPLE = "{'score': 0.0, 'reason': 'wrong value'}"
 
 
 def _checked_number(entry: object, giver: str, expected: str, *, row: int) -> float:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards.function import FunctionReward
-from kedge.rewards.retries import CallResult, GuardedReward
+from kedge.rewards.retries import CallResult, GuardedReward, reasons_of
 from kedge.rewards.source import Responses, RewardSource, Score, Scores, ScoringModel
 
 __all__ = ["ScoredTerms", "WeightedReward"]
+
+MOST_REASONS = 32
+"""Reasons of a source with a separate metric, so that a function with a reason per response does not flood the logs."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,14 @@ class ScoredTerms:
         failures: failed calls, as metrics.
         token_scores: the weighted sum of the per-token numbers, one list per response, None where it has
             no token scores; None if no source returned any.
+        reasons: the reason for each score, by source; only of sources that give reasons.
     """
 
     scores: Scores
     terms: Mapping[str, Sequence[Score]]
     failures: dict[str, float] = field(default_factory=dict)
     token_scores: list[list[float] | None] | None = None
+    reasons: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
 
     @classmethod
     def joined(cls, parts: Sequence[ScoredTerms]) -> ScoredTerms:
@@ -45,6 +52,10 @@ class ScoredTerms:
             terms={name: [score for part in parts for score in part.terms[name]] for name in parts[0].terms},
             failures=_sums([part.failures for part in parts]),
             token_scores=None if all(part.token_scores is None for part in parts) else list(itertools.chain(*rows)),
+            reasons={
+                name: [each for part in parts for each in part.reasons.get(name, [None] * len(part.scores))]
+                for name in dict.fromkeys(name for part in parts for name in part.reasons)
+            },
         )
 
     def with_failures(self, *others: Mapping[str, float]) -> ScoredTerms:
@@ -56,12 +67,40 @@ class ScoredTerms:
         rows = self.token_scores or [None] * len(self.scores)
         return [None if score is None else score + sum(row or ()) for score, row in zip(self.scores, rows, strict=True)]
 
-    def term_means(self) -> dict[str, float]:
-        """Each term's mean over the responses it scored, as metrics; NaN where it scored none.
+    def reason(self, row: int) -> str | None:
+        """The reason for a response's score; of several sources, each with its name; None without one."""
+        found = {name: reasons[row] for name, reasons in self.reasons.items() if reasons[row]}
+        if len(self.reasons) == 1:
+            return next(iter(found.values()), None)
+        return "; ".join(f"{name}: {reason}" for name, reason in found.items()) or None
+
+    def row_reasons(self) -> list[str | None] | None:
+        """The reason for each response's score, see `reason`; None if no source gives reasons."""
+        return [self.reason(row) for row in range(len(self.scores))] if self.reasons else None
+
+    def metrics(self) -> dict[str, float]:
+        """Each term's mean over the responses it scored, NaN where it scored none; and the shares of its reasons.
 
         The number of a response with per-token numbers is their sum.
         """
-        return {f"score/{name}": _mean(scores) for name, scores in self.terms.items()}
+        means = {f"score/{name}": _mean(scores) for name, scores in self.terms.items()}
+        return {**means, **self.verdicts()} if self.reasons else means
+
+    def verdicts(self) -> dict[str, float]:
+        """`verdict/NAME/REASON`: the share of each reason among the responses that a source gave one for.
+
+        All but the most frequent reasons count as `other`.
+        """
+        shares: dict[str, float] = {}
+        for name, reasons in self.reasons.items():
+            given = Counter(_word(reason) for reason in reasons if reason)
+            words = [word for word, _ in given.most_common(MOST_REASONS)]
+            for word in sorted(words):
+                shares[f"verdict/{name}/{word}"] = given[word] / given.total()
+            if len(words) < len(given):
+                rest = given.total() - sum(given[word] for word in words)
+                shares[f"verdict/{name}/other"] = shares.get(f"verdict/{name}/other", 0.0) + rest / given.total()
+        return shares
 
 
 class WeightedReward:
@@ -156,6 +195,11 @@ class WeightedReward:
             terms={name: result.scores for name, result in zip(self.names, results, strict=True)},
             failures=failures,
             token_scores=None if all(row is None for row in token_scores) else token_scores,
+            reasons={
+                name: result.reasons
+                for name, result in zip(self.names, results, strict=True)
+                if result.reasons is not None
+            },
         )
 
     def _weighted(self, entries: Sequence[Score]) -> list[float | list[float]]:
@@ -172,7 +216,12 @@ def _start(source: RewardSource, responses: Responses) -> Callable[[], CallResul
     if isinstance(source, GuardedReward):
         return source.start(responses)
     collect = source.start(responses) if isinstance(source, FunctionReward) else partial(source.score, responses)
-    return lambda: CallResult(collect())
+
+    def result() -> CallResult:
+        scores = collect()
+        return CallResult(scores, reasons=reasons_of(scores))
+
+    return result
 
 
 def _recorded(collect: Callable[[], CallResult], count: int) -> CallResult:
@@ -192,6 +241,11 @@ def _token_total(entries: Sequence[float | list[float]]) -> list[float] | None:
     """The sum of the per-token numbers, token by token."""
     rows = [entry for entry in entries if isinstance(entry, list)]
     return [sum(numbers) for numbers in zip(*rows, strict=True)] if rows else None
+
+
+def _word(reason: str) -> str:
+    """A reason as part of a metric's name."""
+    return re.sub(r"\W+", "_", reason.lower()).strip("_") or "other"
 
 
 def _sums(counters: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -37,6 +37,7 @@ __all__ = [
     "load_prompts",
     "load_rewards",
     "load_rewards_on",
+    "prompt_columns",
 ]
 
 
@@ -108,6 +109,11 @@ def _with_all_columns(prompts: Sequence[Prompt]) -> list[Prompt]:
     """The prompts, with None for missing columns: a reward function must get a column for every response."""
     names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
     return [replace(prompt, columns={name: prompt.columns.get(name) for name in names}) for prompt in prompts]
+
+
+def prompt_columns(prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
+    """The columns of at least one prompt, each with an entry per prompt."""
+    return {name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns}
 
 
 def load_demonstrations(

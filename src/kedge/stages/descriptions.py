@@ -36,7 +36,8 @@ REWARD = Flag(
     ("--reward",),
     "reward",
     "REWARD[=WEIGHT]",
-    "Reward model (folder or id) or function (file.py:name, module:name), optionally with a weight: file.py:name=0.5. "
+    "Reward model (folder or id) or function (file.py:name, module:name), such as the verifier "
+    "kedge.rewards.verify:gsm8k, optionally with a weight: file.py:name=0.5. "
     "Repeatable.",
     repeats=True,
 )

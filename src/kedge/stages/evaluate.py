@@ -18,7 +18,7 @@ from kedge.logs.progress import say
 from kedge.models import load_tokenizer
 from kedge.rewards import RewardSpec
 from kedge.runs.ending import say_results
-from kedge.runs.inputs import load_prompts
+from kedge.runs.inputs import load_prompts, prompt_columns
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
@@ -97,7 +97,7 @@ def run_evaluate(
         kl_temperature=config.rollout.temperature,
         template=config.data.template,
     )
-    evaluator.judge.check(list(all_prompts[0].columns))
+    evaluator.judge.check(prompt_columns(chosen))
 
     with measuring(run) as on_phase:
         evaluator = replace(evaluator, on_phase=on_phase)

@@ -5,7 +5,7 @@ prompts ─▶ responses ─▶ scores ─▶ responses.jsonl, summary.json
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,10 @@ from kedge.errors import RewardError
 from kedge.logs.json_lines import JsonLines, read_json_lines
 from kedge.logs.progress import say
 from kedge.logs.table import print_table
-from kedge.rewards import Responses, Scores, WeightedReward
+from kedge.rewards import Responses, ScoredTerms, Scores, WeightedReward
 from kedge.rewards.source import free_names
 from kedge.runs.ending import say_results
-from kedge.runs.inputs import Rewards, configured_rewards, load_prompts, load_rewards
+from kedge.runs.inputs import Rewards, configured_rewards, load_prompts, load_rewards, prompt_columns
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
@@ -82,7 +82,7 @@ def run_generate(
     scorer = None
     if rewards:
         scorer = load_rewards(rewards, config, run, policy.tokenizer)
-        scorer.check(list(distinct[0].columns))
+        scorer.check(prompt_columns(distinct))
 
     repeated = [prompt for prompt in distinct for _ in range(config.generate.num_responses)]
     with measuring(run) as on_phase:
@@ -93,8 +93,10 @@ def run_generate(
                 "(generate.temperature)"
             )
         with closing(policy.sample(repeated, sampling, title="generate", on_phase=on_phase)) as batches:
-            responses, scores = _write_scored(batches, scorer, run.folder)
+            responses, scored = _write_scored(batches, scorer, run.folder)
+    scores = None if scored is None else scored.totals()
     score = None if scores is None else _mean_score(scores, config)
+    verdicts = {} if scored is None else scored.verdicts()
     summary = {
         "model": policy.source,
         "num_prompts": len(distinct),
@@ -104,6 +106,7 @@ def run_generate(
         "eos_rate": mean(map(float, responses.stopped)),
         **({} if scores is None else {"num_scored": sum(each is not None for each in scores)}),
         **({} if scorer is None or score is None else {"reward": scorer.name, "score": score.as_json()}),
+        **({"verdicts": verdicts} if verdicts else {}),
     }
     write_summary(run.folder, summary)
     if run.ranks.is_first:
@@ -112,6 +115,8 @@ def run_generate(
             ["policy", "score", "different", "tokens", "stopped"],
             {policy.source: [score, summary["num_distinct"], summary["length"], summary["eos_rate"]]},
         )
+        for line in _lines(verdicts):
+            say(line)
     if len(repeated) <= MOST_SHOWN:
         for completion in responses.completions:
             say(f"response: {printable(completion)}")
@@ -121,23 +126,23 @@ def run_generate(
 
 def _write_scored(
     batches: Iterable[SampledBatch], scorer: WeightedReward | None, folder: Path
-) -> tuple[Responses, Scores | None]:
+) -> tuple[Responses, ScoredTerms | None]:
     """Score and write each batch; return all responses, and their scores if there is a reward."""
     parts: list[Responses] = []
-    scores: Scores | None = None if scorer is None else []
+    scored: list[ScoredTerms] = []
     with closing(JsonLines(folder / RESPONSES_FILE)) as lines:
         for sampled in batches:
             batch = sampled.responses
-            batch_scores = None if scorer is None else scorer.score(batch)
-            for row in _rows(batch, batch_scores):
+            terms = None if scorer is None else scorer.score_terms(batch)
+            for row in _rows(batch, terms):
                 lines.write(row)
             parts.append(batch)
-            if scores is not None:
-                scores += batch_scores or []
-    return join_responses(parts), scores
+            if terms is not None:
+                scored.append(terms)
+    return join_responses(parts), ScoredTerms.joined(scored) if scored else None
 
 
-def _rows(responses: Responses, scores: Scores | None) -> Iterator[dict[str, Any]]:
+def _rows(responses: Responses, terms: ScoredTerms | None) -> Iterator[dict[str, Any]]:
     """Each response as a row with the columns of its prompt.
 
     A column with a name that is taken, such as a reference `completion`, becomes `given_<name>`.
@@ -146,12 +151,25 @@ def _rows(responses: Responses, scores: Scores | None) -> Iterator[dict[str, Any
         "prompt": responses.prompts,
         "completion": responses.completions,
         "stopped": responses.stopped,
-        **({} if scores is None else {"score": scores}),
+        **({} if terms is None else {"score": terms.totals()}),
     }
+    if terms is not None and (reasons := terms.row_reasons()) is not None:
+        own["reason"] = reasons
     names = free_names(responses.columns, own)
     columns = {**own, **{names[column]: entries for column, entries in responses.columns.items()}}
     for entries in zip(*columns.values(), strict=True):
         yield dict(zip(columns, entries, strict=True))
+
+
+def _lines(verdicts: Mapping[str, float]) -> Iterator[str]:
+    """A line per verifier: the shares of its reasons, the largest first."""
+    parts: dict[str, list[tuple[float, str]]] = {}
+    for metric, share in verdicts.items():
+        _, name, reason = metric.split("/", 2)
+        parts.setdefault(name, []).append((share, reason.replace("_", " ")))
+    for name, shares in parts.items():
+        shown = ", ".join(f"{share:.0%} {reason}" for share, reason in sorted(shares, key=lambda each: -each[0]))
+        yield f"{name}: {shown}"
 
 
 def _mean_score(scores: Scores, config: Config) -> Interval:

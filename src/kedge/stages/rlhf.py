@@ -31,6 +31,7 @@ from kedge.runs.inputs import (
     load_demonstrations,
     load_prompts,
     load_rewards,
+    prompt_columns,
 )
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, open_run
@@ -243,7 +244,7 @@ def check_inputs(
     load_comparisons(config, run, tokenizer, context_length=context, rows=comparisons)
     room = policy.room(config.rollout.max_new_tokens)
     all_prompts = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
-    columns = list(all_prompts[0].columns)
+    columns = prompt_columns(all_prompts)
     if rewards := configured_rewards(config) if reward is None else reward:
         load_rewards(rewards, config, run, tokenizer).check(columns)
     if config.rlhf.num_rounds == 1:

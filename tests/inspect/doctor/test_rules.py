@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from kedge.inspect.doctor import diagnose
+from kedge.inspect.doctor import Finding, diagnose
 from tests.inspect.doctor.cases import CASES, Case
 from tests.inspect.doctor.edges import EDGES, MIN_UPDATES, Edge
 from tests.inspect.doctor.synthetic import ALL_RULES, synthetic_run
@@ -29,6 +31,48 @@ def test_a_rule_needs_a_minimum_of_updates(rule: str) -> None:
     for updates, expected in ((minimum, True), (minimum - 1, False)):
         found = diagnose(synthetic_run(updates, {name: [value] * updates for name, value in faulty.items()}))
         assert (rule in [finding.rule for finding in found]) == expected, updates
+
+
+ALL_ZERO = {"reward/score_mean": 0.0, "reward/score_std": 0.0, "response/eos_rate": 0.6}
+
+
+def the_finding(rule: str, **more: Any) -> Finding:
+    run = synthetic_run(metrics={**ALL_ZERO, **more}, settings={"rollout.missing_eos_score": None})
+    [found] = [finding for finding in diagnose(run) if finding.rule == rule]
+    return found
+
+
+def test_a_constant_score_is_explained_by_the_verdicts_first() -> None:
+    verdicts = {"verdict/gsm8k/no_answer_found": 0.61, "verdict/gsm8k/cut_off": 0.39, "verdict/gsm8k/right": None}
+    found = the_finding("reward_flat", **verdicts)
+    assert found.seen.startswith("all scores are 0: 61% no answer found, 39% cut off at rollout.max_new_tokens=40; ")
+    assert found.changes == {"rollout.max_new_tokens": 80}
+    assert found.try_ == (
+        "say in the prompt in which form gsm8k expects the answer, `#### N`, and give an example; raise "
+        "rollout.max_new_tokens from 40 to 80"
+    )
+
+
+def test_wrong_values_ask_for_easier_prompts_and_judges_do_not_count() -> None:
+    verdicts = {"score/watched": 0.0, "verdict/number/wrong_value": 1.0, "verdict/watched/cut_off": 1.0}
+    run = synthetic_run(
+        metrics={**ALL_ZERO, **verdicts},
+        settings={
+            "rollout.missing_eos_score": None,
+            "reward": [
+                {"source": "m:number", "weight": 1.0, "name": None},
+                {"source": "m:watched", "weight": 0.0, "name": None},
+            ],
+        },
+    )
+    [found] = [finding for finding in diagnose(run) if finding.rule == "reward_flat"]
+    assert found.seen.startswith("all scores are 0: 100% wrong value; ")
+    assert found.try_.startswith("the prompts are too hard for this model")
+
+
+def test_verdicts_of_several_rewards_have_their_names() -> None:
+    found = the_finding("reward_flat", **{"verdict/a/right": 0.1, "verdict/a/odd": 0.9, "verdict/b/right": 1.0})
+    assert found.seen.startswith("all scores are 0: a: 90% odd, 10% right; b: 100% right; ")
 
 
 def test_every_rule_has_a_case() -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError, RewardError
 from kedge.logs.samples import read_samples
+from kedge.rewards import Verdict
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times, varied
@@ -32,9 +33,10 @@ def sampled(folder: Path) -> dict[int, list[list[int]]]:
     return found
 
 
-def drawing(completions: list[str], seed: int, **_: Any) -> list[float]:
-    """Scores with noise of their own."""
-    return [score + random.Random(seed).random() for score in varied(completions)]
+def drawing(completions: list[str], seed: int, **_: Any) -> list[Verdict]:
+    """Scores with noise of their own, and reasons."""
+    scores = [score + random.Random(seed).random() for score in varied(completions)]
+    return [Verdict(score, "high" if score > 1 else "low") for score in scores]
 
 
 @pytest.mark.parametrize("staleness", [1, 2])

@@ -14,7 +14,8 @@ class RewardTermConfig(Section):
 
     source: str = field(
         ...,
-        meaning="A reward model's folder or id, or a Python function (`file.py:function`, `package.module:function`).",
+        meaning="A reward model's folder or id, or a Python function (`file.py:function`, `package.module:function`), "
+        "such as the verifier `kedge.rewards.verify:gsm8k`.",
         source="kedge: no reward is assumed",
         text="a folder, a hub id or a function",
     )

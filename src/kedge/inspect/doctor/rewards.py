@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from kedge.inspect.doctor.responses import nearly_all_truncated, num_responses, num_sampled
 from kedge.inspect.doctor.rule import SMALLER_STEPS, Remedy, Symptom, rule, scale, set_to
@@ -140,15 +141,90 @@ def _dropped(run: RunRecord) -> Mapping[int, float]:
     return dropped
 
 
+FORMS = {
+    "gsm8k": "`#### N`",
+    "gsm8k_strict": "`#### N`",
+    "number": "`#### N`",
+    "math": "`\\boxed{…}`",
+    "choice": "`Answer: B`",
+    "tags": "`<think>…</think><answer>…</answer>`",
+    "json_schema": "one JSON value and nothing else",
+}
+"""The form in which a verifier of kedge finds an answer most surely."""
+
+SAY_THE_FORM = "say in the prompt in which form {name} expects the answer{form}, and give an example"
+TOO_HARD = "the prompts are too hard for this model: easier ones, a stronger model, or supervised fine-tuning first"
+ADVICE = {
+    "no_answer_found": SAY_THE_FORM,
+    "wrong_format": SAY_THE_FORM,
+    "several_answers": SAY_THE_FORM,
+    "wrong_value": TOO_HARD,
+    "wrong_text": TOO_HARD,
+}
+"""Advice by reason, as it stands in the metric's name."""
+
+CUT_OFF = "cut_off"
+MANY_CUT = 0.1
+"""Share of responses cut off before an answer from which a higher limit is worth its time."""
+
+MOST_NAMED = 4
+"""Reasons that are named, the most frequent first."""
+
+
+@dataclass(frozen=True)
+class _Reasons:
+    """Why the responses got their scores, in words, and what helps."""
+
+    seen: str
+    remedies: tuple[Remedy, ...]
+    advice: str
+
+
+def _reasons(run: RunRecord) -> _Reasons | None:
+    """The verdicts of the last quarter of the run; None if no reward gives reasons."""
+    rows = [row for row in run.metrics if any(name.startswith("verdict/") for name in row)]
+    rows = rows[-max(1, len(rows) // 4) :]
+    judges = {name.removeprefix("score/") for name in run.judges}
+    shares: dict[str, dict[str, float]] = defaultdict(dict)
+    for metric in {metric for row in rows for metric in row if metric.startswith("verdict/")}:
+        _, name, reason = metric.split("/", 2)
+        if name not in judges:
+            shares[name][reason] = sum(row.get(metric) or 0.0 for row in rows) / len(rows)
+    if not shares:
+        return None
+    seen = []
+    advice: dict[str, None] = {}
+    for name, found in sorted(shares.items()):
+        common = sorted(found, key=lambda reason: (-found[reason], reason))[:MOST_NAMED]
+        words = [f"{found[reason]:.0%} {_in_words(run, reason)}" for reason in common]
+        seen.append(f"{name}: " * (len(shares) > 1) + ", ".join(words))
+        form = f", {FORMS[name]}" if name in FORMS else ""
+        helpful = [ADVICE[reason] for reason in common if reason in ADVICE]
+        advice |= dict.fromkeys(each.format(name=name, form=form) for each in helpful[:1])
+    is_cut = any(found.get(CUT_OFF, 0.0) >= MANY_CUT for found in shares.values())
+    remedies = (scale("rollout.max_new_tokens", 2.0),) if is_cut else ()
+    return _Reasons("; ".join(seen), remedies, "; ".join(advice))
+
+
+def _in_words(run: RunRecord, reason: str) -> str:
+    limit = run.setting("rollout.max_new_tokens")
+    at = f" at rollout.max_new_tokens={limit}" if reason == CUT_OFF and limit else ""
+    return reason.replace("_", " ") + at
+
+
 def _all_alike(run: RunRecord) -> Symptom | None:
     score = read(run, "reward/score_mean")
     score_std = read(run, "reward/score_std")
     if score is None or score_std is None or nearly_all_truncated(run) or not scores_are_constant(score, score_std):
         return None
+    reasons = _reasons(run)
     return Symptom(
         "serious",
-        f"all scores are {fmt(score.late)}: their standard deviation is {fmt(score_std.late)} ({score_std.late_span})",
-        advice="check the reward: it gives every response the same score",
+        f"all scores are {fmt(score.late)}: "
+        + (f"{reasons.seen}; " if reasons else "")
+        + f"their standard deviation is {fmt(score_std.late)} ({score_std.late_span})",
+        reasons.remedies if reasons else (),
+        (reasons and reasons.advice) or "check the reward: it gives every response the same score",
     )
 
 
@@ -156,15 +232,18 @@ def _all_alike(run: RunRecord) -> Symptom | None:
     "The policy does not improve its score: its steps are too small or too noisy, β is too large, or the reward does "
     "not tell the responses apart.",
     needs=("reward/score_mean", "reward/score_std"),
-    also=("response/eos_rate",),
+    also=("response/eos_rate", "verdict/NAME/REASON"),
     early=_all_alike,
     updates=PATIENCE,
     of_policy=True,
 )
 def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
-    """Seen: `reward/score_mean` does not move, or all scores are the same.
+    """Seen: `reward/score_mean` does not move, or all scores are the same. A verifier's reasons (`verdict/NAME/REASON`)
+    say why.
 
-    Try: Triple `ppo.learning_rate`; double `rollout.num_prompts`. If all scores are the same, fix the reward.
+    Try: Triple `ppo.learning_rate`; double `rollout.num_prompts`. If all scores are the same, fix the reward; with a
+    verifier, first what its reasons say: raise `rollout.max_new_tokens` against responses that are cut off, say in the
+    prompt in which form the answer is expected, take easier prompts.
 
     Threshold: After 12 updates, a change of less than 0.15 standard deviations of the scores, or than three standard
     errors of the mean: a warning. Updates in which only the critic is trained do not count. Healthy runs gain one
@@ -178,11 +257,14 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
         or abs(score.late - score.first) > max(FLAT, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.early
     ):
         return None
+    reasons = _reasons(run)
     return Symptom(
         "warning",
         f"the mean score is {fmt(score.first)} in update {score.updates[0]} and {fmt(score.late)} in "
-        f"{score.late_span}, with a standard deviation of {fmt(score_std.late)} between responses",
-        (scale("ppo.learning_rate", 3.0), scale("rollout.num_prompts", 2.0)),
+        f"{score.late_span}, with a standard deviation of {fmt(score_std.late)} between responses"
+        + (f"; verdicts: {reasons.seen}" if reasons else ""),
+        (*(reasons.remedies if reasons else ()), scale("ppo.learning_rate", 3.0), scale("rollout.num_prompts", 2.0)),
+        reasons.advice if reasons else "",
     )
 
 
@@ -288,6 +370,7 @@ def _averages_responses(run: RunRecord) -> bool:
     "The responses to most prompts score alike. The advantages of these prompts are 0, apart from a KL in the reward: "
     "they are sampled, scored and evaluated, and teach nothing about the score.",
     needs=("group/constant",),
+    also=("verdict/NAME/REASON",),
     updates=MIN_TREND,
     fits=_compares,
 )
@@ -302,10 +385,11 @@ def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
     """
     if constant.late < MANY_CONSTANT or not _compares(run):
         return None
+    reasons = _reasons(run)
     return Symptom(
         "warning" if constant.late >= MOST_CONSTANT else "note",
         f"the responses of {constant.late:.0%} of the prompts all score the same ({constant.late_span}); at the start "
-        f"it was {constant.early:.0%}",
+        f"it was {constant.early:.0%}" + (f"; verdicts: {reasons.seen}" if reasons else ""),
         _find_spread(run),
         "prompts that are neither solved nor out of reach, or a reward that tells responses apart",
     )

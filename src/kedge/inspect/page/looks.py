@@ -99,6 +99,14 @@ PPO_PANELS = (
         key=True,
     ),
     Panel(
+        "Reward and distance",
+        "Verdicts",
+        "share of responses",
+        {"verdict/*": "*"},
+        "The reasons that a verifier gives. `right` grows; the largest of the others is what to work on.",
+        key=True,
+    ),
+    Panel(
         "Policy step",
         "Entropy",
         NATS,

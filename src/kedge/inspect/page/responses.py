@@ -79,9 +79,15 @@ def _response(row: Mapping[str, Any], *, with_prompt: bool) -> dict[str, Any]:
         "stopped": bool(row.get("stopped")),
         "length": len(tokens),
         "tokens": tokens[:MOST_TOKENS],
+        **_reasons(row),
         **values,
         **({"prompt": shortened(str(row["prompt"]))} if with_prompt else {}),
     }
+
+
+def _reasons(row: Mapping[str, Any]) -> dict[str, str]:
+    """The reasons for a row's scores, where it has them."""
+    return {name: shortened(row[name]) for name in ("reason", "reason_against") if isinstance(row.get(name), str)}
 
 
 def _why_empty(record: RunRecord) -> str:
@@ -137,7 +143,7 @@ def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
     figures = {name: rounded(as_number(row[name])) for name in named if name in row}
     orders = [OUTCOMES.get(str(row.get(f"winner_shown_{place}")), "") for place in ("first", "second")]
     shown = {"orders": orders} if "winner_shown_first" in row else {}
-    return {"outcome": OUTCOMES.get(str(row.get("winner")), "undecided"), **texts, **figures, **shown}
+    return {"outcome": OUTCOMES.get(str(row.get("winner")), "undecided"), **texts, **figures, **_reasons(row), **shown}
 
 
 def _num_unequal_lengths(rows: Sequence[Mapping[str, Any]]) -> int:
@@ -223,7 +229,7 @@ def generation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
 def _generation_response(row: Mapping[str, Any]) -> dict[str, Any]:
     texts = {name: shortened(str(row.get(name, ""))) for name in ("prompt", "completion")}
     scored = {"score": rounded(as_number(row["score"]))} if "score" in row else {}
-    return {**texts, "stopped": bool(row.get("stopped")), **scored}
+    return {**texts, "stopped": bool(row.get("stopped")), **scored, **_reasons(row)}
 
 
 def judge_agreement(records: Mapping[str, RunRecord]) -> list[dict[str, Any]]:

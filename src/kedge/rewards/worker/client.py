@@ -57,6 +57,7 @@ class RemoteFunction:
         self._loading = {"spec": spec, "name": name, "settings": dict(settings or {})}
         self._source = _source_of(spec)
         self._argument_names: list[str] | None = None
+        self._checks_rows = False
         self._first_memory: int | None = None
         if bad := [name for name, value in self._loading["settings"].items() if not _is_encodable(value)]:
             raise RewardError(f"{self.name}: setting {bad[0]!r} cannot be sent to another process")
@@ -64,7 +65,12 @@ class RemoteFunction:
 
     def check(self, columns: Collection[str]) -> None:
         """See `FunctionReward.check`."""
-        self._request("check", {"columns": list(columns)}, self._limits.startup_timeout)()
+        sent: Any = list(columns)
+        if self._checks_rows and isinstance(columns, Mapping):
+            # The entries of a column that the function does not take are not sent, and maybe cannot be.
+            taken = self._argument_names
+            sent = {name: column if taken is None or name in taken else [] for name, column in columns.items()}
+        self._request("check", {"columns": sent}, self._limits.startup_timeout)()
 
     def score(self, responses: Responses) -> Sequence[Score]:
         """See `start`."""
@@ -121,6 +127,7 @@ class RemoteFunction:
             raise
         self.name = self._log.name = loaded["name"]
         self._argument_names = loaded["argument_names"]
+        self._checks_rows = loaded["checks_rows"]
         return worker
 
     def _request(self, what: str, arguments: Mapping[str, Any], seconds: float) -> Callable[[], Any]:
@@ -153,7 +160,7 @@ class RemoteFunction:
             match what, reply:  # the function could have written it
                 case (
                     (_, {"error": str(), "traceback": str(), "row": int() | None})
-                    | ("load", {"result": {"name": str(), "argument_names": list() | None}})
+                    | ("load", {"result": {"name": str(), "argument_names": list() | None, "checks_rows": bool()}})
                     | ("score", {"result": {"scores": _, "memory": int()}})
                     | ("check", {"result": None})
                 ):

@@ -14,7 +14,7 @@ from typing import Any
 
 from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards.function import FunctionReward, find_function
-from kedge.rewards.source import Responses
+from kedge.rewards.source import Responses, plain_scores
 from kedge.system.invocation import loading_user_code
 from kedge.system.texts import error_text
 from kedge.system.workers.serving import serve
@@ -56,9 +56,10 @@ class _Session:
 
     def _load(self, *, spec: str, name: str | None, settings: dict[str, Any]) -> dict[str, Any]:
         self._function = FunctionReward(find_function(spec), name=name, settings=settings)
-        return {"name": self._function.name, "argument_names": self._function.argument_names}
+        loaded = self._function
+        return {"name": loaded.name, "argument_names": loaded.argument_names, "checks_rows": loaded.checks_rows}
 
-    def _check(self, *, columns: list[str]) -> None:
+    def _check(self, *, columns: list[str] | dict[str, list[Any]]) -> None:
         self._function.check(columns)
 
     def _score(self, *, responses: dict[str, Any], timeout: float) -> dict[str, Any]:
@@ -67,7 +68,7 @@ class _Session:
         # No handler: the default action needs no interpreter, so it also ends a loop in C.
         signal.setitimer(signal.ITIMER_REAL, timeout + LAST_RESORT)
         try:
-            return {"scores": self._function.score(batch), "memory": _resident_memory()}
+            return {"scores": plain_scores(self._function.score(batch)), "memory": _resident_memory()}
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 

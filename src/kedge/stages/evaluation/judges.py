@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from statistics import mean
 from typing import Literal
 
@@ -23,10 +23,12 @@ __all__ = ["Judge", "PairOutcomes", "ScoredResponses", "load_judge"]
 
 @dataclass(frozen=True)
 class ScoredResponses:
-    """Responses of one side with their scores; None if the judge only compares."""
+    """Responses of one side with their scores, None if the judge only compares, and the reasons for them, if any."""
 
     responses: Responses
     scores: Scores | None
+    reasons: list[str | None] | None = None
+    verdicts: dict[str, float] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> list[int]:
@@ -113,14 +115,16 @@ class Judge:
         """The setting `evaluate.judge_mode`."""
         return "pairwise" if isinstance(self.source, PairwiseJudge) else "score"
 
-    def check(self, columns: Sequence[str]) -> None:
+    def check(self, columns: Collection[str]) -> None:
         """Check before a run that the prompts have the columns that the judge needs (`RewardError` if not)."""
         self.source.check(columns)
 
     def score(self, responses: Responses) -> ScoredResponses:
         """The responses with one number each, or without from a judge that only compares."""
-        scores = None if isinstance(self.source, PairwiseJudge) else self.source.score(responses)
-        return ScoredResponses(responses, scores)
+        if isinstance(self.source, PairwiseJudge):
+            return ScoredResponses(responses, None)
+        terms = self.source.score_terms(responses)
+        return ScoredResponses(responses, terms.totals(), terms.row_reasons(), terms.verdicts())
 
     def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
         """The better response to each prompt. Equal texts tie, even if their scores were rounded differently."""

@@ -62,6 +62,8 @@ class Evaluation:
             "longer_wins": share_interval(longer).as_json() if longer else None,
             "num_unequal_lengths": len(longer),
             "position_bias": outcomes.position_bias(),
+            **({"verdicts": sides[0].verdicts} if sides[0].verdicts else {}),
+            **({"verdicts_against": sides[1].verdicts} if sides[1].verdicts else {}),
             "frontier": [_plain(each.summary()) for each in self.frontier],
         }
 
@@ -102,6 +104,8 @@ def _judgments(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
         }
         if ours.scores is not None and theirs.scores is not None:
             row |= {"score": ours.scores[index], "score_against": theirs.scores[index]}
+        if ours.reasons is not None and theirs.reasons is not None:
+            row |= {"reason": ours.reasons[index], "reason_against": theirs.reasons[index]}
         if outcomes.shown_first is not None and outcomes.shown_second is not None:
             row |= {
                 "winner_shown_first": winners[outcomes.shown_first[index]],

@@ -147,6 +147,7 @@ class PpoLog:
             count=trainer.settings.num_samples,
             entropies=passes[0].entropies if passes else None,
             new_logprobs=passes[-1].logprobs if passes else None,
+            reasons=event.batch.trained.reasons,
         )
         figures = describe_update(experience, [each.logprobs for each in passes], clip=trainer.settings.clip)
         self.details.append(event.update, figures)

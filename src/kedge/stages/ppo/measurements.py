@@ -147,7 +147,7 @@ class Measurements:
             for number, each in zip(scored.rollout.group.tolist(), samples, strict=True)
         ]
         self._compare(update, [[response["score"]] for response in responses if response["score"] is not None])
-        terms = {f"eval/{name}": mean for name, mean in scored.terms.term_means().items()}
+        terms = {f"eval/{name}": figure for name, figure in scored.terms.metrics().items()}
         return {**metrics, **terms, "responses": responses}
 
     def _compare(self, update: int, scores: list[list[float]]) -> None:
@@ -243,7 +243,9 @@ class FixedPrompts:
         except (UnscoredError, NonfiniteScoreError):  # unlike a training batch without scores, this is not an error
             return
         experience = trainer.evaluate(scored)
-        samples = describe_samples(experience, scored.prompts, trainer.roles.tokenizer, count=len(scored.prompts))
+        samples = describe_samples(
+            experience, scored.prompts, trainer.roles.tokenizer, count=len(scored.prompts), reasons=scored.reasons
+        )
         numbers = scored.rollout.group.tolist()
         self._log.samples.write(update, [sample.as_fixed(n) for n, sample in zip(numbers, samples, strict=True)])
 

@@ -32,7 +32,7 @@ from kedge.rewards.score import MissingEos
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
 from kedge.runs.frozen import bases_of, freeze_models, hold_bases_of, measuring_scores
-from kedge.runs.inputs import Rewards, configured_rewards, load_prompts, load_rewards
+from kedge.runs.inputs import Rewards, configured_rewards, load_prompts, load_rewards, prompt_columns
 from kedge.runs.run import REJECTED_FILE, Run, offloads_optimizer
 from kedge.stages.evaluation.judges import Judge, load_judge
 from kedge.stages.ppo.critics import load_actor_critic
@@ -246,9 +246,9 @@ class RunPrompts:
     mixture: Mixture | None
 
     @property
-    def columns(self) -> list[list[str]]:
+    def columns(self) -> list[dict[str, list[Any]]]:
         """The columns of each part that has prompts."""
-        return [list(part[0].columns) for part in (self.train, self.held_out) if part]
+        return [prompt_columns(part) for part in (self.train, self.held_out) if part]
 
 
 def load_run_prompts(

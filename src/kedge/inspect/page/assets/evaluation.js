@@ -49,8 +49,8 @@ const pairCard = each => el("article", { class: "card stack pair" },
     each.orders ? el("span", { class: "muted small" }, ` shown first: ${each.orders[0] || "undecided"}, shown second: ${each.orders[1] || "undecided"}`) : null),
   promptOf(each.prompt),
   el("div", { class: "two" },
-    answerOf("model", each.completion, figuresOf([known(each.score) && `score ${format(each.score, 3)}`, known(each.length) && `${each.length} tokens`]), each.outcome === "won"),
-    answerOf("against", each.completion_against, figuresOf([known(each.score_against) && `score ${format(each.score_against, 3)}`, known(each.length_against) && `${each.length_against} tokens`]), each.outcome === "lost")));
+    answerOf("model", each.completion, figuresOf([known(each.score) && `score ${format(each.score, 3)}`, each.reason, known(each.length) && `${each.length} tokens`]), each.outcome === "won"),
+    answerOf("against", each.completion_against, figuresOf([known(each.score_against) && `score ${format(each.score_against, 3)}`, each.reason_against, known(each.length_against) && `${each.length_against} tokens`]), each.outcome === "lost")));
 
 const marginOf = each => (known(each.score) && known(each.score_against) ? each.score - each.score_against : null);
 const pairsOf = run => {

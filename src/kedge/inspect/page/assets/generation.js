@@ -5,7 +5,7 @@ const generatedTable = runs => table(["", "responses", "prompts", "mean score", 
   format(each.length, 3), percent(each.eos_rate), known(each.num_distinct) ? count(each.num_distinct) : "–"]), [], true);
 
 const generatedCard = each => el("article", { class: "card stack pair" }, promptOf(each.prompt),
-  answerOf("response", each.completion, figuresOf([known(each.score) && `score ${format(each.score, 3)}`, each.stopped ? "" : "cut at the token limit"])));
+  answerOf("response", each.completion, figuresOf([known(each.score) && `score ${format(each.score, 3)}`, each.reason, each.stopped ? "" : "cut at the token limit"])));
 
 const generatedList = run => {
   const { responses, kept, of } = run.generation, cut = responses.filter(each => !each.stopped).length;

@@ -106,7 +106,7 @@ const responseCard = (index, prompt, row, coloringName, pick) => {
     el("p", { class: "prompt", tabindex: 0, dir: "auto" }, prompt.prompt || row.prompt),
     el("div", { class: "controls" }, choice("Color by", offered, name, pick)),
     tokensOf(row, coloring, scale), legend(coloring, scale),
-    el("p", { class: "muted small" }, `${row.update ? `Update ${row.update}` : "Before the first update"} · score ${format(row.score)} · ${row.length} tokens${cut} · ${row.stopped ? "ended with a stop token" : "cut at the token limit"}`),
+    el("p", { class: "muted small" }, `${row.update ? `Update ${row.update}` : "Before the first update"} · score ${format(row.score)}${row.reason ? ` (${row.reason})` : ""} · ${row.length} tokens${cut} · ${row.stopped ? "ended with a stop token" : "cut at the token limit"}`),
     row.values ? valueChart(row, index) : null);
 };
 

@@ -1,0 +1,34 @@
+"""Verifiers: reward functions that check a response against its prompt's row, and say why.
+
+    kedge ppo --reward kedge.rewards.verify:gsm8k …
+
+    response ─▶ final answer ─▶ right? ─▶ Verdict(1.0, "right"), or Verdict(0.0, "wrong value")
+
+A verifier gives 1 for a right response and 0 for any other, with one of a few reasons. It reads its row by columns such
+as `answer`; a mistake in a row is found before the run.
+
+answers: numbers and mathematics. texts: choices, matches, patterns, tags, JSON. instructions: rules for the text.
+checking: what they share.
+"""
+
+from __future__ import annotations
+
+from kedge.rewards.verify.answers import gsm8k, gsm8k_strict, math, number
+from kedge.rewards.verify.instructions import instruction_text, instructions, instructions_partial
+from kedge.rewards.verify.texts import choice, exact, json_schema, normalized, pattern, tags
+
+__all__ = [
+    "choice",
+    "exact",
+    "gsm8k",
+    "gsm8k_strict",
+    "instruction_text",
+    "instructions",
+    "instructions_partial",
+    "json_schema",
+    "math",
+    "normalized",
+    "number",
+    "pattern",
+    "tags",
+]

@@ -1,0 +1,295 @@
+r"""Numbers and mathematics: the final answer of a response, and whether it equals the row's.
+
+A response gives its answer as `#### 42`, else as `\boxed{42}`, else as its last number. Numbers are compared exactly,
+as fractions: 42, 42.0, 84/2 and $42 are the same, 0.333 and 1/3 are not.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+from kedge.errors import RewardError, install_line
+from kedge.rewards.source import Verdict
+from kedge.rewards.verify.checking import NO_ANSWER, RIGHT, TOO_SLOW, Expired, deadline, read_rows, reads, verdicts
+
+__all__ = ["gsm8k", "gsm8k_strict", "math", "number"]
+
+WRONG_VALUE = "wrong value"
+WRONG_UNIT = "wrong unit"
+WRONG_FORMAT = "wrong format"
+
+LONGEST_NUMBER = 60
+"""Characters. Longer ones are not answers, and arithmetic with a million digits takes minutes."""
+
+LONGEST_EXPRESSION = 2000
+MOST_BOXES = 5
+
+# Any run of digits, points and commas, also one that is not a number, such as 1,23 or 3.4.2020: it still is the last
+# "number" of a response, so that an earlier one does not pass for the answer. No part can match the same text in two
+# ways: the time is linear in the length.
+QUANTITY = re.compile(
+    r"""
+    (?<![A-Za-z0-9^])
+    (?P<sign>(?<![0-9)\]}%])[-+])? (?: (?P<currency>[$€£¥₹]) [ ]? (?P<inner_sign>-)? )?
+    (?: (?P<whole>[0-9]+) [ ] (?=[0-9]+/[0-9]) )?
+    (?P<digits> [0-9]+ (?: [.,:^][0-9]+ )* | \.[0-9]+ )
+    (?: [eE] (?P<exponent>[-+]?[0-9]{1,2}) (?![0-9A-Za-z]) )?
+    (?: [ ]?/[ ]? (?P<denominator> [0-9]+ (?: [.,][0-9]+ )* ) )?
+    (?: [ ]? (?P<percent> % | percent\b ) )?
+    (?: [ ] (?P<scale> hundred | thousand | million | billion | trillion ) \b )?
+    """,
+    re.VERBOSE | re.IGNORECASE | re.ASCII,
+)
+DIGITS = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?")
+SCALES = {"": 1, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+
+# What may follow the number in `#### 42 apples per day.`: it is an answer, `#### 3. Add the apples` is a heading.
+_WORD = r"[^\W\d_]+(?:[/²³°][^\W\d_]*)?"
+UNIT_WORDS = re.compile(rf"(?: ?{_WORD}(?: {_WORD}){{0,3}})? ?\.?")
+MARKED = re.compile(r"(?<!#)####(?!#)[ \t]*([^\n]*)(\n?)")
+BOX = re.compile(r"\\boxed\s*\{")
+
+_NAME = re.compile(r"(?:[A-Za-z][A-Za-z ]{0,20})?=[ ]*")  # of x = 42
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
+_MATH_MODE = re.compile(r"\$(?=\S)([^$\n]{1,200}?)(?<=\S)\$(?![0-9])")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number, exact, with `%`, a currency sign or nothing as its unit."""
+
+    value: Fraction
+    unit: str = ""
+
+    def compared_with(self, reference: Quantity) -> str:
+        """The verdict on this answer. A unit counts only where the reference has one, except for 50% and 0.5."""
+        values = {self.value} | ({self.value / 100} if self.unit == "%" else set())
+        if reference.unit == "%":
+            values = {self.value} if self.unit == "%" else {100 * self.value} if not self.unit else set()
+            same = self.value == reference.value
+            return RIGHT if reference.value in values else WRONG_UNIT if same else WRONG_VALUE
+        if reference.value not in values:
+            return WRONG_VALUE
+        return WRONG_UNIT if reference.unit and self.unit not in ("", reference.unit) else RIGHT
+
+
+def plain(text: str) -> str:
+    r"""Text without markup around numbers: LaTeX fractions and signs, math mode, bold, typographic minus."""
+    text = text.translate({0x2212: "-", 0x2013: "-", 0x00A0: " ", 0x202F: " "})
+    text = re.sub(r"(?<![0-9])\*\*|\*\*(?![0-9])", "", text)  # not in 2**5
+    if "\\" in text:
+        text = _FRACTION.sub(r" \1/\2", text)
+        text = text.replace("\\$", "$").replace("\\%", "%").replace("{,}", ",")
+        text = re.sub(r"\\[,!;:]", "", text)
+        text = re.sub(r"[ ]*\\(?:text|mathrm|mathbf)\s*\{[ ]*([^{}]*)\}", r" \1", text)
+        text = re.sub(r"\\[()\[\]]", "", text)
+        text = re.sub(r"\^\{([0-9]+)\}", r"^\1", text)
+    return _MATH_MODE.sub(r"\1", text)
+
+
+def read_quantity(match: re.Match[str]) -> Quantity | None:
+    """The number that was matched; None if it is not a well-formed one."""
+    parts = match.groupdict(default="")
+    numbers = [parts["digits"], parts["denominator"] or "1", parts["whole"] or "0"]
+    if len(match[0]) > LONGEST_NUMBER or not all(DIGITS.fullmatch(each) for each in numbers):
+        return None
+    numerator, denominator, whole = (Fraction(each.replace(",", "")) for each in numbers)
+    if not denominator:
+        return None
+    value = (whole + numerator / denominator) * Fraction(10) ** int(parts["exponent"] or 0)
+    value *= SCALES[parts["scale"].lower()]
+    is_negative = "-" in (parts["sign"], parts["inner_sign"])
+    return Quantity(-value if is_negative else value, "%" if parts["percent"] else parts["currency"])
+
+
+def whole_quantity(text: str) -> Quantity | None:
+    """The number that a text consists of, with at most its unit in words; None if it is anything else."""
+    text = plain(text).strip(" \t*_`")
+    text = text[name.end() :] if (name := _NAME.match(text)) else text
+    match = QUANTITY.match(text)
+    return read_quantity(match) if match and UNIT_WORDS.fullmatch(text, match.end()) else None
+
+
+def marked(text: str, is_whole: bool) -> str | None:
+    """The number after the last `####` that one follows; of a response that was cut off, only with its line's end."""
+    lines = [line for line, end in MARKED.findall(text) if (end or is_whole) and whole_quantity(line)]
+    return lines[-1] if lines else None
+
+
+def boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{…}` that is closed; None without one."""
+    for start in [match.end() for match in BOX.finditer(text)][: -1 - MOST_BOXES : -1]:
+        depth = 1
+        for at in range(start, min(len(text), start + LONGEST_EXPRESSION)):
+            depth += {"{": 1, "}": -1}.get(text[at], 0)
+            if not depth:
+                return text[start:at].strip()
+    return None
+
+
+def final_number(text: str, is_whole: bool) -> Quantity | str:
+    """The number that a response gives as its answer, or the reason why there is none."""
+    found = marked(text, is_whole) or boxed(text)
+    if found is not None:
+        return whole_quantity(found) or WRONG_FORMAT
+    if not is_whole:
+        return NO_ANSWER
+    if MARKED.match(text.rstrip().rpartition("\n")[2].lstrip()):
+        return WRONG_FORMAT  # `#### 41 or 42`: that 42 is its last number does not make it the answer
+    numbers = list(QUANTITY.finditer(plain(text)))
+    return (read_quantity(numbers[-1]) or WRONG_FORMAT) if numbers else NO_ANSWER
+
+
+def _judge_number(text: str, is_whole: bool, reference: Quantity) -> str:
+    found = final_number(text, is_whole)
+    return found if isinstance(found, str) else found.compared_with(reference)
+
+
+def _judge_strictly(text: str, is_whole: bool, reference: Quantity) -> str:
+    found = marked(text, is_whole)
+    if found is None:
+        return WRONG_FORMAT if is_whole and QUANTITY.search(text) else NO_ANSWER
+    quantity = whole_quantity(found)
+    assert quantity is not None, "it is one of those that can be read"
+    return quantity.compared_with(reference)
+
+
+def _gsm8k_answer(answer: object) -> Quantity:
+    lines = MARKED.findall(answer) if isinstance(answer, str) else []
+    found = whole_quantity(lines[-1][0]) if lines else None
+    if found is None:
+        raise ValueError("a solution that ends with its answer as in GSM8K, '… #### 42'")
+    return found
+
+
+def _number_answer(answer: object) -> Quantity:
+    # The digits of a float as they are written: 0.1 is a tenth.
+    is_text = isinstance(answer, str) or (not isinstance(answer, bool) and isinstance(answer, (int, float)))
+    found = whole_quantity(str(answer)) if is_text else None
+    if found is None:
+        raise ValueError("a number, such as 42, 1/3 or '$1,200.50'")
+    return found
+
+
+def check_gsm8k(answer: Sequence[Any]) -> list[Quantity]:
+    """Read the column `answer` of GSM8K."""
+    return read_rows("answer", answer, _gsm8k_answer)
+
+
+def check_number(answer: Sequence[Any]) -> list[Quantity]:
+    """Read a column `answer` of plain numbers."""
+    return read_rows("answer", answer, _number_answer)
+
+
+@reads(check_gsm8k)
+def gsm8k(completions: list[str], answer: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
+    r"""Whether a response's final number is that of a GSM8K row: after `####`, in `\boxed{}`, or its last number.
+
+    Args:
+        completions: Responses as text.
+        answer: Solutions as in GSM8K: `… #### 42`.
+        stopped: Whether each response ended by itself.
+    """
+    return verdicts(completions, stopped, check_gsm8k(answer), _judge_number)
+
+
+@reads(check_gsm8k)
+def gsm8k_strict(completions: list[str], answer: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
+    """`gsm8k` for responses that must end as the data's solutions do: only `#### 42` counts."""
+    return verdicts(completions, stopped, check_gsm8k(answer), _judge_strictly)
+
+
+@reads(check_number)
+def number(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
+    """`gsm8k` for a column `answer` that has the number alone, as in SVAMP."""
+    return verdicts(completions, stopped, check_number(answer), _judge_number)
+
+
+def _expression(answer: object) -> str:
+    if isinstance(answer, (int, float)) and not isinstance(answer, bool):
+        answer = str(answer)
+    found = (boxed(answer) or answer.strip()) if isinstance(answer, str) else ""
+    if not found or len(found) > LONGEST_EXPRESSION:
+        raise ValueError(r"an expression in LaTeX, or a solution that contains it as \boxed{…}")
+    return found
+
+
+def check_math(answer: Sequence[Any]) -> list[str]:
+    """Read a column `answer` of expressions."""
+    return read_rows("answer", answer, _expression)
+
+
+@reads(check_math)
+def math(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
+    r"""Whether a response's `\boxed{…}`, or what follows `####`, equals an expression in LaTeX (extra `math`).
+
+    Plain numbers are compared exactly; math-verify compares all else, with one second for each response.
+
+    Args:
+        completions: Responses as text.
+        answer: The expressions, or solutions that contain them as `\boxed{…}`.
+        stopped: Whether each response ended by itself.
+
+    Raises:
+        RewardError: math-verify is not installed.
+    """
+    _math_verify()
+    return verdicts(completions, stopped, check_math(answer), _judge_expression)
+
+
+def _judge_expression(text: str, is_whole: bool, reference: str) -> str:
+    found = boxed(text)
+    if found is None:
+        lines = [line.strip() for line, end in MARKED.findall(text) if end or is_whole]
+        found = lines[-1] if lines else None
+    if not found:
+        return NO_ANSWER
+    if len(found) > LONGEST_EXPRESSION:
+        return WRONG_FORMAT
+    if "".join(found.split()) == "".join(reference.split()):
+        return RIGHT
+    numbers = whole_quantity(found), whole_quantity(reference)
+    if numbers[0] is not None and numbers[1] is not None:
+        return numbers[0].compared_with(numbers[1])
+    if _brackets(found) != _brackets(reference) or ("%" in found) != ("%" in reference):
+        return WRONG_VALUE
+    try:
+        with deadline("math"):
+            return _compare(found, reference)
+    except Expired:
+        return TOO_SLOW
+
+
+@cache
+def _math_verify() -> Any:
+    """The library, loaded and warm: its first call takes a second, which no response's time limit is to contain."""
+    try:
+        import math_verify
+    except ImportError as error:
+        raise RewardError(f"math needs math-verify: {install_line('math')}") from error
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
+    half = math_verify.parse("$\\frac{1}{2} + x$", parsing_timeout=None)  # type: ignore[arg-type]
+    math_verify.verify(half, half, timeout_seconds=None)
+    return math_verify
+
+
+def _compare(found: str, reference: str) -> str:
+    """math-verify's verdict. Its own time limits, which use SIGALRM, are off."""
+    library = _math_verify()
+    expected, given = (library.parse(f"${text}$", parsing_timeout=None) for text in (reference, found))
+    if not given:
+        return WRONG_FORMAT
+    return RIGHT if library.verify(expected, given, timeout_seconds=None) else WRONG_VALUE
+
+
+def _brackets(text: str) -> tuple[str, str]:
+    """The brackets around a list: math-verify takes the pair (1, 2) for the solutions 1 and 2."""
+    text = re.sub(r"\\left|\\right|\\[{}]|\s", "", text)
+    ends = text[:1], text[-1:]
+    return ends if "," in text and ends[0] in "([" and ends[1] in ")]" else ("", "")

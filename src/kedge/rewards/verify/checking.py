@@ -1,0 +1,130 @@
+"""Parts that the verifiers share: reading rows, verdicts in a batch, and a time limit per response."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from kedge.errors import RewardError
+from kedge.rewards.source import Verdict
+
+__all__ = ["CUT_OFF", "NO_ANSWER", "RIGHT", "TOO_SLOW", "Expired", "deadline", "read_rows", "reads", "verdicts"]
+
+RIGHT = "right"
+NO_ANSWER = "no answer found"
+CUT_OFF = "cut off"
+TOO_SLOW = "took too long"
+
+SECONDS = 1.0
+"""Processor time for one response; milliseconds are usual."""
+
+AGAIN = 0.05
+"""Seconds after which an expired limit interrupts again: libraries may catch the first interruption."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Reference = TypeVar("_Reference")
+
+
+def reads(check: Callable[..., Any]) -> Callable[[_Function], _Function]:
+    """Decorates a verifier with the function that reads its columns, so that all rows are checked before a run."""
+
+    def decorate(verifier: _Function) -> _Function:
+        verifier.__dict__["check_rows"] = check
+        return verifier
+
+    return decorate
+
+
+def read_rows(column: str, entries: Sequence[Any], read: Callable[[Any], _Reference]) -> list[_Reference]:
+    """What each row's entry of a column means.
+
+    Args:
+        column: The column's name.
+        entries: Its entries.
+        read: Reads one; raises `ValueError` with what is expected instead.
+
+    Raises:
+        RewardError: An entry cannot be read.
+    """
+    found = []
+    for row, entry in enumerate(entries, start=1):
+        try:
+            found.append(read(entry))
+        except ValueError as error:
+            shown = " ".join(repr(entry).split())
+            shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
+            raise RewardError(f"column {column!r}, prompt {row}: {shown} is not usable; expected {error}") from error
+    return found
+
+
+def verdicts(
+    completions: Sequence[str],
+    stopped: Sequence[bool] | None,
+    references: Sequence[_Reference],
+    judge: Callable[[str, bool, _Reference], str],
+) -> list[Verdict]:
+    """A verdict per response: 1 if the reason is `right`, else 0.
+
+    Args:
+        completions: The responses.
+        stopped: Whether each ended by itself; None if all did.
+        references: What the rows say.
+        judge: The reason for one response, given its text, whether it ended by itself, and its reference. Where a
+            response that did not has no answer, that is the reason.
+    """
+    ended = [True] * len(completions) if stopped is None else stopped
+    found = []
+    for text, is_whole, reference in zip(completions, ended, references, strict=True):
+        reason = judge(text, is_whole, reference)
+        if reason == NO_ANSWER and not is_whole:
+            reason = CUT_OFF
+        found.append(Verdict(float(reason == RIGHT), reason))
+    return found
+
+
+class Expired(BaseException):
+    """The time limit has passed. Not an `Exception`: libraries catch those and go on."""
+
+
+@contextmanager
+def deadline(name: str, seconds: float = SECONDS) -> Iterator[None]:
+    """Interrupt code that computes for too long.
+
+    The limit counts the process's own processor time, so that verdicts do not depend on what else the machine does. Its
+    timer is not the one of SIGALRM, which libraries and the worker process use.
+
+    Args:
+        name: The verifier.
+        seconds: The limit, processor time.
+
+    Raises:
+        Expired: The limit has passed.
+        RewardError: This is not the main thread, which alone can be interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RewardError(
+            f"{name} needs the main thread for its time limit: name it, as in --reward kedge.rewards.verify:{name}, "
+            "so that it runs in a process of its own"
+        )
+    has_expired = False
+
+    def expire(*_: object) -> None:
+        nonlocal has_expired
+        has_expired = True
+        raise Expired
+
+    previous = signal.signal(signal.SIGVTALRM, expire)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, AGAIN)
+        yield
+    finally:
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        finally:  # also if this is where it expired
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, previous)
+    if has_expired:
+        raise Expired

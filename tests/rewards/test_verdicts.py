@@ -1,0 +1,161 @@
+"""Reasons for scores: from a function through checks, processes, ranks and checkpoints into metrics and samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kedge.algorithm.experience import Rollout
+from kedge.errors import RewardError
+from kedge.rewards import CallLimits, FunctionReward, Responses, ScoredTerms, Verdict, WeightedReward, load_reward
+from kedge.rewards.score import ScoredRollout, join_scored
+from kedge.rewards.source import checked_scores, plain_scores
+
+BATCH = Responses(["p"] * 4, ["a", "bb", "ccc", "d"], [[1]] * 4, [[1]] * 4, [True] * 4)
+GSM8K = replace(BATCH, completions=["#### 1", "#### 2", "no", "#### 4"], columns={"answer": ["#### 1"] * 4})
+
+
+def judged(name, *entries):
+    return FunctionReward(lambda completions: list(entries), name=name)
+
+
+def checked(*entries):
+    return checked_scores(list(entries), name="f", lengths=[1] * len(entries))
+
+
+def test_a_verdict_is_a_number_with_a_reason():
+    verdict = Verdict(0.5, "partly right")
+    assert verdict + 1 == 1.5
+    assert isinstance(verdict, float)
+    assert pickle.loads(pickle.dumps(verdict)).reason == "partly right"
+    for entry in (
+        verdict,
+        {"score": 0.5, "reason": " partly  right "},
+        {"score": torch.tensor(0.5), "reason": "partly right"},
+    ):
+        [score] = checked(entry)
+        assert (score, score.reason) == (0.5, "partly right")
+
+
+def test_verdicts_survive_json():
+    scores = checked(Verdict(1, "right"), 0.25, None, [2.0])
+    back = checked_scores(json.loads(json.dumps(plain_scores(scores))), name="f", lengths=[1] * 4)
+    assert back == scores
+    assert isinstance(back[0], Verdict)
+    assert back[0].reason == "right"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"score": 1.0}, "expected a number, or a score with its reason: {'score': 0.0, 'reason': 'wrong value'}"),
+        ({"score": 1.0, "reason": "a", "more": 1}, "or a score with its reason"),
+        ({"score": None, "reason": "a"}, "gave response 0 None .* expected a number, also with a reason"),
+        ({"score": [1.0], "reason": "a"}, "expected a number, also with a reason"),
+        ({"score": 1.0, "reason": ""}, "expected a phrase of at most 60 characters"),
+        ({"score": 1.0, "reason": 3}, r"the reason 3 \(a int\)"),
+        (Verdict(1.0, "x" * 61), "expected a phrase"),
+        (Verdict(float("nan"), "right"), "expected a finite number"),
+    ],
+)
+def test_what_is_no_verdict_is_named(entry, message):
+    with pytest.raises(RewardError, match=message):
+        checked(entry)
+
+
+def test_shares_of_the_reasons_are_metrics():
+    good = judged("good", Verdict(1, "right"), Verdict(0, "wrong value"), Verdict(0, "Wrong value!"), None)
+    scored = WeightedReward([(good, 1.0), (judged("plain", 1, 1, 1, 1), 1.0)]).score_terms(BATCH)
+    assert scored.metrics() == {
+        "score/good": 1 / 3,
+        "score/plain": 1.0,
+        "verdict/good/right": 1 / 3,
+        "verdict/good/wrong_value": 2 / 3,
+    }
+    assert scored.row_reasons() == ["right", "wrong value", "Wrong value!", None]
+    assert scored.totals() == [2.0, 1.0, 1.0, 1.0]
+
+
+def test_without_reasons_nothing_is_added():
+    scored = WeightedReward([(judged("plain", 1, 0, 1, 1), 1.0)]).score_terms(BATCH)
+    assert scored.metrics() == {"score/plain": 0.75}
+    assert scored.row_reasons() is None
+
+
+def test_reasons_of_several_sources_have_their_names():
+    right = judged("one", *[Verdict(1, "right")] * 4)
+    other = judged("two", Verdict(0, "cut off"), 1, None, Verdict(1, "right"))
+    scored = WeightedReward([(right, 1.0), (other, 0.0)]).score_terms(BATCH)
+    assert scored.row_reasons() == ["one: right; two: cut off", "one: right", "one: right", "one: right; two: right"]
+    joined = ScoredTerms.joined(
+        [scored, WeightedReward([(judged("one", 1, 1, 1, 1), 1.0), (other, 0.0)]).score_terms(BATCH)]
+    )
+    assert joined.reasons["one"] == ["right"] * 4 + [None] * 4
+    assert joined.metrics()["verdict/two/cut_off"] == 0.5
+
+
+def test_many_reasons_share_a_metric():
+    texts = [f"reason {number}" for number in range(100)]
+    batch = Responses(["p"] * 100, texts, [[1]] * 100, [[1]] * 100, [True] * 100)
+    found = WeightedReward([(judged("f", *(Verdict(0, text) for text in texts)), 1.0)]).score_terms(batch).verdicts()
+    assert len(found) == 33
+    assert found["verdict/f/other"] == pytest.approx(0.68)
+    assert sum(found.values()) == pytest.approx(1)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no process groups")
+def test_a_verifier_runs_by_name_in_a_process_of_its_own():
+    reward = load_reward("kedge.rewards.verify:gsm8k", limits=CallLimits(timeout=60.0))
+    try:
+        reward.check({"answer": ["#### 1"], "other": [object()]})
+        scored = reward.score_terms(GSM8K)
+        assert scored.scores == [1, 0, 0, 0]
+        assert scored.row_reasons() == ["right", "wrong value", "no answer found", "wrong value"]
+        with pytest.raises(
+            RewardError, match=r"^gsm8k: column 'answer', prompt 2: '42' is not usable; expected a solution"
+        ):
+            reward.check({"answer": ["#### 1", "42"]})
+        with pytest.raises(RewardError, match="gsm8k takes 'answer', but no column of the prompts has that name"):
+            reward.check({"question": ["x"]})
+    finally:
+        reward.sources[0]._function.close()
+
+
+def test_a_function_with_check_rows_reads_the_prompts_before_a_run():
+    def mine(completions, level):
+        return [1.0] * len(completions)
+
+    def check_rows(level):
+        raise RewardError(f"level {level[0]} is unknown")
+
+    mine.check_rows = check_rows
+    reward = FunctionReward(mine)
+    reward.check(["level"])  # names alone have nothing to check
+    with pytest.raises(RewardError, match=r"^mine: level 7 is unknown$"):
+        reward.check({"level": [7], "other": [1]})
+
+
+def test_selected_rows_keep_their_reasons():
+    ids = torch.arange(12).reshape(4, 3)
+    mask = torch.ones(4, 3, dtype=torch.bool)
+    rollout = Rollout(
+        prompt_ids=ids,
+        prompt_mask=mask,
+        response_ids=ids,
+        token_mask=mask,
+        action_mask=mask,
+        logprobs=torch.zeros(4, 3),
+        stopped=mask[:, 0],
+        group=torch.arange(4),
+        policy_version=torch.zeros(4, dtype=torch.long),
+    )
+    terms = ScoredTerms(scores=[0.0] * 4, terms={})
+    scored = ScoredRollout(rollout, torch.zeros(4), None, ["p"] * 4, terms, reasons=["a", None, "c", "d"])
+    assert scored.select([3, 0]).reasons == ["d", "a"]
+    without = ScoredRollout(rollout, torch.zeros(4), None, ["p"] * 4, terms)
+    assert join_scored([scored, without], pad_id=0).reasons == ["a", None, "c", "d"] + [None] * 4

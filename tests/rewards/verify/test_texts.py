@@ -1,0 +1,189 @@
+"""Choices, matches, patterns, tags and JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.errors import RewardError
+from kedge.rewards.verify import choice, exact, json_schema, normalized, pattern, tags
+
+CITIES = ["London", "Paris", "New York", "York"]
+
+
+def reason(verifier, text, *columns, **more):
+    [verdict] = verifier([text], *([column] for column in columns), **more)
+    assert float(verdict) == (verdict.reason == "right")
+    return verdict.reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "B",
+        "(B)",
+        "B.",
+        "b",
+        "[B]",
+        "**B**",
+        "B) Paris",
+        "B. Paris",
+        "The answer is B",
+        "The answer is B because …",
+        "The answer is (B).",
+        "Answer: B",
+        r"\boxed{B}",
+        r"so $\boxed{\text{B}}$",
+        "#### B",
+        "answer is **B**",
+        "A is in England.\nB",
+        "I choose option B.",
+        "I think (B) is right",
+        "Paris",
+        "It is Paris, of course.",
+        "The answer is A. No: the answer is B.",
+        "The correct option is B",
+        "Final answer = B",
+    ],
+)
+def test_the_chosen_option_is_found(text):
+    assert reason(choice, text, "B", CITIES) == "right"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A", "wrong choice"),
+        ("The answer is C, not B", "wrong choice"),
+        ("London", "wrong choice"),
+        ("New York", "wrong choice"),
+        ("The answer is A or B", "several answers"),
+        ("Answer: A, B", "several answers"),
+        ("Either (A) or (B)", "several answers"),
+        ("A. London\nB. Paris", "several answers"),
+        ("London or Paris", "several answers"),
+        ("A big city", "no answer found"),
+        ("I do not know", "no answer found"),
+        ("The answer is not B", "no answer found"),
+        ("", "no answer found"),
+        ("The answer is E", "wrong choice"),
+    ],
+)
+def test_what_is_no_right_choice_says_why(text, expected):
+    assert reason(choice, text, "B", CITIES) == expected
+
+
+def test_the_right_option_is_named_by_letter_text_or_place():
+    for answer in ("B", "(b)", "paris", 1):
+        assert reason(choice, "B", answer, CITIES) == "right"
+    assert reason(choice, "B", "B", None) == "right"
+    assert reason(choice, "C", "C", {"text": CITIES, "label": ["A", "B", "C", "D"]}) == "right"
+    assert reason(choice, "New York", "C", CITIES) == "right"  # not also York
+    assert reason(choice, "we look at (A", "B", CITIES, stopped=[False]) == "cut off"
+
+
+@pytest.mark.parametrize(
+    ("answer", "choices"), [("Rome", CITIES), ("Paris", None), (4, CITIES), (None, CITIES), ("1", {"1": "x"})]
+)
+def test_a_row_without_a_right_option_is_named(answer, choices):
+    with pytest.raises(RewardError, match=r"column 'answer', prompt 1: .* is not usable; expected"):
+        choice.check_rows(answer=[answer], choices=[choices])
+
+
+@given(
+    st.sampled_from("ABCD"),
+    st.sampled_from("ABCD"),
+    st.sampled_from(["{}", "({})", "{}.", "**{}**", "The answer is {}."]),
+)
+def test_each_letter_is_right_for_itself_alone(given_letter, right, form):
+    found = reason(choice, form.format(given_letter), right, CITIES)
+    assert found == ("right" if given_letter == right else "wrong choice")
+
+
+def test_exact_and_normalized_matches():
+    assert reason(exact, " Paris\n", "Paris") == "right"
+    assert reason(exact, "paris", "Paris") == "wrong text"
+    assert reason(exact, "Paris", ["Lutetia", "Paris"]) == "right"
+    assert reason(exact, "Par", "Par", stopped=[False]) == "cut off"
+    assert reason(normalized, "The  paris!", "Paris") == "right"
+    assert reason(normalized, "Paris, France", "Paris") == "wrong text"
+    assert reason(normalized, " ", "Paris") == "no answer found"
+    with pytest.raises(RewardError, match="expected a text, or a list"):
+        exact.check_rows(answer=[""])
+
+
+def test_patterns():
+    assert reason(pattern, "a boat", "b.at") == "right"
+    assert reason(pattern, "a boat", r"\Ab.at\Z") == "no match"
+    assert reason(pattern, "a bo", "b.at", stopped=[False]) == "cut off"
+    with pytest.raises(
+        RewardError, match=r"column 'pattern', prompt 2: '\(' is not usable; expected a regular expression"
+    ):
+        pattern.check_rows(pattern=["a", "("])
+
+
+def test_a_catastrophic_pattern_is_stopped():
+    found = pattern(["a" * 40 + "b", "aab"], ["(a+)+$", "b"])
+    assert [verdict.reason for verdict in found] == ["took too long", "right"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>a < b</think><answer>c</answer>", "right"),
+        ("<think>a</think>\n<answer>c</answer>\n", "right"),
+        ("<think><i>a</i></think><answer>c</answer>", "right"),
+        ("a<think>a</think><answer>c</answer>", "text outside the tags"),
+        ("<think>a</think>b<answer>c</answer>", "text outside the tags"),
+        ("<think>a</think>", "missing tag"),
+        ("<answer>c</answer><think>a</think>", "tags out of order"),
+        ("<think> </think><answer>c</answer>", "empty tag"),
+        ("<think>a</think><answer>c</answer><answer>d</answer>", "tags out of order"),
+        ("c", "missing tag"),
+    ],
+)
+def test_tags(text, expected):
+    assert reason(tags, text) == expected
+
+
+def test_a_tag_at_the_end_of_the_prompt_counts():
+    assert reason(tags, "a</think><answer>c</answer>", "Q\n<think>\n") == "right"
+    assert reason(tags, "a</think><answer>c</answer>", "Q") == "missing tag"
+    assert reason(tags, "<think>a", stopped=[False]) == "cut off"
+    assert reason(tags, "<a>b</a>", names=["a"]) == "right"
+
+
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"age": 3}', "right"),
+        ('```json\n{"age": 3}\n```', "right"),
+        ('{"age": "3"}', "against the schema"),
+        ("{}", "against the schema"),
+        ('{"age": 3} ok', "not JSON"),
+        ("three", "not JSON"),
+        ('{"age": NaN}', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_json_against_a_schema(text, expected):
+    pytest.importorskip("jsonschema")
+    assert reason(json_schema, text, SCHEMA) == reason(json_schema, text, json.dumps(SCHEMA)) == expected
+
+
+def test_unusable_schemas_and_hostile_ones():
+    pytest.importorskip("jsonschema")
+    for schema in ({"type": "integr"}, "{", 3):
+        with pytest.raises(RewardError, match=r"column 'schema', prompt 1: .* is not usable; expected a JSON schema"):
+            json_schema.check_rows(schema=[schema])
+    with pytest.raises(RewardError, match="which it does not contain"):
+        json_schema(["3"], [{"$ref": "http://localhost/none"}])
+    slow = {"type": "string", "pattern": "^(a+)+$"}
+    assert reason(json_schema, '"' + "a" * 40 + 'b"', slow) == "took too long"
+    assert reason(json_schema, '{"age": ', SCHEMA, stopped=[False]) == "cut off"
