@@ -34,21 +34,26 @@ def test_the_held_out_questions_are_about_other_subjects():
 
 
 @pytest.mark.parametrize(
-    ("text", "score"),
+    ("text", "reason"),
     [
-        ("Swimming keeps you fit.", 1.0),
-        (" It is fun!\n", 1.0),
-        ("one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen.", 1.0),
-        ("one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen.", 0.0),
-        ("Two words.", 0.0),
-        ("Swimming keeps you fit", 0.0),
-        ("Swimming keeps you fit. It is fun.", 0.0),
-        ("Swimming\nkeeps you fit.", 0.0),
-        ("", 0.0),
+        ("Swimming keeps you fit.", "right"),
+        (" It is fun!\n", "right"),
+        ("one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen.", "right"),
+        (
+            "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen.",
+            "too long",
+        ),
+        ("Two words.", "too short"),
+        ("Swimming keeps you fit", "not finished"),
+        ("Swimming keeps you fit. It is fun.", "several sentences"),
+        ("Swimming\nkeeps you fit.", "several sentences"),
+        ("", "not finished"),
     ],
 )
-def test_one_short_sentence(text, score):
-    assert runpy.run_path(str(ROOT / BRIEF / "reward.py"))["one_short_sentence"]([text]) == [score]
+def test_one_short_sentence(text, reason):
+    assert runpy.run_path(str(ROOT / BRIEF / "reward.py"))["one_short_sentence"]([text]) == [
+        {"score": float(reason == "right"), "reason": reason}
+    ]
 
 
 def test_the_example_runs(tmp_path, monkeypatch):
@@ -59,3 +64,4 @@ def test_the_example_runs(tmp_path, monkeypatch):
     run_ppo(load_config(BRIEF / "run.yaml", small, flags, stage="ppo"))
     rows = read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)
     assert [(row["update"], len(row["responses"])) for row in rows] == [(0, 3), (1, 3), (2, 3)]
+    assert all(response["reason"] for row in rows for response in row["responses"])

@@ -341,6 +341,10 @@ def test_responses_of_the_first_and_the_last_evaluation_are_side_by_side():
          "after": {"text": "short", "score": 1, "length": 5}},
     ]  # fmt: skip
     assert found["num_pairs"] == 2
+    why = [{**row, "responses": [{**each, "reason": "so"} for each in row["responses"]]} for row in evaluations]
+    assert {
+        pair[side]["reason"] for pair in held_out(ppo_record(evaluations=why))["pairs"] for side in ("before", "after")
+    } == {"so"}
     # 1 − (0.05/2)^(1/2): none and all of two prompts.
     assert found["sentence"].startswith(
         "The mean score on 2 held-out prompts is 1.00 (0.16–1.00) after update 8, and was 0.00 (0.00–0.84) at the "

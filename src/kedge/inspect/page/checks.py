@@ -179,7 +179,8 @@ def _pairs(record: RunRecord) -> list[dict[str, Any]]:
 
 def _side(response: Mapping[str, Any]) -> dict[str, Any]:
     figures = rounded({name: as_number(response[name]) for name in ("score", "length")})
-    return {"text": shortened(str(response["completion"])), **figures}
+    reason = {"reason": shortened(response["reason"])} if isinstance(response.get("reason"), str) else {}
+    return {"text": shortened(str(response["completion"])), **figures, **reason}
 
 
 def before_and_after(record: RunRecord) -> list[str]:

@@ -140,10 +140,17 @@ class Measurements:
         experience = trainer.evaluate(scored)
         found = describe_experience(experience)
         metrics |= {name: found[source] for name, source in FIGURES.items() if source in found}
-        samples = describe_samples(experience, scored.prompts, trainer.roles.tokenizer, count=len(scored.prompts))
+        samples = describe_samples(
+            experience,
+            scored.prompts,
+            trainer.roles.tokenizer,
+            count=len(scored.prompts),
+            reasons=scored.terms.row_reasons(),
+        )
         responses = [
             {"number": number, "prompt": each.prompt, "completion": each.response}
             | {"score": each.score, "length": len(each.tokens)}
+            | ({} if each.reason is None else {"reason": each.reason})
             for number, each in zip(scored.rollout.group.tolist(), samples, strict=True)
         ]
         self._compare(update, [[response["score"]] for response in responses if response["score"] is not None])

@@ -4,7 +4,7 @@ const heldOutTable = ({ columns, rows }) => table(["Update", ...columns.map(colu
   [count(row.update), row.is_best ? el("span", { class: "badge best" }, "best") : null],
   ...row.values.map((value, at) => (columns[at].is_share ? percent(value) : format(value, 3)))]));
 
-const sideOf = (title, { text, score, length }, marked) => answerOf(title, text, figuresOf([known(score) && `score ${format(score, 3)}`, known(length) && `${length} tokens`]), marked);
+const sideOf = (title, { text, score, length, reason }, marked) => answerOf(title, text, figuresOf([known(score) && `score ${format(score, 3)}`, reason, known(length) && `${length} tokens`]), marked);
 const gainOf = ({ before, after }) => (known(before.score) && known(after.score) ? after.score - before.score : null);
 const beforeAndAfter = run => {
   const { pairs, num_pairs: of } = run.held_out, filters = [["all", `all ${count(pairs.length)}`, () => true]];
