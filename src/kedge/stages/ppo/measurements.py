@@ -153,7 +153,7 @@ class Measurements:
             | ({} if each.reason is None else {"reason": each.reason})
             for number, each in zip(scored.rollout.group.tolist(), samples, strict=True)
         ]
-        self._compare(update, [[response["score"]] for response in responses if response["score"] is not None])
+        self._compare(update, [[each.score] for each in samples if each.score is not None])
         terms = {f"eval/{name}": figure for name, figure in scored.terms.metrics().items()}
         return {**metrics, **terms, "responses": responses}
 
