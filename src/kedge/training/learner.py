@@ -148,7 +148,7 @@ class LanguageLearner:
 
     def find_tokens(self, rollout: Rollout, optimizer: Optimizer) -> None:
         """Find how many tokens a pass over such responses can hold, if that is not known; see `pass_trial`."""
-        # Each row with a prompt of its own, as the two longest may have the same.
+        # Each row gets a separate prompt, because the two longest may have the same.
         alone = replace(rollout, group=torch.arange(rollout.num_responses, device=rollout.group.device))
 
         def run_pass(rows: list[int]) -> None:

@@ -247,7 +247,7 @@ def test_off_the_main_thread_math_is_refused_instead_of_giving_zeros():
     thread.join()
     assert found == [
         "math needs the main thread for its time limit: name it, as in --reward kedge.rewards.verify:math, so that it "
-        "runs in a process of its own"
+        "runs in a separate process"
     ]
 
 

@@ -161,7 +161,7 @@ ADVICE = {
     "wrong_value": TOO_HARD,
     "wrong_text": TOO_HARD,
 }
-"""Advice by reason, as it stands in the metric's name."""
+"""Advice by reason, as written in the metric's name."""
 
 CUT_OFF = "cut_off"
 MANY_CUT = 0.1

@@ -183,7 +183,7 @@ class Packed:
     """Rows end to end in one batch entry, with causal attention within each row.
 
     Rows are sorted by length, longest first; adjacent rows of similar length share a rectangle. After them come the
-    rests of rows whose prompt is a row of its own, prompt by prompt: they also attend to it.
+    rests of rows whose prompt is a separate row, prompt by prompt: they also attend to it.
     """
 
     groups: tuple[_Group, ...]

@@ -134,7 +134,7 @@ def boxed(text: str) -> str | None:
 
 
 def final_number(text: str, is_whole: bool) -> Quantity | str:
-    """The number that a response gives as its answer, or the reason why there is none."""
+    """The number that a response gives as its answer, or the reason for not finding one."""
     found = marked(text, is_whole) or boxed(text)
     if found is not None:
         return whole_quantity(found) or WRONG_FORMAT
@@ -189,12 +189,12 @@ def check_number(answer: Sequence[Any]) -> list[Quantity]:
 
 @reads(check_gsm8k)
 def gsm8k(completions: list[str], answer: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
-    r"""Whether a response's final number is that of a GSM8K row: after `####`, in `\boxed{}`, or its last number.
+    r"""Check whether a response's final number is that of a GSM8K row: after `####`, in `\boxed{}`, or its last number.
 
     Args:
         completions: Responses as text.
         answer: Solutions as in GSM8K: `… #### 42`.
-        stopped: Whether each response ended by itself.
+        stopped: Whether each response ended with a stop token.
     """
     return verdicts(completions, stopped, check_gsm8k(answer), _judge_number)
 
@@ -227,14 +227,14 @@ def check_math(answer: Sequence[Any]) -> list[str]:
 
 @reads(check_math)
 def math(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
-    r"""Whether a response's `\boxed{…}`, or what follows `####`, equals an expression in LaTeX (extra `math`).
+    r"""Check whether a response's `\boxed{…}`, or what follows `####`, equals an expression in LaTeX (extra `math`).
 
     Plain numbers are compared exactly; math-verify compares all else, with one second for each response.
 
     Args:
         completions: Responses as text.
         answer: The expressions, or solutions that contain them as `\boxed{…}`.
-        stopped: Whether each response ended by itself.
+        stopped: Whether each response ended with a stop token.
 
     Raises:
         RewardError: math-verify is not installed.

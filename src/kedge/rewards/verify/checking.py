@@ -39,7 +39,7 @@ def reads(check: Callable[..., Any]) -> Callable[[_Function], _Function]:
 
 
 def read_rows(column: str, entries: Sequence[Any], read: Callable[[Any], _Reference]) -> list[_Reference]:
-    """What each row's entry of a column means.
+    """Read each row's entry of a column.
 
     Args:
         column: The column's name.
@@ -70,10 +70,10 @@ def verdicts(
 
     Args:
         completions: The responses.
-        stopped: Whether each ended by itself; None if all did.
+        stopped: Whether each ended with a stop token; None if all did.
         references: What the rows say.
-        judge: The reason for one response, given its text, whether it ended by itself, and its reference. Where a
-            response that did not has no answer, that is the reason.
+        judge: The reason for one response, given its text, whether it ended with a stop token, and its
+            reference. A response that was cut off and has no answer gets that as its reason.
     """
     ended = [True] * len(completions) if stopped is None else stopped
     found = []
@@ -86,7 +86,7 @@ def verdicts(
 
 
 class Expired(BaseException):
-    """The time limit has passed. Not an `Exception`: libraries catch those and go on."""
+    """The time limit has passed. Not an `Exception`: libraries catch those and continue."""
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def deadline(name: str, seconds: float = SECONDS) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         raise RewardError(
             f"{name} needs the main thread for its time limit: name it, as in --reward kedge.rewards.verify:{name}, "
-            "so that it runs in a process of its own"
+            "so that it runs in a separate process"
         )
     has_expired = False
 

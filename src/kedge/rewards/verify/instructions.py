@@ -100,7 +100,7 @@ def check_instructions(instructions: Sequence[Any]) -> list[list[tuple[Kind, dic
 
 @reads(check_instructions)
 def instructions(completions: list[str], instructions: list[Any]) -> list[Verdict]:
-    """Whether a response follows all instructions of its row; the reason is `right` or the first kind that it does not.
+    """Check whether a response follows all instructions of its row; the reason is `right` or the first broken kind.
 
     Args:
         completions: Responses as text.

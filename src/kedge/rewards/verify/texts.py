@@ -90,15 +90,15 @@ def _options(choices: object) -> dict[str, str]:
 def choice(
     completions: list[str], answer: list[Any], choices: list[Any] | None = None, stopped: list[bool] | None = None
 ) -> list[Verdict]:
-    r"""Whether a response chooses the right option: `B`, `(B)`, `B. Paris`, `The answer is B`, `\boxed{B}`, `Paris`.
+    r"""Check whether a response chooses the right option: `B`, `(B)`, `B. Paris`, `The answer is B`, `\boxed{B}`.
 
-    A response that names several options without saying which is its answer has none: `several answers`.
+    Naming several options without saying which is the answer is wrong: `several answers`.
 
     Args:
         completions: Responses as text.
         answer: The right label, the option's text, or its place from 0.
         choices: The options: a list of texts, a mapping of labels to texts, or `{"label": […], "text": […]}`.
-        stopped: Whether each response ended by itself.
+        stopped: Whether each response ended with a stop token.
     """
     return verdicts(completions, stopped, check_choice(answer, choices), _judge_choice)
 
@@ -175,7 +175,7 @@ def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], 
 
 @reads(check_texts)
 def exact(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
-    """Whether a response is the answer, or one of several, apart from spaces around it."""
+    """Check whether a response is the answer, or one of several, apart from spaces around it."""
     return verdicts(completions, stopped, check_texts(answer), _judge_text(str.strip))
 
 
@@ -204,7 +204,7 @@ def check_pattern(pattern: Sequence[Any]) -> list[re.Pattern[str]]:
 
 @reads(check_pattern)
 def pattern(completions: list[str], pattern: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
-    r"""Whether a regular expression is found in a response (`\A…\Z` for the whole of it), within a second."""
+    r"""Check whether a regular expression is found in a response (`\A…\Z` for the whole of it), within a second."""
     return verdicts(completions, stopped, check_pattern(pattern), _judge_pattern)
 
 
@@ -223,14 +223,14 @@ def tags(
     *,
     names: Sequence[str] = ("think", "answer"),
 ) -> list[Verdict]:
-    """Whether a response is `<think>…</think><answer>…</answer>`: each tag once, in order, with text inside only.
+    """Check whether a response is `<think>…</think><answer>…</answer>`: each tag once, in order, with text inside only.
 
     The first tag may be the end of the prompt, where chat templates put it.
 
     Args:
         completions: Responses as text.
         prompts: The prompts as text.
-        stopped: Whether each response ended by itself.
+        stopped: Whether each response ended with a stop token.
         names: The tags.
     """
     opening = f"<{names[0]}>"
@@ -289,7 +289,7 @@ def check_schema(schema: Sequence[Any]) -> list[Any]:
 
 @reads(check_schema)
 def json_schema(completions: list[str], schema: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
-    """Whether a response is one JSON value, bare or in a fenced block, that fits the row's schema (extra `schema`)."""
+    """Check whether a response is one JSON value, bare or fenced, that fits the row's schema (extra `schema`)."""
     return verdicts(completions, stopped, check_schema(schema), _judge_json)
 
 
