@@ -15,6 +15,7 @@ import inspect
 import json
 import random
 import shutil
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -28,8 +29,6 @@ from bench.figures import spread
 from bench.machine import available_cores, describe_machine, describe_versions
 from bench.processes import BenchError, run_alone
 from bench.tables import Table, with_spread
-from kedge.errors import KedgeError
-from kedge.models import find_model
 
 __all__ = ["RECORD", "main", "peers_section"]
 
@@ -90,6 +89,19 @@ class Task:
     title: str
     kedge: Sequence[str]
     trl: str
+
+
+def model_folder(model: str) -> str:
+    """The folder of a model, found in another process: the one that measures loads no torch.
+
+    Raises:
+        BenchError: There is no such model.
+    """
+    find = "import sys, kedge.models as models; print(models.find_model(sys.argv[1]))"
+    found = subprocess.run([sys.executable, "-c", find, model], capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise BenchError(found.stderr.strip().rpartition("\n")[2])
+    return found.stdout.strip().rpartition("\n")[2]
 
 
 def tasks(model: str, precision: str) -> list[Task]:
@@ -257,9 +269,9 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     try:
-        options.model = find_model(options.model)
+        options.model = model_folder(options.model)
         found = compare(options, print)
-    except (BenchError, KedgeError) as error:
+    except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     record = {
