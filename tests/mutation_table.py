@@ -819,6 +819,13 @@ MUTATIONS = (
         f"{SHARING}::test_states_and_gradients_are_those_of_each_row_by_itself[lengths0-llama]",
     ),
     Mutation(
+        "gradients-added-in-any-order",
+        "packed_states",
+        "layout).index_select(0, places)",
+        "layout)[places]",
+        f"{SHARING}::test_the_gradients_are_the_same_to_the_bit_each_time",
+    ),
+    Mutation(
         "prompts-of-the-same-length-shared",
         "_shared",
         "found[number].append(row)",

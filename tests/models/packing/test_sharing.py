@@ -152,6 +152,26 @@ def test_log_probabilities_entropies_values_and_gradients_are_the_same(
     assert_equal_gradients(ours, theirs)
 
 
+def test_the_gradients_are_the_same_to_the_bit_each_time() -> None:
+    model = language_model("llama")
+    generator = torch.Generator().manual_seed(0)
+    # Enough tokens for several threads to add their gradients up.
+    rows = torch.randint(3, 90, (64, 80), generator=generator)
+    rows[:] = torch.cat([rows[:1, :60].expand(64, -1), rows[:, 60:]], dim=1)
+    shared = replace(TokenRows.of(rows.tolist()), prompts=((0, 60),) * 64)
+    weights = torch.randn(len(shared.ids), 16, generator=generator)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        found = []
+        for _ in range(4):
+            (model.hidden(shared) * weights).sum().backward()
+            found.append(torch.cat([each.flatten() for each in gradients(model).values()]))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
 def test_gradients_add_up_in_full_precision_in_a_pass_in_bf16() -> None:
     model = language_model("llama")
     rows = token_rows()

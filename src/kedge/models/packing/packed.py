@@ -373,7 +373,8 @@ def packed_states(model: PreTrainedModel, rows: TokenRows) -> Float[Tensor, "tok
         return _pass(model, rows.ids, rows.positions, Packed.of(rows))
     read, places = (torch.tensor(each, device=rows.ids.device) for each in (arranged.read, arranged.places))
     layout = Packed.of(TokenRows(rows.ids, arranged.lengths), arranged.rests)
-    return _pass(model, rows.ids[read], rows.positions[read], layout)[places]
+    # Not [places]: threads would add the gradients of a shared token in any order, and no run would be like another.
+    return _pass(model, rows.ids[read], rows.positions[read], layout).index_select(0, places)
 
 
 def _pass(
