@@ -89,13 +89,16 @@ class Rollout:
         Rows have the same prompt if its tokens and the group are the same.
         """
         lengths = cast("list[int]", self.prompt_mask.sum(-1).tolist())  # pyright: ignore[reportUnknownMemberType]
+        groups = cast("list[int]", self.group.tolist())  # pyright: ignore[reportUnknownMemberType]
+        if len(set(groups)) == len(groups):
+            return list(enumerate(lengths))  # one response to each prompt: no token needs to be compared
         tokens = self.prompt_ids.masked_fill(~self.prompt_mask, -1)
         rows = cast("list[list[int]]", torch.cat([self.group[:, None], tokens], dim=1).tolist())  # pyright: ignore[reportUnknownMemberType]
         first: dict[tuple[int, ...], int] = {}
         return [(first.setdefault(tuple(each), row), lengths[row]) for row, each in enumerate(rows)]
 
     def shared_prompts(self, limit: float) -> list[tuple[int, int]] | None:
-        """The same, for passes whose rows share their prompts up to a length; None if a row is longer."""
+        """The prompts, for passes in which rows up to a length share them; None if a row is longer."""
         return self.prompts if max(self.row_lengths, default=0) <= limit else None
 
     @cached_property
