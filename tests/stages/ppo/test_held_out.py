@@ -108,7 +108,7 @@ def test_the_best_checkpoint_is_kept_and_named(whole):
     assert finished["best"] == {"update": best, "metric": "eval/win_rate", "value": rates[best]}
 
 
-def test_a_resumed_run_is_the_same_to_the_bit(whole, policy, tmp_path, monkeypatch):
+def test_a_resumed_run_is_the_same_to_the_bit(whole, policy, tmp_path, monkeypatch, capsys):
     write = MetricsLog.write
 
     def stop(log: MetricsLog, update: int, metrics: Any) -> None:
@@ -133,6 +133,11 @@ def test_a_resumed_run_is_the_same_to_the_bit(whole, policy, tmp_path, monkeypat
         "model/model.safetensors",
     ):
         assert (tmp_path / "split" / name).read_bytes() == (whole / name).read_bytes()
+    # The resumed process did not see the start, and compares with it all the same.
+    first, *_, last = read_json_lines(whole / EVALUATIONS_FILE)
+    line = f"score {first['eval/score']:.2f} (", f" at the start, {last['eval/score']:.2f} ("
+    [said] = [each for each in capsys.readouterr().err.splitlines() if each.startswith("held-out prompts: ")]
+    assert all(part in said for part in line)
 
 
 def scripted(monkeypatch, scores: list[float]) -> None:
