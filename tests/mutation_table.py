@@ -46,6 +46,7 @@ UPDATE = "tests/training/test_update.py"
 GATE = "tests/test_minimum_gate.py"
 MISSING = "tests/rewards/test_missing_eos.py"
 READING = "tests/rewards/test_reading.py"
+STATISTICS = "tests/algorithm/test_statistics.py"
 VERDICTS = "tests/rewards/test_verdicts.py"
 ANSWERS = "tests/rewards/verify/test_answers.py"
 VERIFIED_TEXTS = "tests/rewards/verify/test_texts.py"
@@ -157,9 +158,23 @@ MUTATIONS = (
     Mutation(
         "reasons-lost-on-the-way-to-another-process",
         "plain_scores",
-        '{"score": float(score), "reason": score.reason} if isinstance(score, Verdict) else score for score',
+        "score.as_json() if isinstance(score, Verdict) else score for score",
         "score for score",
         f"{VERDICTS}::test_verdicts_survive_json",
+    ),
+    Mutation(
+        "biased-pass-at-k",
+        "pass_at_k",
+        "1 - comb(num_samples - num_right, k) / comb(num_samples, k)",
+        "1 - (1 - num_right / num_samples) ** k",
+        f"{STATISTICS}::test_pass_at_k_has_the_published_bias_correction",
+    ),
+    Mutation(
+        "ties-count-for-the-majority",
+        "majority_at_k",
+        "tied + (drawn == right)",
+        "tied",
+        f"{STATISTICS}::test_a_majority_of_many_responses_by_hand",
     ),
     Mutation(
         "reasons-of-other-rows",

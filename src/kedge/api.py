@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from kedge.stages.check_critic import CriticCheckResult
     from kedge.stages.critic import CriticResult
     from kedge.stages.dry_run import DryRun
-    from kedge.stages.evaluate import EvaluateResult
+    from kedge.stages.evaluate import EvaluateResult, PassResult
     from kedge.stages.generate import GenerateResult
     from kedge.stages.ppo import PpoResult
     from kedge.stages.reward import RewardResult
@@ -71,6 +71,7 @@ __all__ = [
     "evaluate",
     "generate",
     "merge",
+    "pass_at_k",
     "ppo",
     "preview_data",
     "push",
@@ -87,7 +88,7 @@ R = TypeVar("R")
 
 def _answering(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a stage's function: other libraries' names are answered before Python misses an argument."""
-    stage = "evaluate" if function.__name__ == "check_critic" else function.__name__
+    stage = "evaluate" if function.__name__ in ("check_critic", "pass_at_k") else function.__name__
     own = inspect.signature(function).parameters
 
     @functools.wraps(function)
@@ -304,6 +305,36 @@ def evaluate(
     Raises:
         KedgeError: An invalid input.
     """
+    return _run("evaluate", locals())
+
+
+@_answering
+def pass_at_k(
+    *,
+    model: Model,
+    prompts: Data,
+    judge: RewardSpec | LoadedModel,
+    num_responses: int = 8,
+    against: Model | None = None,
+    out: StrPath | None = None,
+    **settings: Any,
+) -> PassResult:
+    """Measure how many prompts a policy solves with k responses; see `kedge.stages.evaluate.run_pass_at_k`.
+
+    Args:
+        model: Folder or hub id of the policy.
+        prompts: As in `ppo`.
+        judge: A function such as `kedge.rewards.verify:gsm8k`, that scores right responses 1.
+        num_responses: Responses to each prompt, at least 2: the largest k.
+        against: Folder or hub id of a policy to measure as well.
+        out: The run's folder; must be empty.
+        settings: Fields of the configuration, such as `generate.temperature`.
+
+    Raises:
+        KedgeError: An invalid input.
+    """
+    if num_responses < 2:
+        raise ConfigError(f"num_responses={num_responses} is too few for pass@k; use at least 2")
     return _run("evaluate", locals())
 
 

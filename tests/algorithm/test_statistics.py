@@ -1,15 +1,18 @@
-"""Win rates and calibration, against hand computations and simulated truth."""
+"""Win rates, pass@k, maj@k and calibration, against hand computations, enumeration and simulated truth."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
+from fractions import Fraction
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.algorithm.statistics import calibration, win_rate, wins
+from kedge.algorithm.statistics import calibration, majority_at_k, pass_at_k, win_rate, wins
 from kedge.errors import ShapeError
 
 
@@ -24,6 +27,52 @@ def test_the_two_sides_of_a_win_rate_sum_to_one(pairs):
     slow = sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs) / len(pairs)
     assert win_rate(ours, theirs).value == pytest.approx(slow)
     assert win_rate(theirs, ours).value == pytest.approx(1 - slow)
+
+
+# Answers to one prompt: 0 is the right one, None no answer.
+answers = st.lists(st.sampled_from([0, 0, 1, 2, 3, None]), min_size=1, max_size=8)
+
+
+def passes(drawn):
+    return Fraction(0 in drawn)
+
+
+def vote(drawn):
+    """The right answer's chance in a vote with lots for ties."""
+    counts = Counter(answer for answer in drawn if answer is not None)
+    most = [answer for answer, count in counts.items() if count == max(counts.values())]
+    return Fraction(0 in most, max(1, len(most)))
+
+
+def over_all_subsets(figure, samples, k):
+    subsets = list(itertools.combinations(samples, k))
+    return float(sum(map(figure, subsets), Fraction(0)) / len(subsets))
+
+
+@given(answers)
+def test_pass_at_k_and_the_majority_are_means_over_all_subsets(samples):
+    counts = Counter(samples)
+    right, silent = counts.pop(0, 0), counts.pop(None, 0)
+    for k in range(1, len(samples) + 1):
+        assert pass_at_k(len(samples), right, k) == pytest.approx(over_all_subsets(passes, samples, k))
+        majority = majority_at_k(right, list(counts.values()), silent, k)
+        assert majority == pytest.approx(over_all_subsets(vote, samples, k))
+
+
+def test_pass_at_k_has_the_published_bias_correction():
+    # Chen et al., section 2.1: with c of n right, 1 − (1 − c/n)^k is too low. n = 4, c = 1, k = 2: ½, not 7/16.
+    assert pass_at_k(4, 1, 2) == 0.5
+    assert pass_at_k(200, 1, 100) == pytest.approx(0.5)
+    assert [pass_at_k(3, right, 3) for right in range(4)] == [0, 1, 1, 1]
+
+
+def test_a_majority_of_many_responses_by_hand():
+    assert majority_at_k(33, [31], 0, 64) == 1
+    assert majority_at_k(32, [32], 0, 64) == 0.5
+    assert majority_at_k(1, [], 63, 64) == 1  # those without an answer do not vote
+    assert majority_at_k(0, [], 64, 64) == 0
+    assert majority_at_k(8, [8, 8, 8], 0, 32) == 0.25
+    assert majority_at_k(10, [1] * 54, 0, 1) == pytest.approx(10 / 64)
 
 
 def test_calibration_by_hand():
@@ -54,6 +103,10 @@ def test_a_certain_model_falls_into_the_last_bin():
     "call",
     [
         lambda: wins([1.0], [1.0, 2.0]),
+        lambda: pass_at_k(4, 5, 1),
+        lambda: pass_at_k(4, 1, 5),
+        lambda: majority_at_k(1, [2], 0, 4),
+        lambda: majority_at_k(1, [2], 0, 0),
         lambda: calibration([]),
         lambda: calibration([1.0], num_bins=0),
     ],

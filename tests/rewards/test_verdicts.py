@@ -43,11 +43,22 @@ def test_a_verdict_is_a_number_with_a_reason():
 
 
 def test_verdicts_survive_json():
-    scores = checked(Verdict(1, "right"), 0.25, None, [2.0])
-    back = checked_scores(json.loads(json.dumps(plain_scores(scores))), name="f", lengths=[1] * 4)
+    scores = checked(Verdict(1, "right"), 0.25, None, [2.0], Verdict(0, "wrong value", "42"))
+    back = checked_scores(json.loads(json.dumps(plain_scores(scores))), name="f", lengths=[1] * 5)
     assert back == scores
     assert isinstance(back[0], Verdict)
-    assert back[0].reason == "right"
+    assert (back[0].reason, back[0].answer) == ("right", None)
+    assert (back[4].reason, back[4].answer) == ("wrong value", "42")
+    assert pickle.loads(pickle.dumps(back[4])).answer == "42"
+
+
+def test_answers_stay_with_their_responses():
+    found = judged("found", Verdict(1, "right", "42"), {"score": 0, "reason": "wrong", "answer": "7"}, 0.5, None)
+    scored = WeightedReward([(found, 1.0), (judged("plain", 1, 1, 1, 1), 1.0)]).score_terms(BATCH)
+    assert scored.answers == {"found": ["42", "7", None, None]}
+    plain = WeightedReward([(judged("found", 1, 1, 1, 1), 1.0), (judged("plain", 1, 1, 1, 1), 1.0)]).score_terms(BATCH)
+    assert plain.answers == {}
+    assert ScoredTerms.joined([scored, plain]).answers == {"found": ["42", "7"] + [None] * 6}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +70,7 @@ def test_verdicts_survive_json():
         ({"score": [1.0], "reason": "a"}, "expected a number, also with a reason"),
         ({"score": 1.0, "reason": ""}, "expected a phrase of at most 60 characters"),
         ({"score": 1.0, "reason": 3}, r"the reason 3 \(a int\)"),
+        ({"score": 1.0, "reason": "a", "answer": 3}, r"the answer 3 \(a int\); expected a text, or None"),
         (Verdict(1.0, "x" * 61), "expected a phrase"),
         (Verdict(float("nan"), "right"), "expected a finite number"),
     ],
@@ -116,6 +128,7 @@ def test_a_verifier_runs_by_name_in_a_process_of_its_own():
         scored = reward.score_terms(GSM8K)
         assert scored.scores == [1, 0, 0, 0]
         assert scored.row_reasons() == ["right", "wrong value", "no answer found", "wrong value"]
+        assert scored.answers == {"gsm8k": ["1", "2", None, "4"]}
         with pytest.raises(
             RewardError, match=r"^gsm8k: column 'answer', prompt 2: '42' is not usable; expected a solution"
         ):

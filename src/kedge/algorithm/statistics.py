@@ -1,9 +1,12 @@
-"""Statistics of held-out results: win rates, and a reward model's calibration."""
+"""Statistics of held-out results: win rates, pass@k and maj@k, and a reward model's calibration."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import comb
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +15,7 @@ from torch import Tensor
 from kedge.errors import ShapeError
 from kedge.system.intervals import Interval, share_interval
 
-__all__ = ["Calibration", "calibration", "win_rate", "wins"]
+__all__ = ["Calibration", "calibration", "majority_at_k", "pass_at_k", "win_rate", "wins"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,62 @@ def win_rate(
 ) -> Interval:
     """Share of pairs won by the first scores, ties counting half, with the interval of `share_interval`."""
     return share_interval([float(each) for each in wins(scores, others)], confidence=confidence)
+
+
+def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
+    """Probability that at least one of k of the responses to a prompt is right, without bias.
+
+    1 − C(n − c, k) / C(n, k):   the share of the k-subsets that contain a right response
+
+    Args:
+        num_samples: n, responses to the prompt.
+        num_right: c, right ones among them.
+        k: Responses that may be tried, 1 ≤ k ≤ n.
+
+    Raises:
+        ShapeError: k or c is out of range.
+
+    Source: Chen et al. 2021 (arXiv 2107.03374), eq. 1. 1 − (1 − c/n)^k would be biased downwards.
+    """
+    _check_draw(num_samples, num_right, k)
+    return 1 - comb(num_samples - num_right, k) / comb(num_samples, k)
+
+
+def majority_at_k(num_right: int, wrong: Sequence[int], num_silent: int, k: int) -> float:
+    """Probability that the most frequent answer of k of the responses to a prompt is the right one, without bias.
+
+    The share of the k-subsets in which the right answer is the most frequent, ties drawn by lot: it is counted for each
+    number of right responses, with at most as many of each wrong answer. Responses without an answer do not vote.
+
+    Args:
+        num_right: Responses with the right answer.
+        wrong: Responses with each wrong answer.
+        num_silent: Responses without an answer.
+        k: Responses that vote, from 1 to their number.
+
+    Raises:
+        ShapeError: k is out of range.
+
+    Source: Wang et al. 2022 (arXiv 2203.11171), self-consistency.
+    """
+    total = num_right + sum(wrong) + num_silent
+    _check_draw(total, num_right, k)
+    share = Fraction(0)
+    for right in range(1, min(num_right, k) + 1):
+        ways = Counter({(k - right, 1): comb(num_right, right)})  # by open places, and answers that are as frequent
+        for count in wrong:
+            more = Counter[tuple[int, int]]()
+            for (places, tied), number in ways.items():
+                for drawn in range(min(count, right, places) + 1):
+                    more[places - drawn, tied + (drawn == right)] += number * comb(count, drawn)
+            ways = more
+        share += sum(Fraction(number * comb(num_silent, places), tied) for (places, tied), number in ways.items())
+    return float(share / comb(total, k))
+
+
+def _check_draw(num_samples: int, num_right: int, k: int) -> None:
+    if not 1 <= k <= num_samples or not 0 <= num_right <= num_samples:
+        raise ShapeError(f"{k} of {num_samples} responses cannot be drawn, or {num_right} of them cannot be right")
 
 
 def calibration(margins: Sequence[float] | Tensor, *, num_bins: int = 10) -> Calibration:

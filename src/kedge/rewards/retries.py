@@ -16,7 +16,7 @@ from kedge.rewards.source import Responses, Score, ScoringModel, Verdict
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
     from kedge.system.ranks import Ranks
 
-__all__ = ["CallLimits", "CallResult", "CallTimeout", "GuardedReward", "reasons_of"]
+__all__ = ["CallLimits", "CallResult", "CallTimeout", "GuardedReward", "answers_of", "reasons_of"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class CallResult:
         timeouts: Number that did not finish in time.
         given_up: Responses without a successful call.
         reasons: The reason for each score, None for a score without one; None if no score has one.
+        answers: The answer that each score is for; likewise.
     """
 
     scores: Sequence[Score]
@@ -74,6 +75,7 @@ class CallResult:
     timeouts: int = 0
     given_up: int = 0
     reasons: Sequence[str | None] | None = None
+    answers: Sequence[str | None] | None = None
 
     def metrics(self, name: str) -> dict[str, float]:
         """The counts, under the function's name."""
@@ -91,6 +93,12 @@ def reasons_of(scores: Sequence[Score]) -> list[str | None] | None:
     """
     reasons = [score.reason if isinstance(score, Verdict) else None for score in scores]
     return reasons if any(reasons) else None
+
+
+def answers_of(scores: Sequence[Score]) -> list[str | None] | None:
+    """The answer that each score is for, None for a score without one; None if no score has one."""
+    answers = [score.answer if isinstance(score, Verdict) else None for score in scores]
+    return None if all(answer is None for answer in answers) else answers
 
 
 class GuardedReward:
@@ -168,6 +176,7 @@ class GuardedReward:
             timeouts=sum(isinstance(failure, CallTimeout) for failure in failures),
             given_up=len(lost),
             reasons=reasons_of(given),
+            answers=answers_of(given),
         )
 
     def _attempts(

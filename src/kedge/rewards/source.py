@@ -46,20 +46,28 @@ class Verdict(float):
     """A score with the reason for it: a number like any other, and `reason`, a short phrase such as `wrong value`.
 
     A function may as well return `{"score": 0.0, "reason": "wrong value"}`, which is also its form in JSON. The reasons
-    of a function come from a small set: the share of each is a metric.
+    of a function come from a small set: the share of each is a metric. `answer` is the answer that was found in the
+    response, if any: the majority of several responses is counted by it.
     """
 
-    __slots__ = ("reason",)
+    __slots__ = ("answer", "reason")
+    answer: str | None
     reason: str
 
-    def __new__(cls, score: float, reason: str) -> Verdict:
-        """A verdict of a score and its reason."""
+    def __new__(cls, score: float, reason: str, answer: str | None = None) -> Verdict:
+        """A verdict of a score, its reason, and the answer that was found."""
         verdict = super().__new__(cls, score)
         verdict.reason = reason
+        verdict.answer = answer
         return verdict
 
-    def __reduce__(self) -> tuple[type[Verdict], tuple[float, str]]:
-        return Verdict, (float(self), self.reason)
+    def __reduce__(self) -> tuple[type[Verdict], tuple[float, str, str | None]]:
+        return Verdict, (float(self), self.reason, self.answer)
+
+    def as_json(self) -> dict[str, Any]:
+        """Score and reason, and the answer if there is one."""
+        found = {} if self.answer is None else {"answer": self.answer}
+        return {"score": float(self), "reason": self.reason, **found}
 
 
 @dataclass(frozen=True)
@@ -191,16 +199,14 @@ def checked_scores(returned: object, *, name: str, lengths: Sequence[int]) -> li
 
 def plain_scores(scores: Sequence[Score]) -> list[Score | dict[str, Any]]:
     """Scores as JSON types, which `checked_scores` reads back."""
-    return [
-        {"score": float(score), "reason": score.reason} if isinstance(score, Verdict) else score for score in scores
-    ]
+    return [score.as_json() if isinstance(score, Verdict) else score for score in scores]
 
 
 def _checked_entry(entry: object, *, name: str, row: int, length: int) -> Score:
     if entry is None:
         return None
     if isinstance(entry, Verdict):
-        entry = {"score": float(entry), "reason": entry.reason}
+        entry = entry.as_json()
     if isinstance(entry, Mapping):
         return _checked_verdict(entry, f"{name} gave response {row}", row=row)
     value = _plain(entry)
@@ -220,7 +226,7 @@ def _checked_entry(entry: object, *, name: str, row: int, length: int) -> Score:
 
 
 def _checked_verdict(entry: Mapping[Any, Any], giver: str, *, row: int) -> Verdict:
-    if set(entry) != {"score", "reason"}:
+    if set(entry) - {"answer"} != {"score", "reason"}:
         raise RewardError(f"{giver} {_shown(entry)}; expected a number, or a score with its reason: " + _EXAMPLE)
     reason = entry["reason"]
     if not isinstance(reason, str) or not reason.strip() or len(reason) > LONGEST_REASON:
@@ -228,7 +234,11 @@ def _checked_verdict(entry: Mapping[Any, Any], giver: str, *, row: int) -> Verdi
             f"{giver} the reason {_shown(reason)}; expected a phrase of at most {LONGEST_REASON} characters, such as "
             "'wrong value'"
         )
-    return Verdict(_checked_number(entry["score"], giver, "also with a reason", row=row), " ".join(reason.split()))
+    answer = entry.get("answer")
+    if not (answer is None or isinstance(answer, str)):
+        raise RewardError(f"{giver} the answer {_shown(answer)}; expected a text, or None")
+    score = _checked_number(entry["score"], giver, "also with a reason", row=row)
+    return Verdict(score, " ".join(reason.split()), answer)
 
 
 _EXAMPLE = "{'score': 0.0, 'reason': 'wrong value'}"

@@ -12,7 +12,7 @@ from functools import partial
 
 from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards.function import FunctionReward
-from kedge.rewards.retries import CallResult, GuardedReward, reasons_of
+from kedge.rewards.retries import CallResult, GuardedReward, answers_of, reasons_of
 from kedge.rewards.source import Responses, RewardSource, Score, Scores, ScoringModel
 
 __all__ = ["ScoredTerms", "WeightedReward"]
@@ -33,6 +33,7 @@ class ScoredTerms:
         token_scores: the weighted sum of the per-token numbers, one list per response, None where it has
             no token scores; None if no source returned any.
         reasons: the reason for each score, by source; only of sources that give reasons.
+        answers: the answer that each score is for, by source; only of sources that find answers.
     """
 
     scores: Scores
@@ -40,6 +41,7 @@ class ScoredTerms:
     failures: dict[str, float] = field(default_factory=dict)
     token_scores: list[list[float] | None] | None = None
     reasons: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+    answers: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
 
     @classmethod
     def joined(cls, parts: Sequence[ScoredTerms]) -> ScoredTerms:
@@ -52,10 +54,8 @@ class ScoredTerms:
             terms={name: [score for part in parts for score in part.terms[name]] for name in parts[0].terms},
             failures=_sums([part.failures for part in parts]),
             token_scores=None if all(part.token_scores is None for part in parts) else list(itertools.chain(*rows)),
-            reasons={
-                name: [each for part in parts for each in part.reasons.get(name, [None] * len(part.scores))]
-                for name in dict.fromkeys(name for part in parts for name in part.reasons)
-            },
+            reasons=_joined([(part.reasons, len(part.scores)) for part in parts]),
+            answers=_joined([(part.answers, len(part.scores)) for part in parts]),
         )
 
     def with_failures(self, *others: Mapping[str, float]) -> ScoredTerms:
@@ -190,16 +190,14 @@ class WeightedReward:
             if isinstance(source, GuardedReward):
                 failures |= result.metrics(name)
         token_scores = [_token_total(row) for row in entries]
+        named = list(zip(self.names, results, strict=True))
         return ScoredTerms(
             scores=[_total(row) for row in entries],
-            terms={name: result.scores for name, result in zip(self.names, results, strict=True)},
+            terms={name: each.scores for name, each in named},
             failures=failures,
             token_scores=None if all(row is None for row in token_scores) else token_scores,
-            reasons={
-                name: result.reasons
-                for name, result in zip(self.names, results, strict=True)
-                if result.reasons is not None
-            },
+            reasons={name: each.reasons for name, each in named if each.reasons is not None},
+            answers={name: each.answers for name, each in named if each.answers is not None},
         )
 
     def _weighted(self, entries: Sequence[Score]) -> list[float | list[float]]:
@@ -219,7 +217,7 @@ def _start(source: RewardSource, responses: Responses) -> Callable[[], CallResul
 
     def result() -> CallResult:
         scores = collect()
-        return CallResult(scores, reasons=reasons_of(scores))
+        return CallResult(scores, reasons=reasons_of(scores), answers=answers_of(scores))
 
     return result
 
@@ -246,6 +244,12 @@ def _token_total(entries: Sequence[float | list[float]]) -> list[float] | None:
 def _word(reason: str) -> str:
     """A reason as part of a metric's name."""
     return re.sub(r"\W+", "_", reason.lower()).strip("_") or "other"
+
+
+def _joined(parts: Sequence[tuple[Mapping[str, Sequence[str | None]], int]]) -> dict[str, list[str | None]]:
+    """The texts of several batches by source, given with the number of responses; None for a batch without texts."""
+    names = dict.fromkeys(name for texts, _ in parts for name in texts)
+    return {name: [each for texts, count in parts for each in texts.get(name, [None] * count)] for name in names}
 
 
 def _sums(counters: Sequence[Mapping[str, float]]) -> dict[str, float]:

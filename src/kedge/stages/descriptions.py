@@ -297,7 +297,8 @@ GENERATE = Stage(
 
 EVALUATE = Stage(
     "evaluate",
-    help="Measure the win rate of a policy against another policy or the references; or check a critic (--critic).",
+    help="Measure the win rate of a policy against another policy or the references; how many prompts it solves "
+    "(--samples); or check a critic (--critic).",
     title="Evaluation",
     run="kedge.stages.evaluate:evaluate_or_check",
     sections=(("evaluate",), ("generate",), SCORED),
@@ -311,6 +312,12 @@ EVALUATE = Stage(
             "evaluate.against",
             "MODEL",
             "Policy to compare with; the references in the data by default.",
+        ),
+        Flag(
+            ("--samples",),
+            "generate.num_responses",
+            "N",
+            "Responses to each prompt: with several, measure pass@k and maj@k; the judge scores right ones 1.",
         ),
         Flag(
             ("--critic",),

@@ -1,8 +1,11 @@
-"""Evaluation: a policy's win rate against another policy, or against the references in the data.
+"""Evaluation: a policy's win rate against another policy or the references in the data; or how many prompts it solves.
 
     prompts ─▶ responses of both sides ─▶ judge ─▶ win rate with interval ─▶ judgments.jsonl, summary.json, report
 
-Source: Stiennon figure 1 (win rates over references); Gao figure 1 (score over √KL).
+    prompts ─▶ several responses to each ─▶ judge ─▶ pass@k, maj@k with intervals ─▶ judgments.jsonl, …
+
+Source: Stiennon figure 1 (win rates over references); Gao figure 1 (score over √KL); Chen et al. 2021 (arXiv
+2107.03374) for pass@k.
 """
 
 from __future__ import annotations
@@ -20,16 +23,17 @@ from kedge.rewards import RewardSpec
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import load_prompts, prompt_columns
 from kedge.runs.out_of_memory import stage_function
-from kedge.runs.run import open_run
+from kedge.runs.run import Run, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import measuring
 from kedge.stages.evaluation.evaluator import Evaluator
 from kedge.stages.evaluation.judges import load_judge
 from kedge.stages.evaluation.policy import Policy, load_policy, sampling_of
 from kedge.stages.evaluation.report import Evaluation, report
+from kedge.stages.evaluation.solved import Solved, report_solved
 from kedge.system.intervals import Interval
 
-__all__ = ["EvaluateResult", "evaluate_or_check", "run_evaluate"]
+__all__ = ["EvaluateResult", "PassResult", "evaluate_or_check", "run_evaluate", "run_pass_at_k"]
 
 
 @shows_its_run
@@ -48,10 +52,29 @@ class EvaluateResult:
     summary: dict[str, Any]
 
 
+@shows_its_run
+@dataclass(frozen=True, repr=False)
+class PassResult:
+    """Result of an evaluation with several responses to each prompt.
+
+    Attributes:
+        folder: The run's folder.
+        pass_at: By k, the share of prompts of which at least one of k responses is right.
+        maj_at: By k, the share of prompts of which the most frequent answer of k responses is right; empty if the judge
+            finds no answers.
+        summary: Contents of `summary.json`.
+    """
+
+    folder: Path
+    pass_at: dict[int, Interval]
+    maj_at: dict[int, Interval]
+    summary: dict[str, Any]
+
+
 def evaluate_or_check(config: Config, **given: Any) -> Any:
-    """Run `kedge evaluate`: compare policies, or check the critic `config.evaluate.critic` if one is named."""
+    """Run `kedge evaluate`: compare policies, measure pass@k, or check the critic that `evaluate.critic` names."""
     if config.evaluate.critic is None:
-        return run_evaluate(config, **given)
+        return (run_evaluate if config.generate.num_responses == 1 else run_pass_at_k)(config, **given)
     from kedge.stages.check_critic import run_check_critic
 
     return run_check_critic(config, **given)
@@ -75,15 +98,72 @@ def run_evaluate(
         KedgeError: An input is missing, unreadable or does not fit; raised before any sampling.
     """
     settings = config.evaluate
-    trust = config.runtime.trust_remote_code
     if settings.frontier and settings.against is None:
         raise ConfigError("evaluate.frontier needs evaluate.against, the policy that KL is measured from")
+    run, evaluator, against = _opened(config, prompts, judge)
+    policy = evaluator.reader
+    with measuring(run) as on_phase:
+        evaluator = replace(evaluator, on_phase=on_phase)
+        opponent = evaluator.references() if against is None else evaluator.sample(_announced(against))
+        result = evaluator.compare(_announced(policy), opponent, against)
+        frontier = (_announced(load_policy(source, config, run)) for source in settings.frontier)
+        others = [evaluator.compare(other, opponent, against) for other in frontier]
+        on_phase("done", len(evaluator.prompts), len(evaluator.prompts))
+    evaluation = Evaluation(evaluator.judge, result, opponent, settings.against or "references", others)
+    summary = report(evaluation, run.folder, is_shown=run.ranks.is_first)
+    say_results(config, run, "summary.json", {"num_judged": summary["num_judged"]})
+    return EvaluateResult(run.shared_folder, result.win_rate, summary)
+
+
+@stage_function("evaluate")
+def run_pass_at_k(
+    config: Config, *, prompts: Sequence[Any] | None = None, judge: RewardSpec | None = None
+) -> PassResult:
+    """Measure how many prompts `config.model` solves with k responses, up to `config.generate.num_responses`.
+
+    A response is right if the judge scores it 1 or more. `config.evaluate.against` and `frontier` are measured as well,
+    on the same prompts with the same random numbers.
+
+    Args:
+        config: The resolved configuration.
+        prompts: Texts or rows instead of `config.data.prompts`.
+        judge: A function or reward model instead of `config.evaluate.judge`.
+
+    Raises:
+        KedgeError: An input is missing, unreadable or does not fit; raised before any sampling.
+    """
+    num_samples = config.generate.num_responses
+    if config.evaluate.judge_mode != "score":
+        raise ConfigError(
+            f"evaluate.judge_mode=pairwise compares two responses, but pass@{num_samples} counts right ones; use "
+            "evaluate.judge_mode=score, or generate.num_responses=1"
+        )
+    run, evaluator, against = _opened(config, prompts, judge)
+    with measuring(run) as on_phase:
+        repeated = [prompt for prompt in evaluator.prompts for _ in range(num_samples)]
+        evaluator = replace(evaluator, prompts=repeated, on_phase=on_phase)
+        others = (load_policy(source, config, run) for source in config.evaluate.frontier)
+        policies = [evaluator.reader, *([] if against is None else [against])]
+        solved = [Solved(each.source, evaluator.sample(_announced(each)), num_samples) for each in (*policies, *others)]
+        on_phase("done", len(repeated), len(repeated))
+    temperature = evaluator.sampling.temperature
+    name = evaluator.judge.name
+    summary = report_solved(solved, run.folder, judge=name, temperature=temperature, is_shown=run.ranks.is_first)
+    say_results(config, run, "summary.json", {"num_responses": summary["num_responses"]})
+    return PassResult(run.shared_folder, solved[0].pass_at, solved[0].maj_at, summary)
+
+
+def _opened(
+    config: Config, prompts: Sequence[Any] | None, judge: RewardSpec | None
+) -> tuple[Run, Evaluator, Policy | None]:
+    """The run, the evaluator with the policy and the prompts, and the policy `config.evaluate.against`."""
+    settings = config.evaluate
     run = open_run(config, "evaluate", in_memory={"data.prompts": prompts, "evaluate.judge": judge})
     policy = load_policy(str(config.model), config, run)
     against = None if settings.against is None else load_policy(settings.against, config, run)
-    for source in settings.frontier:
-        load_tokenizer(source, trust_remote_code=trust)  # a misspelled name fails now, not after the first sampling
-    sampling = sampling_of(config)
+    for source in settings.frontier:  # a misspelled name fails now, not after the first sampling
+        load_tokenizer(source, trust_remote_code=config.runtime.trust_remote_code)
+    sampling = sampling_of(config, num_responses=config.generate.num_responses)
     room = policy.room(sampling.max_new_tokens)
     all_prompts = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
     chosen = all_prompts[: settings.num_prompts]
@@ -98,18 +178,7 @@ def run_evaluate(
         template=config.data.template,
     )
     evaluator.judge.check(prompt_columns(chosen))
-
-    with measuring(run) as on_phase:
-        evaluator = replace(evaluator, on_phase=on_phase)
-        opponent = evaluator.references() if against is None else evaluator.sample(_announced(against))
-        result = evaluator.compare(_announced(policy), opponent, against)
-        frontier = (_announced(load_policy(source, config, run)) for source in settings.frontier)
-        others = [evaluator.compare(other, opponent, against) for other in frontier]
-        on_phase("done", len(evaluator.prompts), len(evaluator.prompts))
-    evaluation = Evaluation(evaluator.judge, result, opponent, settings.against or "references", others)
-    summary = report(evaluation, run.folder, is_shown=run.ranks.is_first)
-    say_results(config, run, "summary.json", {"num_judged": summary["num_judged"]})
-    return EvaluateResult(run.shared_folder, result.win_rate, summary)
+    return run, evaluator, against
 
 
 def _announced(policy: Policy) -> Policy:

@@ -5,7 +5,7 @@ prompts ─▶ responses ─▶ scores ─▶ responses.jsonl, summary.json
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import measuring
 from kedge.stages.evaluation.policy import SampledBatch, join_responses, load_policy, sampling_of
+from kedge.stages.evaluation.report import verdict_lines
 from kedge.system.intervals import Interval, score_interval
 from kedge.system.output import RESPONSES_FILE, write_summary
 from kedge.system.texts import printable
@@ -115,7 +116,7 @@ def run_generate(
             ["policy", "score", "different", "tokens", "stopped"],
             {policy.source: [score, summary["num_distinct"], summary["length"], summary["eos_rate"]]},
         )
-        for line in _lines(verdicts):
+        for line in verdict_lines(verdicts):
             say(line)
     if len(repeated) <= MOST_SHOWN:
         for completion in responses.completions:
@@ -159,17 +160,6 @@ def _rows(responses: Responses, terms: ScoredTerms | None) -> Iterator[dict[str,
     columns = {**own, **{names[column]: entries for column, entries in responses.columns.items()}}
     for entries in zip(*columns.values(), strict=True):
         yield dict(zip(columns, entries, strict=True))
-
-
-def _lines(verdicts: Mapping[str, float]) -> Iterator[str]:
-    """A line per verifier: the shares of its reasons, the largest first."""
-    parts: dict[str, list[tuple[float, str]]] = {}
-    for metric, share in verdicts.items():
-        _, name, reason = metric.split("/", 2)
-        parts.setdefault(name, []).append((share, reason.replace("_", " ")))
-    for name, shares in parts.items():
-        shown = ", ".join(f"{share:.0%} {reason}" for share, reason in sorted(shares, key=lambda each: -each[0]))
-        yield f"{name}: {shown}"
 
 
 def _mean_score(scores: Scores, config: Config) -> Interval:

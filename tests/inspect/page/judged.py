@@ -74,6 +74,29 @@ def generation_record(**parts: Any) -> RunRecord:
     return RunRecord(Path("runs/generate"), **{**known, **parts})
 
 
+def solving_record(**parts: Any) -> RunRecord:
+    """Two responses to each of two prompts, by two policies."""
+    rows = [
+        {"model": model, "prompt": f"Deck {row // 2}:", "completion": f"#### {row}", "stopped": True, "length": 3,
+         "score": float(row == 0), "reason": "right" if row == 0 else "wrong value", "answer": str(row)}
+        for model in ("runs/ppo/model", "runs/sft/model")
+        for row in range(4)
+    ]  # fmt: skip
+    half = {"value": 0.5, "low": 0.25, "high": 0.75}
+    figures = {"pass@k": {"1": {**half, "value": 0.25}, "2": half}, "length": 3.0, "eos_rate": 1.0, "score": half}
+    other = {"model": "runs/sft/model", **figures, "difference": {"pass@k": {}}}
+    summary = {"model": "runs/ppo/model", **figures, "maj@k": {"1": half, "2": half}, "judge": "gsm8k",
+               "temperature": 0.7, "num_prompts": 2, "num_samples": 2, "num_responses": 4, "num_scored": 4,
+               "others": [other]}  # fmt: skip
+    known: dict[str, Any] = {
+        "facts": {"stage": "evaluate", "device": "cpu"},
+        "config": {"generate": {"num_responses": 2}},
+        "results": rows,
+        "summary": summary,
+    }
+    return RunRecord(Path("runs/evaluate"), **{**known, **parts})
+
+
 def write_judged(folder: Path, record: RunRecord, *, finished: bool = True) -> Path:
     """A record as the files of a run."""
     folder.mkdir(parents=True)

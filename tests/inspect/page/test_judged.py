@@ -18,6 +18,7 @@ from tests.inspect.page.judged import (
     evaluation_record,
     generation_record,
     judgment,
+    solving_record,
     write_judged,
 )
 from tests.inspect.page.records import ppo_record
@@ -36,6 +37,26 @@ def test_an_evaluation_has_its_figures_and_every_pair():
     assert shown["num_unequal_lengths"] == 2  # pairs 1 and 3; pair 0 and 2 are equal, pair 4 is undecided
     assert shown["lengths"]["unit"] == "tokens"
     assert shown["orders"] is None
+
+
+def test_an_evaluation_of_pass_at_k_shows_its_responses():
+    shown = generation(solving_record(), most_bytes=MANY)
+    rows = [(row["model"], row["k"], row["pass"]["value"], row["maj"]) for row in shown["solved"]]
+    half = {"value": 0.5, "low": 0.25, "high": 0.75}
+    assert rows == [
+        ("runs/ppo/model", "1", 0.25, half), ("runs/ppo/model", "2", 0.5, half),
+        ("runs/sft/model", "1", 0.25, None), ("runs/sft/model", "2", 0.5, None),
+    ]  # fmt: skip
+    first = shown["responses"][0]
+    assert (first["model"], first["score"], first["reason"], first["answer"]) == ("runs/ppo/model", 1, "right", "0")
+    assert (shown["kept"], shown["of"]) == (8, 8)
+    assert evaluation(solving_record(), most_bytes=MANY) == {"empty": ""}
+    assert generation(evaluation_record(), most_bytes=MANY) == {"empty": ""}
+    sentences = page_data([ReportedRun("e", solving_record(), [])], title="")["runs"][0]["sentences"]
+    assert sentences[:2] == [
+        "At the first try runs/ppo/model solves 25% (25% to 75%) of 2 prompts, judged by gsm8k.",
+        "At least one of 2 responses is right for 50% (25% to 75%), and the most frequent answer for 50% (25% to 75%).",
+    ]
 
 
 def test_the_verdict_says_whether_the_sides_differ():

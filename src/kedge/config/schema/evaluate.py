@@ -14,7 +14,12 @@ class GenerateConfig(Section):
     """Sampling from a finished policy, in `kedge generate` and `kedge evaluate`."""
 
     num_responses: int = field(
-        1, ge=1, meaning="Responses per prompt (evaluate always samples one).", source="kedge: one response per prompt"
+        1,
+        ge=1,
+        meaning="Responses per prompt. With several, evaluate measures pass@k and maj@k instead of a win rate.",
+        source="kedge: one response per prompt",
+        too_high="slow",
+        too_low="no pass@k for larger k",
     )
     max_new_tokens: int | None = field(
         None,

@@ -45,8 +45,14 @@ def _has_responses(run: RunRecord) -> bool:
     return run.setting("evaluate.critic") is None
 
 
-RESULT: dict[str, Any] = {"updates": 0, "stages": ("evaluate",), "fits": _has_responses, "lacks": _no_result}
-"""What the rules about a result have in common."""
+def _compares(run: RunRecord) -> bool:
+    """False also for pass@k, which compares no responses."""
+    return _has_responses(run) and (run.setting("generate.num_responses") or 1) == 1
+
+
+JUDGED: dict[str, Any] = {"updates": 0, "stages": STAGES, "fits": _has_responses, "lacks": _no_result}
+RESULT: dict[str, Any] = {**JUDGED, "stages": ("evaluate",), "fits": _compares}
+"""The arguments of the rules about responses, and of those about a comparison of two."""
 
 
 @rule(
@@ -159,7 +165,7 @@ def judge_prefers_length(run: RunRecord, longer: Mapping[str, Any]) -> Symptom |
 
 @rule(
     "The figures leave out part of the responses, and those may differ from the rest.",
-    **{**RESULT, "stages": STAGES},
+    **JUDGED,
 )
 def unjudged_responses(run: RunRecord) -> Symptom | None:
     """Seen: The number of pairs that the judge did not decide, or of responses that the reward did not score.
@@ -184,7 +190,7 @@ def unjudged_responses(run: RunRecord) -> Symptom | None:
 @rule(
     "Most responses end in the middle. Their scores are those of fragments.",
     figures=("eos_rate", "length"),
-    **{**RESULT, "stages": STAGES},
+    **JUDGED,
 )
 def responses_cut_off(run: RunRecord, rate: float, length: float) -> Symptom | None:
     """Seen: The share of the policy's responses that reach the token limit.
@@ -206,7 +212,7 @@ def responses_cut_off(run: RunRecord, rate: float, length: float) -> Symptom | N
 @rule(
     "Different prompts get the same response: the policy has collapsed, or the prompts are the same.",
     figures=("num_distinct", "num_prompts"),
-    **{**RESULT, "stages": ("generate",)},
+    **{**JUDGED, "stages": ("generate",)},
 )
 def responses_alike(run: RunRecord, distinct: float, prompts: float) -> Symptom | None:
     """Seen: The number of different responses to the prompts.

@@ -118,7 +118,7 @@ def evaluation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
         The figures by name; `orders` of a pairwise judge; `frontier`; `scores` and `lengths` as distributions; `pairs`
         with the number `kept` and `of` all. `empty` with the reason for a run without them.
     """
-    if not has_part(record, "evaluation") or record.setting("evaluate.critic") is not None:
+    if not has_part(record, "evaluation") or is_solving(record) or record.setting("evaluate.critic") is not None:
         return {"empty": ""}
     if not record.summary:
         return {"empty": why_no_result(record)}
@@ -135,6 +135,11 @@ def evaluation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
         "kept": len(kept),
         "of": len(record.results),
     }
+
+
+def is_solving(record: RunRecord) -> bool:
+    """True for an evaluation that measures pass@k, with several responses to each prompt."""
+    return record.stage == "evaluate" and (record.setting("generate.num_responses") or 1) > 1
 
 
 def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,14 +208,14 @@ def generation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
     """The figures of `summary.json` and the rows of `responses.jsonl`, also of a run in progress.
 
     Args:
-        record: The run.
+        record: The run; also one that measures pass@k.
         most_bytes: Size limit of the responses' JSON; of larger runs, evenly spaced responses are shown.
 
     Returns:
-        The figures by name; `scores` and `lengths` as distributions; `responses` with the number `kept` and `of` all.
-        `empty` with the reason for a run without them.
+        The figures by name; `solved`, pass@k and maj@k of each policy, or null; `scores` and `lengths` as
+        distributions; `responses` with the number `kept` and `of` all. `empty` with the reason for a run without them.
     """
-    if not has_part(record, "generation"):
+    if not has_part(record, "generation") and not is_solving(record):
         return {"empty": ""}
     if not record.results:
         return {"empty": "No responses yet." if record.state == "running" else "The run stopped before any response."}
@@ -218,6 +223,7 @@ def generation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
     lengths = distributions({"responses": [len(str(row.get("completion", ""))) for row in record.results]})
     return {
         **rounded({name: record.summary.get(name) for name in GENERATION_FIGURES}),
+        "solved": _solved(record.summary),
         "scores": distributions({"responses": [as_number(row.get("score")) for row in record.results]}),
         "lengths": lengths and {"unit": "characters", **lengths},
         "responses": kept,
@@ -226,8 +232,20 @@ def generation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
     }
 
 
+def _solved(summary: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """A row for each policy and k: pass@k, and maj@k or null."""
+    policies = [each for each in (summary, *(summary.get("others") or ())) if "pass@k" in each]
+    rows = [
+        {"model": each["model"], "k": k, "pass": _ends(interval), "maj": (each.get("maj@k") or {}).get(k)}
+        for each in policies
+        for k, interval in each["pass@k"].items()
+    ]
+    return rounded(rows) or None
+
+
 def _generation_response(row: Mapping[str, Any]) -> dict[str, Any]:
-    texts = {name: shortened(str(row.get(name, ""))) for name in ("prompt", "completion")}
+    texts = {name: shortened(str(row[name])) for name in ("prompt", "completion", "model", "answer") if row.get(name)}
+    texts = {"prompt": "", "completion": "", **texts}
     scored = {"score": rounded(as_number(row["score"]))} if "score" in row else {}
     return {**texts, "stopped": bool(row.get("stopped")), **scored, **_reasons(row)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kedge.inspect.page.checks import before_and_after
 from kedge.inspect.page.numbers import as_number, figure, mean_of, noise, numbers_of
@@ -84,6 +85,8 @@ def of_evaluation(record: RunRecord, progress: str) -> list[str]:
     summary = record.summary
     if not summary:
         return [why_no_result(record)]
+    if "pass@k" in summary:
+        return _solved_sentences(summary)
     if "win_rate" not in summary:
         return [f"The critic of {summary.get('critic')} was checked, with rewards from {summary.get('reward')}."]
     rate = summary["win_rate"]
@@ -96,6 +99,24 @@ def of_evaluation(record: RunRecord, progress: str) -> list[str]:
     if rate["low"] <= 0.5 <= rate["high"]:
         return [first, "The interval includes 50%: this evaluation does not tell the two apart."]
     return [first, f"The judge prefers {summary['model'] if rate['value'] > 0.5 else against}."]
+
+
+def _solved_sentences(summary: Mapping[str, Any]) -> list[str]:
+    """Two sentences: the share of prompts that a policy solves at the first try, and with all responses."""
+    most = summary["num_samples"]
+    first, last, majority = (
+        _share((summary.get(name) or {}).get(str(k))) for name, k in (("pass@k", 1), ("pass@k", most), ("maj@k", most))
+    )
+    voted = f", and the most frequent answer for {majority}" if majority else ""
+    return [
+        f"At the first try {summary['model']} solves {first or 'none'} of {summary['num_prompts']:,} prompts, "
+        f"judged by {summary['judge']}.",
+        *([f"At least one of {most} responses is right for {last}{voted}."] if last else []),
+    ]
+
+
+def _share(interval: Mapping[str, float] | None) -> str:
+    return f"{interval['value']:.0%} ({interval['low']:.0%} to {interval['high']:.0%})" if interval else ""
 
 
 def of_generation(record: RunRecord, progress: str) -> list[str]:

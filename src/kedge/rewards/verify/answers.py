@@ -67,6 +67,10 @@ class Quantity:
     value: Fraction
     unit: str = ""
 
+    def __str__(self) -> str:
+        """The number as a fraction, with its percent sign; the currency makes no other answer."""
+        return f"{self.value}{'%' if self.unit == '%' else ''}"
+
     def compared_with(self, reference: Quantity) -> str:
         """The verdict on this answer. A unit counts only where the reference has one, except for 50% and 0.5."""
         values = {self.value} | ({self.value / 100} if self.unit == "%" else set())
@@ -146,18 +150,18 @@ def final_number(text: str, is_whole: bool) -> Quantity | str:
     return (read_quantity(numbers[-1]) or WRONG_FORMAT) if numbers else NO_ANSWER
 
 
-def _judge_number(text: str, is_whole: bool, reference: Quantity) -> str:
+def _judge_number(text: str, is_whole: bool, reference: Quantity) -> str | tuple[str, str]:
     found = final_number(text, is_whole)
-    return found if isinstance(found, str) else found.compared_with(reference)
+    return found if isinstance(found, str) else (found.compared_with(reference), str(found))
 
 
-def _judge_strictly(text: str, is_whole: bool, reference: Quantity) -> str:
+def _judge_strictly(text: str, is_whole: bool, reference: Quantity) -> str | tuple[str, str]:
     found = marked(text, is_whole)
     if found is None:
         return WRONG_FORMAT if is_whole and QUANTITY.search(text) else NO_ANSWER
     quantity = whole_quantity(found)
     assert quantity is not None, "it is one of those that can be read"
-    return quantity.compared_with(reference)
+    return quantity.compared_with(reference), str(quantity)
 
 
 def _gsm8k_answer(answer: object) -> Quantity:
@@ -243,7 +247,7 @@ def math(completions: list[str], answer: list[Any], stopped: list[bool] | None =
     return verdicts(completions, stopped, check_math(answer), _judge_expression)
 
 
-def _judge_expression(text: str, is_whole: bool, reference: str) -> str:
+def _judge_expression(text: str, is_whole: bool, reference: str) -> str | tuple[str, str]:
     found = boxed(text)
     if found is None:
         lines = [line.strip() for line, end in MARKED.findall(text) if end or is_whole]
@@ -252,11 +256,17 @@ def _judge_expression(text: str, is_whole: bool, reference: str) -> str:
         return NO_ANSWER
     if len(found) > LONGEST_EXPRESSION:
         return WRONG_FORMAT
-    if "".join(found.split()) == "".join(reference.split()):
-        return RIGHT
+    answer = "".join(found.split())
+    if answer == "".join(reference.split()):
+        return RIGHT, answer
     numbers = whole_quantity(found), whole_quantity(reference)
+    answer = answer if numbers[0] is None else str(numbers[0])
     if numbers[0] is not None and numbers[1] is not None:
-        return numbers[0].compared_with(numbers[1])
+        return numbers[0].compared_with(numbers[1]), answer
+    return _compared(found, reference), answer
+
+
+def _compared(found: str, reference: str) -> str:
     if _brackets(found) != _brackets(reference) or ("%" in found) != ("%" in reference):
         return WRONG_VALUE
     try:

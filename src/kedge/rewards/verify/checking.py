@@ -64,7 +64,7 @@ def verdicts(
     completions: Sequence[str],
     stopped: Sequence[bool] | None,
     references: Sequence[_Reference],
-    judge: Callable[[str, bool, _Reference], str],
+    judge: Callable[[str, bool, _Reference], str | tuple[str, str]],
 ) -> list[Verdict]:
     """A verdict per response: 1 if the reason is `right`, else 0.
 
@@ -72,16 +72,17 @@ def verdicts(
         completions: The responses.
         stopped: Whether each ended with a stop token; None if all did.
         references: What the rows say.
-        judge: The reason for one response, given its text, whether it ended with a stop token, and its
-            reference. A response that was cut off and has no answer gets that as its reason.
+        judge: The reason for one response, and the answer if one was found, given its text, whether it ended with a
+            stop token, and its reference. A response that was cut off and has no answer gets that as its reason.
     """
     ended = [True] * len(completions) if stopped is None else stopped
     found = []
     for text, is_whole, reference in zip(completions, ended, references, strict=True):
-        reason = judge(text, is_whole, reference)
+        judged = judge(text, is_whole, reference)
+        reason, answer = (judged, None) if isinstance(judged, str) else judged
         if reason == NO_ANSWER and not is_whole:
             reason = CUT_OFF
-        found.append(Verdict(float(reason == RIGHT), reason))
+        found.append(Verdict(float(reason == RIGHT), reason, answer))
     return found
 
 

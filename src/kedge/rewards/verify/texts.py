@@ -103,11 +103,12 @@ def choice(
     return verdicts(completions, stopped, check_choice(answer, choices), _judge_choice)
 
 
-def _judge_choice(text: str, is_whole: bool, reference: Choice) -> str:
+def _judge_choice(text: str, is_whole: bool, reference: Choice) -> str | tuple[str, str]:
     found = _chosen(boxed(text) or text, reference.options)
-    if found == {reference.right}:
-        return RIGHT
-    return WRONG_CHOICE if len(found) == 1 else SEVERAL if found else NO_ANSWER
+    if len(found) != 1:
+        return SEVERAL if found else NO_ANSWER
+    [label] = found
+    return RIGHT if label == reference.right else WRONG_CHOICE, label
 
 
 def _chosen(text: str, options: Mapping[str, str]) -> set[str]:
@@ -164,11 +165,11 @@ def check_texts(answer: Sequence[Any]) -> list[list[str]]:
     return read_rows("answer", answer, _texts)
 
 
-def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], str]:
-    def judge(text: str, is_whole: bool, answers: list[str]) -> str:
-        if not text.strip():
+def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], str | tuple[str, str]]:
+    def judge(text: str, is_whole: bool, answers: list[str]) -> str | tuple[str, str]:
+        if not text.strip() or not is_whole:
             return NO_ANSWER
-        return RIGHT if is_whole and form(text) in map(form, answers) else WRONG_TEXT if is_whole else NO_ANSWER
+        return RIGHT if form(text) in map(form, answers) else WRONG_TEXT, form(text)
 
     return judge
 

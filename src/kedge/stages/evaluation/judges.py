@@ -23,21 +23,31 @@ __all__ = ["Judge", "PairOutcomes", "ScoredResponses", "load_judge"]
 
 @dataclass(frozen=True)
 class ScoredResponses:
-    """Responses of one side with their scores, None if the judge only compares, and the reasons for them, if any."""
+    """Responses of one side with their scores, None if the judge only compares, and the reasons for them, if any.
+
+    `answers` are those that the judge found in the responses, if it looks for them.
+    """
 
     responses: Responses
     scores: Scores | None
     reasons: list[str | None] | None = None
     verdicts: dict[str, float] = field(default_factory=dict)
+    answers: list[str | None] | None = None
 
     @property
     def num_tokens(self) -> list[int]:
         """Length of each response, in tokens of the evaluated policy."""
         return [len(ids) for ids in self.responses.response_ids]
 
-    def figures(self) -> dict[str, Interval | float | None]:
-        """Mean score, None if the judge only compares or scored nothing; mean length; share with a stop token."""
-        known = [[score] for score in self.scores or () if score is not None]
+    def figures(self, num_samples: int = 1) -> dict[str, Interval | float | None]:
+        """Mean score, None if the judge only compares or scored nothing; mean length; share with a stop token.
+
+        Args:
+            num_samples: Responses to each prompt, which are next to each other.
+        """
+        scores = self.scores or []
+        prompts = [scores[start : start + num_samples] for start in range(0, len(scores), num_samples)]
+        known = [some for prompt in prompts if (some := [score for score in prompt if score is not None])]
         return {
             "score": score_interval(known) if known else None,
             "length": mean(self.num_tokens),
@@ -124,7 +134,8 @@ class Judge:
         if isinstance(self.source, PairwiseJudge):
             return ScoredResponses(responses, None)
         terms = self.source.score_terms(responses)
-        return ScoredResponses(responses, terms.totals(), terms.row_reasons(), terms.verdicts())
+        answers = next((list(each) for each in terms.answers.values()), None)
+        return ScoredResponses(responses, terms.totals(), terms.row_reasons(), terms.verdicts(), answers)
 
     def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
         """The better response to each prompt. Equal texts tie, even if their scores were rounded differently."""

@@ -275,7 +275,8 @@ def read_references(prompts: Sequence[Prompt], *, template: str) -> list[str]:
     if missing := [number for number, text in enumerate(texts, start=1) if not text]:
         raise DataError(
             f"{len(missing)} of {len(texts)} prompts have no reference, first prompt {missing[0]}; add a column "
-            f"{' or '.join(REFERENCE_COLUMNS)}, or name a policy to compare with: --against"
+            f"{' or '.join(REFERENCE_COLUMNS)}; name a policy to compare with: --against; or score the policy's own "
+            "responses alone, several to each prompt: --samples 8"
         )
     return [tldr_response(text) if template == "tldr" else text for text in texts]
 

@@ -16,7 +16,7 @@ from kedge.stages.evaluation.judges import Judge, ScoredResponses
 from kedge.system.intervals import Interval, share_interval
 from kedge.system.output import JUDGMENTS_FILE, write_summary
 
-__all__ = ["Evaluation", "report"]
+__all__ = ["Evaluation", "report", "verdict_lines"]
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,17 @@ def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
             f"Position bias: the judge preferred the response shown first {bias['first_rate']:.0%} of the time, and "
             f"contradicted itself on {bias['contradicted']:.0%} of the pairs, which count as ties."
         )
+
+
+def verdict_lines(verdicts: Mapping[str, float]) -> Iterator[str]:
+    """A line per verifier: the shares of its reasons, the largest first."""
+    parts: dict[str, list[tuple[float, str]]] = {}
+    for metric, share in verdicts.items():
+        _, name, reason = metric.split("/", 2)
+        parts.setdefault(name, []).append((share, reason.replace("_", " ")))
+    for name, shares in parts.items():
+        shown = ", ".join(f"{share:.0%} {reason}" for share, reason in sorted(shares, key=lambda each: -each[0]))
+        yield f"{name}: {shown}"
 
 
 def _cells(scored: ScoredResponses, kl: Interval | None) -> list[Cell]:
