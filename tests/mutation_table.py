@@ -163,6 +163,13 @@ MUTATIONS = (
         f"{VERDICTS}::test_verdicts_survive_json",
     ),
     Mutation(
+        "cut-off-responses-trained-on",
+        "SampledBatch.masked",
+        "return batch, experience.select(rows)",
+        "return self, experience",
+        "tests/stages/ppo/test_overlong.py::test_it_trains_as_if_the_cut_responses_had_not_been_sampled",
+    ),
+    Mutation(
         "biased-pass-at-k",
         "pass_at_k",
         "1 - comb(num_samples - num_right, k) / comb(num_samples, k)",

@@ -298,6 +298,9 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     elsewhere |= {"policy/surrogate_kl_coef"}
     # With a function that gives reasons.
     elsewhere |= {"verdict/NAME/REASON", "eval/verdict/NAME/REASON"}
+    elsewhere |= {"response/length_right", "response/length_wrong"}
+    # With rollout.missing_eos_score=mask.
+    elsewhere |= {"response/masked"}
     # With a reward model and runtime.frozen_dtype=int8.
     elsewhere |= {"reward/rounding_error"}
     assert found | elsewhere == documented("PPO")

@@ -132,7 +132,6 @@ ABSENT = [
     "tools",
     "environment_factory",
     "rollout_func",
-    "mask_truncated_completions",
     "reward_processing_classes",
     "sync_ref_model",
     "top_entropy_quantile",

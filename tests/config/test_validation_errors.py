@@ -39,7 +39,8 @@ def error_line(*overrides: str) -> str:
         ),
         (
             "rollout.missing_eos_score=off",
-            "rollout.missing_eos_score must be a number, auto, {subtract: a number or auto}, or null; it is false",
+            "rollout.missing_eos_score must be a number, auto, mask, {subtract: a number or auto}, or null; it is "
+            "false",
         ),
         (
             "rollout.stop_token=[7, [7]]",

@@ -23,6 +23,7 @@ __all__ = [
     "correlation",
     "describe_experience",
     "describe_groups",
+    "describe_lengths",
     "describe_responses",
     "describe_samples",
     "describe_truncation",
@@ -123,6 +124,20 @@ def describe_responses(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dic
         "prompt/length": rollout.prompt_mask.sum(-1).float().mean(),
     }
     return {name: float(value) for name, value in metrics.items()}
+
+
+def describe_lengths(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[str, float]:
+    """`response/length_right`, `response/length_wrong`: mean length of the responses above 0, and of the others.
+
+    For scores that are verdicts. A mean of no response is absent.
+
+    Args:
+        rollout: The responses.
+        scores: One per response, token scores included.
+    """
+    lengths = rollout.response_lengths.float()
+    kinds = {"response/length_right": lengths[scores > 0], "response/length_wrong": lengths[scores <= 0]}
+    return {name: float(each.mean()) for name, each in kinds.items() if len(each)}
 
 
 def _describe_critic(experience: Experience, values: Tensor) -> dict[str, Tensor]:

@@ -180,6 +180,9 @@ class LanguageLearner:
         """See `Learner`. Rows of similar length are grouped."""
         if self._has_first_pass(batch):
             return [(torch.arange(len(batch.scores)), batch)]
+        if self._pending is not None:  # its rows are not those of the batch: some are masked
+            self._pending = None
+            self.reused_first_pass = False
         parts: list[tuple[Tensor, Experience]] = []
         prompts = batch.rollout.shared_prompts(self.actor_critic.shares_up_to)
         for part in self.ranks.plan(batch.rollout.row_lengths, self.micro_batch_tokens, prompts):

@@ -110,15 +110,18 @@ class RolloutConfig(Section):
         source="N+; Ziegler stopped at a newline",
     )
     missing_eos_score: (
-        float | Literal["auto"] | Annotated[dict[Literal["subtract"], float | Literal["auto"]], ONE] | None
+        float | Literal["auto", "mask"] | Annotated[dict[Literal["subtract"], float | Literal["auto"]], ONE] | None
     ) = field(
         "auto",
         meaning="Score of a response that has no stop token; null disables it; {subtract: 1}: what is subtracted from "
-        "its score; auto is null if all rewards are functions. With a reward model, the first update sets auto: −1, or "
+        "its score; mask: its score stays and counts in the baseline of its prompt, but PPO takes no step on it; auto "
+        "is null if all rewards are functions. With a reward model, the first update sets auto: −1, or "
         "the mean score of the responses that stopped minus the standard deviation of all scores, if that is lower; "
         "with {subtract: auto}, −1 or minus that standard deviation.",
         source="−1 in Stiennon and N+, whose scores have mean 0; kedge: lower where scores lie below −1, so that not "
-        "stopping gains nothing. Reward models are not trained on cut-off text; functions can check for themselves",
+        "stopping gains nothing. Reward models are not trained on cut-off text; functions can check for themselves. "
+        "mask: DAPO's overlong filtering (arXiv 2503.14476, §3.4), for responses that could have been right; its soft "
+        "penalty is the reward kedge.rewards.penalties:too_long",
         too_high="cut-off responses pay off, and the policy learns to ramble",
         too_low="the policy learns little but to stop, and stops too early",
     )
@@ -167,14 +170,21 @@ class RolloutConfig(Section):
         """True if `missing_eos_score` is subtracted from the score instead of replacing it."""
         return isinstance(self.missing_eos_score, dict)
 
+    @property
+    def masks_truncated(self) -> bool:
+        """True if no step is taken on responses without a stop token."""
+        return self.missing_eos_score == "mask"
+
     def eos_score(self, *, reward_model: bool) -> float | Literal["auto"] | None:
         """The score of a response without a stop token; None keeps its own, `auto` leaves it to the first update.
+
+        Also None if these responses are masked.
 
         Args:
             reward_model: A reward that is learned from is a reward model; if False, `auto` is None.
         """
         score = cast('float | Literal["auto"] | None', parameter(self.missing_eos_score, self.missing_eos_score))
-        return None if score == "auto" and not reward_model else score
+        return None if self.masks_truncated or (score == "auto" and not reward_model) else score
 
 
 def check_responses(section: str, num_prompts: int, num_responses: int) -> None:

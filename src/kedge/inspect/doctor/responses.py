@@ -33,7 +33,7 @@ def eos_is_scored(run: RunRecord) -> bool:
     """True if a response without a stop token gets a separate score, as `RolloutConfig.eos_score` decides."""
     score = run.setting("rollout.missing_eos_score")
     if score != "auto":
-        return score is not None
+        return score not in (None, "mask")
     terms = run.config.get("reward")
     sources = [str(term.get("source")) for term in terms if term.get("weight") != 0] if isinstance(terms, list) else []
     return any(re.fullmatch(r".+:[^\W\d][\w.]*", source) is None for source in sources)

@@ -215,7 +215,12 @@ PPO_PANELS = (
         "Responses",
         "Response length",
         "tokens",
-        {"response/length": "mean", "response/length_max": "longest"},
+        {
+            "response/length": "mean",
+            "response/length_max": "longest",
+            "response/length_right": "right",
+            "response/length_wrong": "wrong",
+        },
         "Rising along with the score: the reward favors length.",
         key=True,
     ),

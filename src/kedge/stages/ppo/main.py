@@ -170,9 +170,11 @@ class Updates:
             batch = sampling.batch(update, clock)
             self.measurements.at_start(clock)
             with clock.phase("experience"):
-                experience = trainer.estimate(batch.trained, takes_steps=not batch.is_flat)
+                experience = trainer.estimate(batch.trained, takes_steps=batch.takes_steps)
+            if trainer.settings.masks_truncated:
+                batch, experience = batch.masked(experience)
             with clock.phase("train"):
-                result = trainer.improve(experience, takes_steps=not batch.is_flat)
+                result = trainer.improve(experience, takes_steps=batch.takes_steps)
         if self.guard.dropped:
             return self.log.drop(update)
         metrics = {

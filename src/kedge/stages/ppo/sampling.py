@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kedge.algorithm.experience import Rollout
+from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.shaping import GroupScores, group_scores
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
-from kedge.logs.experience_metrics import describe_groups, describe_responses
+from kedge.logs.experience_metrics import describe_groups, describe_lengths, describe_responses
 from kedge.rewards.score import ScoredRollout, join_scored
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.runtime import Stopwatch
@@ -43,9 +43,11 @@ class SampledBatch:
         rollouts: Everything that was sampled, greedy responses included.
         num_sampled: Responses that were sampled, without the greedy ones.
         scored: The responses that have a score and, if it is needed, a greedy response that has one.
-        trained: The responses that the update trains on, or only evaluates if it `is_flat`.
+        trained: The responses that the update trains on, or only evaluates if it `is_flat` or all are masked.
         is_flat: Groups without spread were to be left out, and no other group was found: no step is taken.
         num_rounds: Rounds of sampling.
+        num_masked: Responses that were cut off and are left out of the steps; None if they are not to be.
+        takes_steps: False if no response is left to train on.
     """
 
     prompts: Sequence[Prompt]
@@ -55,6 +57,8 @@ class SampledBatch:
     trained: ScoredRollout
     is_flat: bool = False
     num_rounds: int = 1
+    num_masked: int | None = None
+    takes_steps: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -68,13 +72,29 @@ class SampledBatch:
 
     @property
     def num_unused(self) -> int:
-        """Responses that have a score, and that the update does not train on."""
-        return self.num_scored if self.is_flat else self.num_scored - self.trained.rollout.num_responses
+        """Responses that have a score, and that the update does not train on because of their group."""
+        masked = (self.num_masked or 0) if self.takes_steps else 0
+        return self.num_scored if self.is_flat else self.num_scored - self.trained.rollout.num_responses - masked
 
     @property
     def groups(self) -> GroupScores:
         """The scores by prompt."""
         return group_scores(self.scored.total_scores, self.scored.rollout.group)
+
+    def masked(self, experience: Experience) -> tuple[SampledBatch, Experience]:
+        """The same without the responses that were cut off: their scores are in the baselines, but no step is taken.
+
+        Args:
+            experience: Of `trained`; the advantages were estimated with all responses.
+
+        Source: DAPO (arXiv 2503.14476) §3.4, overlong filtering.
+        """
+        rows = experience.rollout.stopped.nonzero().squeeze(1)
+        num_masked = experience.rollout.num_responses - len(rows)
+        if num_masked and len(rows):
+            batch = replace(self, trained=self.trained.select(rows.tolist()), num_masked=num_masked)
+            return batch, experience.select(rows)
+        return replace(self, num_masked=num_masked, takes_steps=self.takes_steps and num_masked == 0), experience
 
     def metrics(self) -> dict[str, float]:
         """Terms of the reward, spread of the groups, and figures of all responses if not all are trained on."""
@@ -85,8 +105,11 @@ class SampledBatch:
             groups["group/resamples"] = self.num_rounds - 1
             groups["group/sampled"] = self.num_sampled
             groups["group/unused"] = self.num_unused
+        masked = {} if self.num_masked is None else {"response/masked": self.num_masked / self.num_scored}
         return {
-            **(describe_responses(rollout, scores) if self.num_unused else {}),
+            **(describe_responses(rollout, scores) if self.num_unused or self.num_masked else {}),
+            **masked,
+            **(describe_lengths(rollout, scores) if self.scored.reasons is not None else {}),
             **self.scored.metrics(),
             "reward/unscored": float(self.num_sampled - self.num_scored),
             **groups,
@@ -225,7 +248,7 @@ class Sampling:
         is_flat = len(found) == 0
         rows = groups.among(groups.group[:wanted] if is_flat else found).nonzero().squeeze(1).tolist()
         if len(rows) < batch.num_scored or is_flat:
-            batch = replace(batch, trained=batch.scored.select(rows), is_flat=is_flat)
+            batch = replace(batch, trained=batch.scored.select(rows), is_flat=is_flat, takes_steps=not is_flat)
         self._report(batch, len(found), wanted, update)
         return batch
 

@@ -111,6 +111,7 @@ class PpoSettings:
         temperature: Divides the logits.
         constant_groups: Treatment of groups of responses that all score the same.
         max_resamples: Additional rounds of sampling.
+        masks_truncated: No step is taken on responses without a stop token.
         max_staleness: Updates between the sampling weights and the trained ones.
         gamma: Discount of the rewards.
         estimation: Settings that turn scores into advantages, without the current coefficients.
@@ -144,6 +145,7 @@ class PpoSettings:
     temperature: float
     constant_groups: str
     max_resamples: int
+    masks_truncated: bool
     max_staleness: int
     gamma: float
     estimation: Estimation
@@ -200,6 +202,7 @@ class PpoSettings:
             temperature=rollout.temperature,
             constant_groups=str(word(ppo.constant_groups)),
             max_resamples=ppo.max_resamples,
+            masks_truncated=rollout.masks_truncated,
             max_staleness=rollout.max_staleness,
             gamma=ppo.gamma,
             estimation=_estimation_of(config, own, exact=exact),
