@@ -51,6 +51,8 @@ VERDICTS = "tests/rewards/test_verdicts.py"
 ANSWERS = "tests/rewards/verify/test_answers.py"
 VERIFIED_TEXTS = "tests/rewards/verify/test_texts.py"
 INSTRUCTIONS = "tests/rewards/verify/test_instructions.py"
+PROGRAMS = "tests/rewards/verify/test_programs.py"
+SANDBOX = "tests/rewards/worker/test_sandbox.py"
 PPO = "tests/stages/ppo/test_ppo.py"
 ENGINE = "tests/rollout/vllm/test_engine.py"
 GRADIENT = "tests/control/test_natural_gradient.py"
@@ -154,6 +156,20 @@ MUTATIONS = (
         "1 - len(broken) / len(wanted)",
         "1.0 if len(broken) < len(wanted) else 0.0",
         f"{INSTRUCTIONS}::test_all_must_hold_and_partial_gives_the_share",
+    ),
+    Mutation(
+        "expected-values-told-to-the-program",
+        "_Reader._is_computed",
+        "args=[inner], keywords=[]",
+        "args=[inner, *_], keywords=[]",
+        f"{PROGRAMS}::test_the_program_gets_no_expected_value",
+    ),
+    Mutation(
+        "a-sandbox-is-not-tried-out",
+        "_try_out",
+        "ran.values[place] is not False",
+        "ran.values[place] is None",
+        f"{SANDBOX}::test_a_sandbox_with_a_hole_is_refused",
     ),
     Mutation(
         "reasons-lost-on-the-way-to-another-process",

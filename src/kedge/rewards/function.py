@@ -88,7 +88,7 @@ class FunctionReward:
         """Check before a run that the prompts have the columns that the function needs.
 
         A function may have an attribute `check_rows`, a function of the same columns that raises a `RewardError` for a
-        row that it cannot use: found here, it costs no rollout.
+        row that it cannot use: found here, it costs no rollout. It also gets the settings in its signature.
 
         Args:
             columns: The names, or a mapping with an entry per prompt in each column, which `check_rows` reads.
@@ -100,8 +100,11 @@ class FunctionReward:
         if self.checks_rows and isinstance(columns, Mapping):
             names = self.argument_names
             taken = {name: entries for name, entries in columns.items() if names is None or name in names}
+            check_rows = self.function.check_rows  # pyright: ignore[reportFunctionMemberAccess]
+            accepted = inspect.signature(check_rows).parameters
+            settings = {name: value for name, value in self.settings.items() if name in accepted}
             with _one_line_errors(self.name):
-                self.function.check_rows(**taken)  # pyright: ignore[reportFunctionMemberAccess]
+                check_rows(**{**taken, **settings})
 
     def _check_names(self, columns: Collection[str]) -> None:
         columns = free_names(columns, RESERVED_ARGUMENTS).values()

@@ -149,6 +149,7 @@ FORMS = {
     "choice": "`Answer: B`",
     "tags": "`<think>…</think><answer>…</answer>`",
     "json_schema": "one JSON value and nothing else",
+    "code": "a fenced block in Python",
 }
 """The form in which a verifier of kedge finds an answer most surely."""
 
@@ -156,6 +157,8 @@ SAY_THE_FORM = "say in the prompt in which form {name} expects the answer{form},
 TOO_HARD = "the prompts are too hard for this model: easier ones, a stronger model, or supervised fine-tuning first"
 ADVICE = {
     "no_answer_found": SAY_THE_FORM,
+    "no_code": SAY_THE_FORM,
+    "raised_NameError": "name in the prompt the function that the tests call, or show one of the tests",
     "wrong_format": SAY_THE_FORM,
     "several_answers": SAY_THE_FORM,
     "wrong_value": TOO_HARD,
