@@ -273,7 +273,7 @@ def generate(
         prompts: As in `ppo`.
         reward: As in `ppo`.
         out: The run's folder; must be empty.
-        settings: Fields of the configuration, such as `temperature`.
+        settings: Fields of the configuration, such as `temperature` or `best_of`.
 
     Raises:
         KedgeError: An invalid input.

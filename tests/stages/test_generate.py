@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
 
+import kedge
 from kedge.config import Config, load_config
 from kedge.errors import KedgeError, OutputError, RewardError
 from kedge.logs.json_lines import read_json_lines
-from kedge.stages.generate import run_generate
+from kedge.stages.generate import kl_of_best, run_generate
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge, save_speaker
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
@@ -196,3 +198,111 @@ def test_several_responses_to_a_prompt_differ_and_the_only_one_is_greedy(tmp_pat
         for out, more in (("one", []), ("cold", ["generate.temperature=0.01"]))
     ]
     assert alone[0] == alone[1]
+
+
+def coarse(completions: list[str], **_: Any) -> list[float]:
+    """Lengths in steps of five, so that there are ties."""
+    return [float(len(text) // 5) for text in completions]
+
+
+@pytest.mark.parametrize("batch_size", [64, 7])  # with 7, the responses to a prompt are in two batches
+def test_the_best_of_n_is_the_first_best_of_the_same_n_responses(tmp_path, batch_size, capsys):
+    policy = save_tiny_policy(tmp_path / "tiny")
+    sampling = ["generate.max_new_tokens=12", f"generate.batch_size={batch_size}"]
+    every = run_generate(
+        config_for(tmp_path, *sampling, "generate.num_responses=6", model=policy, out="all"),
+        prompts=ROWS,
+        reward=coarse,
+    )
+    best = run_generate(
+        config_for(tmp_path, *sampling, "generate.best_of=6", model=policy, out="best"),
+        prompts=ROWS,
+        reward=coarse,
+    )
+    expected, num_ties = [], 0
+    for start in range(0, 30, 6):
+        chosen = every.responses[start]
+        for row in every.responses[start + 1 : start + 6]:
+            if row["score"] > chosen["score"]:
+                chosen = row
+        expected.append(chosen)
+        num_ties += sum(row["score"] == chosen["score"] for row in every.responses[start : start + 6]) - 1
+    assert num_ties > 0
+    assert best.responses == expected
+    assert best.score is not None
+    assert every.score is not None
+    assert best.score.value == pytest.approx(mean(row["score"] for row in expected))
+    assert best.score.value > every.score.value
+    assert best.summary["score_of_one"] == every.score.as_json()
+    assert (best.summary["best_of"], best.summary["num_prompts"], best.summary["num_responses"]) == (6, 5, 5)
+    assert best.summary["kl_bound"] == pytest.approx(math.log(6) - 5 / 6)
+    shown = capsys.readouterr()
+    assert "one response" in shown.out
+    assert "best of 6" in shown.out
+    assert shown.err.count("best of 6: at most 0.958 nats per response from the policy") == 1
+
+
+def test_the_bound_on_the_kl_of_the_best_of_n():
+    """Two equally likely responses, n = 2: three of four draws have the better one. And three, n = 3."""
+    two = 3 / 4 * math.log((3 / 4) / (1 / 2)) + 1 / 4 * math.log((1 / 4) / (1 / 2))
+    three = sum(share / 27 * math.log(share / 27 * 3) for share in (1, 7, 19))
+    assert two < kl_of_best(2) == pytest.approx(math.log(2) - 1 / 2)
+    assert three < kl_of_best(3) == pytest.approx(math.log(3) - 2 / 3)
+    many = [(rank**3 - (rank - 1) ** 3) / 1000**3 for rank in range(1, 1001)]  # hardly ever the same response twice
+    assert sum(share * math.log(share * 1000) for share in many) == pytest.approx(kl_of_best(3), abs=1e-3)
+
+
+def test_a_response_without_a_score_is_never_the_best_unless_none_has_one(tmp_path):
+    def known(completions: list[str], topic: list[int]) -> list[float | None]:
+        return [None if number == 4 or place % 3 else -1.0 for place, number in enumerate(topic)]
+
+    more = ["generate.best_of=3", "generate.max_new_tokens=12", "generate.temperature=1"]
+    policy = save_tiny_policy(tmp_path / "tiny")
+    best = run_generate(config_for(tmp_path, *more, model=policy), prompts=ROWS, reward=known)
+    assert [row["score"] for row in best.responses] == [-1.0] * 4 + [None]
+    assert best.summary["num_scored"] == 4
+
+
+def test_verdicts_are_those_of_the_best(tmp_path):
+    def alternate(completions: list[str], **_: Any) -> list[dict[str, Any]]:
+        return [
+            {"score": place % 2, "reason": "right" if place % 2 else "wrong value"} for place in range(len(completions))
+        ]
+
+    best = kedge.generate(
+        model=save_tiny_policy(tmp_path / "tiny"),
+        prompts=["Deck", "Mast"],
+        reward=alternate,
+        best_of=2,
+        max_new_tokens=3,
+        out=tmp_path / "run",
+    )
+    assert best.summary["verdicts"] == {"verdict/alternate/right": 1.0}
+    assert [row["reason"] for row in best.responses] == ["right", "right"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--best-of", "1"], "generate.best_of must be a whole number ≥ 2, or null; it is 1"),
+        (["--best-of", "many"], "generate.best_of must be a whole number ≥ 2, or null; it is many"),
+        (["generate.best_of=4", "generate.num_responses=4"], "leave out generate.num_responses=4"),
+        (["generate.best_of=4", "generate.temperature=0"], "generate.temperature must be"),
+        (
+            ["generate.best_of=4", "generate.temperature=0.01"],
+            "at temperature 0.01 all responses to a prompt are equal",
+        ),
+        (["generate.best_of=4", "rollout.temperature=0.01"], "at temperature 0.01 all responses to a prompt are equal"),
+        (["generate.best_of=4", "reward=[]"], "needs a --reward"),
+    ],
+)
+def test_a_best_that_cannot_be_chosen_is_refused(tmp_path, more, said):
+    policy = save_speaker(tmp_path / "policy")
+    done = forked_kedge(
+        *("generate", "--model", policy, "--prompts", "Ready?", "--out", tmp_path / "run"),
+        *("reward=kedge.rewards.penalties:too_long", *more),
+    )
+    *_, last = done.stderr.splitlines()
+    assert (done.returncode, last.startswith("error: ")) == (2, True)
+    assert said in last
+    assert not (tmp_path / "run").exists()

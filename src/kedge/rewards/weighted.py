@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards.function import FunctionReward
@@ -56,6 +57,21 @@ class ScoredTerms:
             token_scores=None if all(part.token_scores is None for part in parts) else list(itertools.chain(*rows)),
             reasons=_joined([(part.reasons, len(part.scores)) for part in parts]),
             answers=_joined([(part.answers, len(part.scores)) for part in parts]),
+        )
+
+    def select(self, rows: Sequence[int]) -> ScoredTerms:
+        """The scores of some of the responses, in the order given; the failures stay those of all."""
+
+        def chosen(entries: Sequence[Any]) -> list[Any]:
+            return [entries[row] for row in rows]
+
+        return replace(
+            self,
+            scores=chosen(self.scores),
+            terms={name: chosen(scores) for name, scores in self.terms.items()},
+            token_scores=None if self.token_scores is None else chosen(self.token_scores),
+            reasons={name: chosen(reasons) for name, reasons in self.reasons.items()},
+            answers={name: chosen(answers) for name, answers in self.answers.items()},
         )
 
     def with_failures(self, *others: Mapping[str, float]) -> ScoredTerms:

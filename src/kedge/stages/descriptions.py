@@ -287,7 +287,17 @@ GENERATE = Stage(
     run="kedge.stages.generate:run_generate",
     sections=(("generate",), SCORED),
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS},
-    flags=(MODEL, PROMPT_TEXTS, REWARD),
+    flags=(
+        MODEL,
+        PROMPT_TEXTS,
+        REWARD,
+        Flag(
+            ("--best-of",),
+            "generate.best_of",
+            "N",
+            "Sample N responses to each prompt, and write the one that scores best; needs --reward.",
+        ),
+    ),
     arguments={"prompts": "data.prompts", "reward": "reward"},
     starts_from=("model",),
     makes_model=False,
@@ -302,6 +312,7 @@ EVALUATE = Stage(
     title="Evaluation",
     run="kedge.stages.evaluate:evaluate_or_check",
     sections=(("evaluate",), ("generate",), SCORED),
+    unread=("generate.best_of",),
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS, "evaluate.judge": "--judge"},
     needs_with={"evaluate.critic": ("data.prompts",)},
     flags=(

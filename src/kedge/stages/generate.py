@@ -1,10 +1,11 @@
-"""Generation: a policy's responses to prompts, scored if a reward is given.
+"""Generation: a policy's responses to prompts, scored if a reward is given; all of them, or the best of n.
 
-prompts ─▶ responses ─▶ scores ─▶ responses.jsonl, summary.json
+prompts ─▶ responses ─▶ scores ─▶ best of each prompt's n ─▶ responses.jsonl, summary.json
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from statistics import mean
 from typing import Any
 
 from kedge.config import Config
-from kedge.errors import RewardError
+from kedge.errors import ConfigError, RewardError
 from kedge.logs.json_lines import JsonLines, read_json_lines
 from kedge.logs.progress import say
 from kedge.logs.table import print_table
@@ -25,7 +26,14 @@ from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import measuring
-from kedge.stages.evaluation.policy import SampledBatch, join_responses, load_policy, sampling_of
+from kedge.stages.evaluation.policy import (
+    GREEDY,
+    SampledBatch,
+    Sampling,
+    join_responses,
+    load_policy,
+    sampling_of,
+)
 from kedge.stages.evaluation.report import verdict_lines
 from kedge.system.intervals import Interval, score_interval
 from kedge.system.output import RESPONSES_FILE, write_summary
@@ -45,7 +53,7 @@ class GenerateResult:
     Attributes:
         folder: The run's folder.
         summary: Contents of `summary.json`.
-        score: Mean score with its confidence interval over prompts; None without a reward.
+        score: Mean score of the rows with its confidence interval over prompts; None without a reward.
     """
 
     folder: Path
@@ -64,7 +72,8 @@ def run_generate(
 ) -> GenerateResult:
     """Sample responses of `config.model` to `config.data.prompts`, and score them with `config.reward` if it is set.
 
-    Each batch is written when it is complete, so an interrupted run keeps the responses sampled so far.
+    Each batch is written when it is complete, so an interrupted run keeps the responses sampled so far. With
+    `generate.best_of`, a prompt is written when all of its responses are scored: the best of them.
 
     Args:
         config: The resolved configuration.
@@ -74,73 +83,128 @@ def run_generate(
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; raised before any sampling.
     """
+    rewards = configured_rewards(config) if reward is None else reward
+    best_of = config.generate.best_of
+    size = best_of or config.generate.num_responses
+    sampling = sampling_of(config, num_responses=size)
+    if best_of is not None:
+        _check_best_of(best_of, sampling, rewards)
     run = open_run(config, "generate", in_memory={"data.prompts": prompts, "reward": reward})
-    sampling = sampling_of(config, num_responses=config.generate.num_responses)
     policy = load_policy(str(config.model), config, run)
     room = policy.room(sampling.max_new_tokens)
     distinct = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
-    rewards = configured_rewards(config) if reward is None else reward
     scorer = None
     if rewards:
         scorer = load_rewards(rewards, config, run, policy.tokenizer)
         scorer.check(prompt_columns(distinct))
 
-    repeated = [prompt for prompt in distinct for _ in range(config.generate.num_responses)]
+    repeated = [prompt for prompt in distinct for _ in range(size)]
     with measuring(run) as on_phase:
         say(policy.stop_tokens.line)
-        if config.generate.num_responses > 1:
-            say(
-                f"{config.generate.num_responses} responses to each prompt at temperature {sampling.temperature:g} "
-                "(generate.temperature)"
-            )
+        if size > 1:
+            say(f"{size} responses to each prompt at temperature {sampling.temperature:g} (generate.temperature)")
         with closing(policy.sample(repeated, sampling, title="generate", on_phase=on_phase)) as batches:
-            responses, scored = _write_scored(batches, scorer, run.folder)
-    scores = None if scored is None else scored.totals()
-    score = None if scores is None else _mean_score(scores, config)
+            responses, scored = _write_scored(batches, scorer, run.folder, best_of)
+    score = None if scored is None else _mean_score(scored.totals(), size)
+    shown: dict[str, Interval | None] = {policy.source: score}
+    best: dict[str, Any] = {}
+    if scored is not None and score is not None and best_of is not None:
+        responses, scored = _best_of_each(responses, scored, best_of)
+        shown = {"one response": score, f"best of {best_of}": _mean_score(scored.totals(), 1)}
+        best = {"best_of": best_of, "score_of_one": score.as_json(), "kl_bound": kl_of_best(best_of)}
+        *_, score = shown.values()
     verdicts = {} if scored is None else scored.verdicts()
     summary = {
         "model": policy.source,
         "num_prompts": len(distinct),
-        "num_responses": len(repeated),
+        "num_responses": len(responses),
         "num_distinct": len(set(responses.completions)),
         "length": mean(map(len, responses.response_ids)),
         "eos_rate": mean(map(float, responses.stopped)),
-        **({} if scores is None else {"num_scored": sum(each is not None for each in scores)}),
+        **({} if scored is None else {"num_scored": sum(each is not None for each in scored.totals())}),
         **({} if scorer is None or score is None else {"reward": scorer.name, "score": score.as_json()}),
+        **best,
         **({"verdicts": verdicts} if verdicts else {}),
     }
     write_summary(run.folder, summary)
     if run.ranks.is_first:
+        figures = [summary["num_distinct"], summary["length"], summary["eos_rate"]]
+        *others, last = shown
         print_table(
-            f"{len(repeated)} responses in {run.folder / RESPONSES_FILE}",
+            f"{len(responses)} responses in {run.folder / RESPONSES_FILE}",
             ["policy", "score", "different", "tokens", "stopped"],
-            {policy.source: [score, summary["num_distinct"], summary["length"], summary["eos_rate"]]},
+            {**{name: [shown[name], None, None, None] for name in others}, last: [shown[last], *figures]},
         )
+        if best_of is not None:
+            say(f"best of {best_of}: at most {kl_of_best(best_of):.3g} nats per response from the policy")
         for line in verdict_lines(verdicts):
             say(line)
-    if len(repeated) <= MOST_SHOWN:
+    if len(responses) <= MOST_SHOWN:
         for completion in responses.completions:
             say(f"response: {printable(completion)}")
-    say_results(config, run, RESPONSES_FILE, {"num_responses": len(repeated)})
+    say_results(config, run, RESPONSES_FILE, {"num_responses": len(responses)})
     return GenerateResult(run.shared_folder, summary, score)
 
 
+def kl_of_best(number: int) -> float:
+    """Bound on the KL of the best of n responses to the policy that samples them, nats per response.
+
+    log n − (n − 1)/n,   which is nearly reached where two responses are rarely the same
+
+    Source: Stiennon, appendix G.3; Beirami et al. 2024 (arXiv 2401.01879), who show that it is a bound.
+    """
+    return math.log(number) - (number - 1) / number
+
+
+def _check_best_of(best_of: int, sampling: Sampling, rewards: Rewards) -> None:
+    """Check that there is a best one.
+
+    Raises:
+        ConfigError: Nothing scores the responses, or they are all equal.
+    """
+    if not rewards:
+        raise ConfigError(f"generate.best_of={best_of} keeps the response that scores best, and needs a --reward")
+    if sampling.temperature <= GREEDY:
+        raise ConfigError(
+            f"generate.best_of={best_of} compares different responses, and at temperature {sampling.temperature:g} all "
+            "responses to a prompt are equal; use e.g. generate.temperature=1"
+        )
+
+
 def _write_scored(
-    batches: Iterable[SampledBatch], scorer: WeightedReward | None, folder: Path
+    batches: Iterable[SampledBatch], scorer: WeightedReward | None, folder: Path, best_of: int | None
 ) -> tuple[Responses, ScoredTerms | None]:
-    """Score and write each batch; return all responses, and their scores if there is a reward."""
+    """Score each batch, and write its rows, or the best one of every `best_of`; return all responses and scores."""
     parts: list[Responses] = []
     scored: list[ScoredTerms] = []
+    rows: list[dict[str, Any]] = []
+    size = best_of or 1
     with closing(JsonLines(folder / RESPONSES_FILE)) as lines:
         for sampled in batches:
             batch = sampled.responses
             terms = None if scorer is None else scorer.score_terms(batch)
-            for row in _rows(batch, terms):
-                lines.write(row)
+            rows += _rows(batch, terms)
+            complete = len(rows) // size * size  # a prompt's responses can be in two batches
+            for start in range(0, complete, size):
+                group = rows[start : start + size]
+                lines.write(group[0 if best_of is None else _best([row["score"] for row in group])])
+            rows = rows[complete:]
             parts.append(batch)
             if terms is not None:
                 scored.append(terms)
     return join_responses(parts), ScoredTerms.joined(scored) if scored else None
+
+
+def _best(scores: Scores) -> int:
+    """The place of the highest score, the first of equal ones; of responses without a score, the first."""
+    return max(range(len(scores)), key=lambda place: -math.inf if (score := scores[place]) is None else score)
+
+
+def _best_of_each(responses: Responses, scored: ScoredTerms, size: int) -> tuple[Responses, ScoredTerms]:
+    """The best of every `size` responses, and their scores."""
+    totals = scored.totals()
+    rows = [start + _best(totals[start : start + size]) for start in range(0, len(totals), size)]
+    return responses.select(rows), scored.select(rows)
 
 
 def _rows(responses: Responses, terms: ScoredTerms | None) -> Iterator[dict[str, Any]]:
@@ -162,9 +226,13 @@ def _rows(responses: Responses, terms: ScoredTerms | None) -> Iterator[dict[str,
         yield dict(zip(columns, entries, strict=True))
 
 
-def _mean_score(scores: Scores, config: Config) -> Interval:
-    """Mean over prompts of each prompt's mean score, since responses to one prompt are not independent."""
-    size = config.generate.num_responses
+def _mean_score(scores: Scores, size: int) -> Interval:
+    """Mean over prompts of each prompt's mean score, since responses to one prompt are not independent.
+
+    Args:
+        scores: One per response.
+        size: Responses per prompt.
+    """
     groups = (scores[start : start + size] for start in range(0, len(scores), size))
     scored = [known for group in groups if (known := [score for score in group if score is not None])]
     if not scored:

@@ -21,6 +21,15 @@ class GenerateConfig(Section):
         too_high="slow",
         too_low="no pass@k for larger k",
     )
+    best_of: int | None = field(
+        None,
+        ge=2,
+        meaning="Sample this many responses per prompt, and write only the one that scores best (`--best-of`), the "
+        "first of equal ones; needs a reward. Null: write all.",
+        source="off; Stiennon and Gao compare with it: best-of-n reaches PPO's scores at a far smaller KL",
+        too_high="n times the sampling for scores that rise with log n; the reward's errors are selected as well",
+        too_low="hardly better than a single response",
+    )
     max_new_tokens: int | None = field(
         None,
         ge=1,
@@ -46,6 +55,15 @@ class GenerateConfig(Section):
         too_high="out of memory",
         too_low="the device is underused",
     )
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> "GenerateConfig":
+        if self.best_of is not None and self.num_responses > 1:
+            raise ValueError(
+                f"generate.best_of={self.best_of} samples {self.best_of} responses to each prompt and keeps one; leave "
+                f"out generate.num_responses={self.num_responses}"
+            )
+        return self
 
 
 class EvaluateConfig(Section):

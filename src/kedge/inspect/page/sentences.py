@@ -127,15 +127,18 @@ def of_generation(record: RunRecord, progress: str) -> list[str]:
         total = record.progress[-1]["total"] if record.progress else None
         of = f" of {total:,}" if total else ""
         return [f"{'So far' if record.state == 'running' else 'Stopped after'} {count:,}{of} responses."]
+    best = f", each the best of {summary['best_of']}" if "best_of" in summary else ""
     first = (
-        f"{summary['num_responses']:,} responses to {summary['num_prompts']:,} prompts, {summary['length']:.3g} tokens "
-        f"long on average; {summary['eos_rate']:.0%} end with a stop token."
+        f"{summary['num_responses']:,} responses to {summary['num_prompts']:,} prompts{best}, "
+        f"{summary['length']:.3g} tokens long on average; {summary['eos_rate']:.0%} end with a stop token."
     )
     score = summary.get("score")
     if not isinstance(score, Mapping):
         return [first]
     limits = "" if score["low"] is None else f" ({score['low']:.3g} to {score['high']:.3g})"
-    return [first, f"Their mean score by {summary.get('reward', 'the reward')} is {score['value']:.3g}{limits}."]
+    single = summary.get("score_of_one")
+    one = f"; that of a single response is {single['value']:.3g}" if isinstance(single, Mapping) else ""
+    return [first, f"Their mean score by {summary.get('reward', 'the reward')} is {score['value']:.3g}{limits}{one}."]
 
 
 def why_no_result(record: RunRecord) -> str:
