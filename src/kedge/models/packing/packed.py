@@ -424,6 +424,22 @@ class KeyValues:
         self._columns = None
         self.length += 1
 
+    def advance_by(self, lengths: Int[Tensor, " rows"], longest: int) -> None:
+        """Add a block of columns for several new tokens per row, right-aligned; `update` then fills it.
+
+        Args:
+            lengths: New tokens of each row.
+            longest: Their maximum, the width of the block.
+        """
+        self._columns = None
+        self.length += longest
+        self.max_columns = max(self.max_columns, self.length)
+        mask = self._wide_mask(len(lengths), lengths.device)
+        columns = torch.arange(longest, device=lengths.device)
+        mask[:, 0, 0, self.length - longest : self.length].masked_fill_(
+            columns < longest - lengths[:, None], -torch.inf
+        )
+
     def keep(self, rows: Int[Tensor, " kept"]) -> None:
         """Keep only these rows."""
         for layer in self._layers:  # one after the other, so that only one layer exists twice
@@ -431,6 +447,37 @@ class KeyValues:
             self._layers[layer] = (keys.index_select(0, rows), values.index_select(0, rows))
         if self._mask is not None:
             self._mask = self._mask.index_select(0, rows)
+
+    def rewind(self, counts: Int[Tensor, " rows"], *, room: int) -> None:
+        """Forget the last columns of each row, and close the gaps: what is left is right-aligned again.
+
+        Args:
+            counts: Columns to forget, of each row.
+            room: Columns that may be added at most.
+        """
+        device = counts.device
+        seen = torch.arange(self.length, device=device) < (self.length - counts)[:, None]
+        if self._mask is not None:
+            seen = seen & (self._mask[:, 0, 0, : self.length] == 0)
+        widths = seen.sum(dim=1)
+        width = int(widths.max())
+        # Hidden columns first, the others in their order.
+        order = seen.long().argsort(dim=1, stable=True)[:, self.length - width :]
+        for layer, buffers in self._layers.items():
+            self._layers[layer] = (_chosen_columns(buffers[0], order), _chosen_columns(buffers[1], order))
+        self.length = width
+        self.max_columns = width + room
+        self._mask = None
+        if int(widths.min()) < width:
+            mask = self._wide_mask(len(counts), device)
+            hidden = torch.arange(width, device=device) < width - widths[:, None]
+            mask[:, 0, 0, :width].masked_fill_(hidden, -torch.inf)
+
+    def _wide_mask(self, rows: int, device: torch.device) -> Tensor:
+        """The mask, as wide as the columns can get."""
+        before = torch.zeros(rows, 1, 1, 0, device=device) if self._mask is None else self._mask
+        self._mask = nn.functional.pad(before, (0, max(0, self.max_columns - before.shape[-1])))
+        return self._mask
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Store new keys and values; return those to attend to: the prompts' own, or all columns so far."""
@@ -444,14 +491,24 @@ class KeyValues:
         return keys[:, :, : self.length], values[:, :, : self.length]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        """Attention of one new token per row over its row, shaped as in `Packed.attend`.
+        """Attention of the new tokens of each row over its row, shaped as in `Packed.attend`.
 
-        Query heads that share a key head are passed as query tokens, so that no key is copied.
+        Of one token, query heads that share a key head are passed as query tokens, so that no key is copied.
         """
-        rows, heads, _, dim = query.shape
+        rows, heads, count, dim = query.shape
+        if count > 1:
+            mask = self._mask_of_block(count, attention_dtype(query))
+            return attend(query, key, value, scaling=scaling, mask=mask).transpose(1, 2)
         grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], dim)
         mask = None if self._mask is None else self._mask[..., : self.length].to(attention_dtype(query))
         return attend(grouped, key, value, scaling=scaling, mask=mask).reshape(rows, 1, heads, value.shape[-1])
+
+    def _mask_of_block(self, count: int, dtype: torch.dtype) -> Tensor:
+        """What each of the last `count` columns attends to, `[rows, 1, count, columns]`."""
+        assert self._mask is not None, "`advance_by` makes one"
+        seen = self._mask[..., : self.length].to(dtype)
+        later = torch.ones(count, self.length, dtype=torch.bool, device=seen.device).triu(self.length - count + 1)
+        return torch.where(later, -torch.inf, seen)
 
     def _read_prompts(self, states: Tensor) -> Tensor:
         """From `[1, heads, tokens, dim]` to `[rows, heads, columns, dim]`, with room for the start of the response."""
@@ -465,13 +522,19 @@ class KeyValues:
         return buffer
 
     def _append(self, buffer: Tensor, states: Tensor) -> Tensor:
-        """Write states to the last column, in a wider buffer if this one is full."""
+        """Write states to the last columns, in a wider buffer if this one is full."""
         capacity = buffer.shape[2]
         if self.length > capacity:
-            wider = min(capacity + max(MIN_GROWTH, capacity // 2), self.max_columns)
+            wider = max(self.length, min(capacity + max(MIN_GROWTH, capacity // 2), self.max_columns))
             buffer = nn.functional.pad(buffer, (0, 0, 0, wider - capacity))
-        buffer[:, :, self.length - 1] = states[:, :, 0]
+        buffer[:, :, self.length - states.shape[2] : self.length] = states
         return buffer
+
+
+def _chosen_columns(buffer: Tensor, order: Int[Tensor, "rows columns"]) -> Tensor:
+    """Some columns of each row of `[rows, heads, columns, dim]`, in the order given."""
+    rows, heads, _, dim = buffer.shape
+    return buffer.gather(2, order[:, None, :, None].expand(rows, heads, order.shape[1], dim))
 
 
 class Decoder(Protocol):
@@ -491,6 +554,22 @@ class Decoder(Protocol):
 
     def keep(self, rows: Int[Tensor, " kept"]) -> None:
         """Keep only these rows."""
+        ...
+
+    def extend(
+        self, rows: Int[Tensor, " kept"], texts: Sequence[Sequence[int]], *, forget: Sequence[int], room: int
+    ) -> bool:
+        """Keep only these rows, forget their last tokens, and read others; `hidden` is then the state at the last one.
+
+        Args:
+            rows: The rows to keep.
+            texts: The tokens to read, at least one per kept row.
+            forget: How many tokens of each to forget first.
+            room: Steps that may follow at most.
+
+        Returns:
+            False if it cannot: another decoder has to read the rows from their start.
+        """
         ...
 
 
@@ -531,6 +610,23 @@ class PackedDecoder:
         self._cache.keep(rows)
         self._positions = self._positions[rows]
         self.hidden = self.hidden[rows]
+
+    def extend(self, rows: Tensor, texts: Sequence[Sequence[int]], *, forget: Sequence[int], room: int) -> bool:
+        """See `Decoder.extend`."""
+        if len(rows) < len(self._positions):
+            self.keep(rows)
+        device = self._positions.device
+        forgotten = torch.tensor(forget, device=device)
+        added = TokenRows.of(texts, device)
+        ids, mask = added.pad(left=True)
+        lengths = torch.tensor(added.lengths, device=device)
+        self._cache.rewind(forgotten, room=room + added.longest)
+        self._cache.advance_by(lengths, added.longest)
+        start = self._positions - forgotten
+        positions = start[:, None] + (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        self.hidden = self._run(ids, positions, layout=self._cache)[:, -1]
+        self._positions = start + lengths
+        return True
 
     def _run(self, ids: Tensor, positions: Tensor, *, layout: Packed | KeyValues) -> Tensor:
         with layout_attention(self._model.config):
