@@ -50,7 +50,7 @@ class CentralEngine:
             sampled.update({name: table for name, table in tables.items() if table is not None})
             return {name: (str(table.dtype).removeprefix("torch."), [*table.shape]) for name, table in sampled.items()}
 
-        own = torch.full((len(prompts),), self.ranks.is_first, dtype=torch.bool, device=self.device)
+        own = torch.full((len(given["seeds"]),), self.ranks.is_first, dtype=torch.bool, device=self.device)
         for name, (dtype, shape) in self.ranks.first(generate).items():
             if name not in sampled:
                 sampled[name] = torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)

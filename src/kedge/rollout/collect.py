@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kedge.algorithm.advantages import Advantage, AdvantageInputs
@@ -99,6 +99,7 @@ class Estimation:
         positive_min_score: Score, token scores included, from which a response is imitated; None for no imitation.
         old_from: The source of the old log probabilities; see `Experience`.
         importance_cap: Cap of the importance weights π_trainer/π_sampler of the policy loss; None for no weights.
+        gamma: γ, of the value of the state in which an episode was cut off.
     """
 
     advantage: Advantage
@@ -112,6 +113,7 @@ class Estimation:
     positive_min_score: float | None = None
     old_from: Literal["trainer", "sampler"] = "trainer"
     importance_cap: float | None = None
+    gamma: float = 1.0
 
     @property
     def value_after_last(self) -> bool:
@@ -194,6 +196,8 @@ def collect_experience(
     if use.whiten_rewards:
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False, magnitude=magnitude)
         magnitude = _largest(rewards)
+    if use.advantage.needs == "values" and rollout.cut_off is not None:
+        rewards = rewards + _value_at_cut(rollout, models, reward_mask, gamma=use.gamma)
     inputs: AdvantageInputs = {
         "values": values,
         "group": rollout.group,
@@ -229,6 +233,38 @@ def collect_experience(
     if use.positive_min_score is None:
         return experience
     return replace(experience, positive=experience.total_scores >= use.positive_min_score)
+
+
+def _value_at_cut(
+    rollout: Rollout, models: Models, reward_mask: Bool[Tensor, "batch time"], *, gamma: float
+) -> Float[Tensor, "batch time"]:
+    """The value of the state in which each cut-off episode was left, as a reward: γ·V(s_L) at its last action.
+
+    Where the slot after the last action counts, as with `score_at="after_last"`, that is the state's own, and is paid
+    V(s_L). An episode that fills the tensor has no slot for the state, and gets nothing.
+
+    Source: Pardo et al. 2018, "Time limits in reinforcement learning", eq. 4 (partial-episode bootstrapping).
+    """
+    assert rollout.cut_off is not None
+    mask = rollout.action_mask
+    slots = torch.arange(mask.shape[1], device=mask.device)
+    last = (slots * mask).amax(-1)
+    rows = (rollout.cut_off & (last + 1 < mask.shape[1])).nonzero().squeeze(1)
+    bonus = torch.zeros_like(rollout.logprobs)
+    if len(rows) == 0:
+        return bonus
+    (values,) = shared_out(
+        lambda part: (models.actor_critic.values(part, precision=models.precision, value_after_last=True),),
+        rollout.select(rows),
+        models.micro_batch_tokens,
+        models.ranks,
+    )
+    assert values is not None
+    after = last[rows] + 1
+    counts = reward_mask[rows, after]
+    value = values[torch.arange(len(rows), device=mask.device), after]
+    bonus[rows, torch.where(counts, after, after - 1)] = torch.where(counts, value, gamma * value)
+    return bonus
 
 
 def _largest(*terms: Tensor | None) -> float:

@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
 
-__all__ = ["Engine"]
+__all__ = ["Dialogue", "Engine"]
+
+
+class Dialogue(Protocol):
+    """The other side of the conversations of a batch: it opens each of them, and answers what the policy says."""
+
+    @property
+    def longest_turn(self) -> int:
+        """Tokens that the policy may say before it is answered, its stop token included."""
+        ...
+
+    def among(self, rows: Sequence[int]) -> Dialogue:
+        """The other side of some of the conversations."""
+        ...
+
+    def open(self, rows: Sequence[int]) -> list[list[int]]:
+        """The tokens that these conversations open with; of a row that was open already, from its start again."""
+        ...
+
+    def answer(self, said: Mapping[int, Sequence[int]]) -> Mapping[int, list[int] | None]:
+        """The tokens that answer what the policy said, up to where it speaks again, by row; None where it has ended.
+
+        Args:
+            said: For each row, the tokens that the policy sampled since the last answer.
+        """
+        ...
+
+    def finished(self, rollout: Rollout) -> Rollout:
+        """The conversations' rollout, with what only this side knows: rewards, and how each ended."""
+        ...
 
 
 class Engine(Protocol):
@@ -40,14 +69,16 @@ class Engine(Protocol):
         seeds: Sequence[int],
         groups: Sequence[int] | None = None,
         policy_version: int = 0,
+        dialogue: Dialogue | None = None,
     ) -> Rollout:
         """Sample a response for every prompt.
 
         Args:
-            prompts: Token ids, at least one token each.
+            prompts: Token ids, at least one token each; none with a dialogue, which opens with them.
             seeds: One per row, so that a row's tokens do not depend on the other rows.
             groups: Number of each row's prompt; None gives each row its own.
             policy_version: Number of updates that the policy has completed.
+            dialogue: Answers the policy, so that a response is what both say in turn; None for a single turn.
         """
         ...
 

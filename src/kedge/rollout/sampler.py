@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs
 from kedge.data.tokens import pad_left
 from kedge.models import Decoder, LanguageModel, Precision, autocast, read_values
+from kedge.rollout.engine import Dialogue
 from kedge.system.memory import is_out_of_memory, note_exhaustion, release
 from kedge.system.ranks import AdaptiveTokens
 
@@ -80,6 +81,7 @@ class Sampler:
         seeds: Sequence[int],
         groups: Sequence[int] | None = None,
         policy_version: int = 0,
+        dialogue: Dialogue | None = None,
         on_token: Callable[[int, int], None] | None = None,
     ) -> Rollout:
         """Sample a response for every prompt; see `Engine`.
@@ -89,33 +91,42 @@ class Sampler:
             seeds: See `Engine`.
             groups: See `Engine`.
             policy_version: See `Engine`.
+            dialogue: See `Engine`.
             on_token: Called with the row and the id of each token as soon as it is sampled. An exception that it raises
                 ends the sampling.
         """
+        if dialogue is not None:
+            prompts = dialogue.open(range(len(seeds)))
         assert len(prompts) == len(seeds), "one seed per prompt"
         device = self.model.device
         draws = _uniform_draws(seeds, self.max_new_tokens).to(device, _draw_dtype(device))
         responses = _Responses.empty(len(prompts), self.max_new_tokens, self.pad_id, device)
         try:
             for rows in self._batches(prompts):
-                self._sample_batch(prompts, rows, draws, responses, on_token)
+                self._sample_batch(prompts, rows, draws, responses, on_token, dialogue)
         except Exception as error:
             note_exhaustion(error, "sampling")
             raise
         prompt_ids, prompt_mask = pad_left(prompts, self.pad_id)
-        mask, stopped = self._count(responses.ids)
-        return Rollout(
+        if dialogue is None:
+            mask, stopped = self._count(responses.ids)
+            own = mask
+        else:
+            mask, own = responses.masks
+            stopped = torch.isin(responses.ids.gather(1, responses.lengths[:, None] - 1), self._stops)[:, 0]
+        rollout = Rollout(
             prompt_ids=prompt_ids.to(device),
             prompt_mask=prompt_mask.to(device),
             response_ids=responses.ids,
             token_mask=mask,
-            action_mask=mask,
+            action_mask=own,
             logprobs=responses.logprobs,
             values=responses.values if self.model.value_head is not None else None,
             stopped=stopped,
             group=torch.tensor(range(len(prompts)) if groups is None else groups, device=device),
             policy_version=torch.full((len(prompts),), policy_version, device=device),
         )
+        return rollout if dialogue is None else dialogue.finished(rollout)
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
         """Copy the weights that change into a copy; the policy itself has them. See `Engine`."""
@@ -142,19 +153,22 @@ class Sampler:
         draws: Tensor,
         responses: _Responses,
         on_token: Callable[[int, int], None] | None,
+        dialogue: Dialogue | None,
     ) -> None:
         """Sample some rows at once; where memory runs out and the number is not given, in batches of half as many."""
         try:
-            return self._sample_at_once(prompts, rows, draws, responses, on_token)
+            return self._sample_at_once(prompts, rows, draws, responses, on_token, dialogue)
         except Exception as error:
             if self.adaptive is None or self.batch_size is not None or len(rows) == 1 or not is_out_of_memory(error):
                 raise
             self.adaptive.halve_rows(-(-len(rows) // 2), error)
             release(error)
         responses.clear(rows, self.pad_id)
+        if dialogue is not None:
+            dialogue.open(rows)
         while rows:
             at_once = self.adaptive.rows  # which the last batch may have halved again
-            self._sample_batch(prompts, rows[:at_once], draws, responses, on_token)
+            self._sample_batch(prompts, rows[:at_once], draws, responses, on_token, dialogue)
             rows = rows[at_once:]
 
     def _sample_at_once(
@@ -164,13 +178,51 @@ class Sampler:
         draws: Tensor,
         responses: _Responses,
         on_token: Callable[[int, int], None] | None,
+        dialogue: Dialogue | None,
     ) -> None:
         device = self.model.device
+        texts = [prompts[row] for row in rows]
         with autocast(self.precision, device):
-            decoder = self.model.trunk.decoder(
-                [prompts[row] for row in rows], max_new_tokens=self.max_new_tokens, pad_id=self.pad_id
-            )
-            self._sample(decoder, torch.tensor(rows, device=device), draws, responses, on_token)
+            decoder = self.model.trunk.decoder(texts, max_new_tokens=self.max_new_tokens, pad_id=self.pad_id)
+            if dialogue is None:
+                self._sample(decoder, torch.tensor(rows, device=device), draws, responses, on_token)
+            else:
+                self._talk(decoder, texts, list(rows), draws, responses, on_token, dialogue)
+
+    def _talk(
+        self,
+        decoder: Decoder,
+        prompts: list[Sequence[int]],
+        rows: list[int],
+        draws: Tensor,
+        responses: _Responses,
+        on_token: Callable[[int, int], None] | None,
+        dialogue: Dialogue,
+    ) -> None:
+        """Fill in conversations turn by turn; those that have ended leave the batch after the turn."""
+        device = self.model.device
+        while True:
+            index = torch.tensor(rows, device=device)
+            starts: list[int] = responses.lengths[index].tolist()
+            steps = self._sample(decoder, index, draws, responses, on_token, longest_turn=dialogue.longest_turn)
+            said = {row: responses.since(row, start) for row, start in zip(rows, starts, strict=True)}
+            answers = dialogue.answer(said)
+            texts: list[list[int]] = []
+            forget: list[int] = []
+            kept = [place for place, row in enumerate(rows) if answers[row] is not None]
+            for row in (rows[place] for place in kept):
+                # The last sampled token was not read yet, or was read among those of rows that went on.
+                texts.append([said[row][-1], *(answers[row] or ())])
+                forget.append(steps - len(said[row]) + 1)
+                responses.append(row, answers[row] or ())
+            if not kept:
+                return
+            prompts = [prompts[place] for place in kept]
+            rows = [rows[place] for place in kept]
+            room = min(dialogue.longest_turn, self.max_new_tokens)
+            if not decoder.extend(torch.tensor(kept, device=device), texts, forget=forget, room=room):
+                so_far = [[*prompt, *responses.since(row, 0)] for prompt, row in zip(prompts, rows, strict=True)]
+                decoder = self.model.trunk.decoder(so_far, max_new_tokens=room, pad_id=self.pad_id)
 
     def _sample(
         self,
@@ -179,31 +231,43 @@ class Sampler:
         draws: Tensor,
         responses: _Responses,
         on_token: Callable[[int, int], None] | None,
-    ) -> None:
-        """Fill in the responses of some rows.
+        *,
+        longest_turn: int | None = None,
+    ) -> int:
+        """Go on with the responses of some rows, up to a stop token; returns the number of steps of the decoder.
 
-        Finished rows are still computed, and ignored, until enough of them have finished to be worth dropping.
+        Finished rows are still computed, and ignored, until enough of them have finished to be worth dropping. Rows
+        that go on after a turn are not dropped.
         """
         running = torch.ones_like(rows, dtype=torch.bool)
-        for step in range(self.max_new_tokens):
-            tokens, logprobs = self._draw(decoder.hidden, draws[rows, step])
-            responses.write(step, rows[running], tokens[running], logprobs[running])
+        places = responses.lengths[rows]
+        limit = torch.full_like(places, self.max_new_tokens)
+        if longest_turn is not None:
+            limit = limit.clamp(max=places + longest_turn)
+        steps = 0
+        while True:
+            tokens, logprobs = self._draw(decoder.hidden, draws[rows, places.clamp(max=self.max_new_tokens - 1)])
+            responses.write(rows[running], places[running], tokens[running], logprobs[running])
             if on_token is not None:
                 for row, token in zip(rows[running].tolist(), tokens[running].tolist(), strict=True):
                     on_token(row, token)
             if (head := self.model.value_head) is not None:
-                responses.values[rows[running], step] = read_values(head, decoder.hidden[running]).values
-            running = running & ~torch.isin(tokens, self._stops)
+                responses.values[rows[running], places[running]] = read_values(head, decoder.hidden[running]).values
+            places = places + 1
+            running = running & ~torch.isin(tokens, self._stops) & (places < limit)
             num_running = int(running.sum())
-            if num_running == 0 or step + 1 == self.max_new_tokens:
-                return
-            if num_running <= (1 - COMPACTION_SHARE) * len(rows) and decoder.can_drop_rows:
+            if num_running == 0:
+                return steps
+            if longest_turn is None and num_running <= (1 - COMPACTION_SHARE) * len(rows) and decoder.can_drop_rows:
                 kept = running.nonzero().squeeze(1)
                 decoder.keep(kept)
                 rows = rows[kept]
                 tokens = tokens[kept]
                 running = running[kept]
+                places = places[kept]
+                limit = limit[kept]
             decoder.step(tokens)
+            steps += 1
 
     def _draw(self, hidden: Float[Tensor, "rows dim"], draws: Float[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
         """Draw one token per row; return tokens and log probabilities."""
@@ -224,25 +288,56 @@ class Sampler:
 
 @dataclass(frozen=True)
 class _Responses:
-    """The samples so far; slots after a row's stop token keep their initial value."""
+    """The samples so far; slots after a row's last token keep their initial value.
+
+    Attributes:
+        ids: The tokens.
+        logprobs: The log probability of each that was sampled.
+        values: The value before each, if the policy has a head for it.
+        own: Which of them were sampled.
+        lengths: Tokens of each row.
+    """
 
     ids: Int[Tensor, "batch time"]
     logprobs: Float[Tensor, "batch time"]
     values: Float[Tensor, "batch time"]
+    own: Bool[Tensor, "batch time"]
+    lengths: Int[Tensor, " batch"]
 
     @classmethod
     def empty(cls, rows: int, time: int, pad_id: int, device: torch.device) -> _Responses:
         zeros = torch.zeros(rows, time, device=device)
-        return cls(torch.full((rows, time), pad_id, device=device), zeros, zeros.clone())
+        ids = torch.full((rows, time), pad_id, device=device)
+        return cls(ids, zeros, zeros.clone(), zeros.bool(), torch.zeros(rows, dtype=torch.long, device=device))
+
+    @property
+    def masks(self) -> tuple[Bool[Tensor, "batch time"], Bool[Tensor, "batch time"]]:
+        """All tokens, and those that were sampled."""
+        return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None], self.own
 
     def clear(self, rows: Sequence[int], pad_id: int) -> None:
-        """Discard the tokens sampled for some rows."""
+        """Discard the tokens of some rows."""
         for table, value in ((self.ids, pad_id), (self.logprobs, 0.0), (self.values, 0.0)):
             table[list(rows)] = value
+        self.own[list(rows)] = False
+        self.lengths[list(rows)] = 0
 
-    def write(self, step: int, rows: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
-        self.ids[rows, step] = tokens
-        self.logprobs[rows, step] = logprobs
+    def write(self, rows: Tensor, places: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
+        """Add a sampled token to each of some rows."""
+        self.ids[rows, places] = tokens
+        self.logprobs[rows, places] = logprobs
+        self.own[rows, places] = True
+        self.lengths[rows] = places + 1
+
+    def append(self, row: int, tokens: Sequence[int]) -> None:
+        """Add tokens that were not sampled."""
+        start = int(self.lengths[row])
+        self.ids[row, start : start + len(tokens)] = torch.tensor(tokens, dtype=torch.long, device=self.ids.device)
+        self.lengths[row] = start + len(tokens)
+
+    def since(self, row: int, start: int) -> list[int]:
+        """The tokens of a row from a place on."""
+        return self.ids[row, start : int(self.lengths[row])].tolist()
 
 
 def _uniform_draws(seeds: Sequence[int], num_steps: int) -> Float[Tensor, "rows steps"]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kedge.algorithm.experience import Rollout
 from kedge.data.tokens import pad_left
-from kedge.rollout.engine import Engine
+from kedge.rollout.engine import Dialogue, Engine
 from kedge.system.ranks import Ranks
 from kedge.system.ranks.sharding import whole_weights
 
@@ -62,28 +62,51 @@ class SharedEngine:
         seeds: Sequence[int],
         groups: Sequence[int] | None = None,
         policy_version: int = 0,
+        dialogue: Dialogue | None = None,
     ) -> Rollout:
         """See `Engine`."""
-        total = len(prompts)
+        total = len(seeds)
         count = self.ranks.count
         number = self.ranks.number
         rows = list(range(total * number // count, total * (number + 1) // count))
         sampled = rows or [0]  # a rank without rows learns the tensors' shapes
         with whole_weights(self.weights):
             part = self.engine.generate(
-                [prompts[row] for row in sampled],
+                [prompts[row] for row in sampled] if dialogue is None else (),
                 seeds=[seeds[row] for row in sampled],
                 groups=[row if groups is None else groups[row] for row in sampled],
                 policy_version=policy_version,
+                dialogue=None if dialogue is None else dialogue.among(sampled),
             )
         device = part.response_ids.device
-        prompt_ids, prompt_mask = (each.to(device) for each in pad_left(prompts, self.pad_id))
         own = torch.zeros(total, dtype=torch.bool, device=device)
         own[rows] = True
-        tables = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}
+        tables: dict[str, Tensor] = {}
+        if dialogue is None:
+            prompt_ids, prompt_mask = pad_left(prompts, self.pad_id)
+            tables = {"prompt_ids": prompt_ids.to(device), "prompt_mask": prompt_mask.to(device)}
+        else:
+            part = self._equally_wide(part, own, rows)
         for name in (each.name for each in fields(part) if each.name not in tables):
             if (known := getattr(part, name)) is not None:
                 tables[name] = known.new_zeros(total, *known.shape[1:])
                 tables[name][rows] = known[: len(rows)]
                 self.ranks.fill_in(own, tables[name])
         return Rollout(**tables)
+
+    def _equally_wide(self, part: Rollout, own: Tensor, rows: Sequence[int]) -> Rollout:
+        """This rank's rows with prompts padded to the widest of all ranks."""
+        lengths = torch.zeros(len(own), dtype=torch.long, device=own.device)
+        lengths[rows] = part.prompt_mask.sum(-1)[: len(rows)]
+        self.ranks.fill_in(own, lengths)
+        width = int(lengths.max())
+        return replace(
+            part,
+            prompt_ids=_widened(part.prompt_ids, width, self.pad_id),
+            prompt_mask=_widened(part.prompt_mask, width, False),
+        )
+
+
+def _widened(table: Tensor, width: int, fill: float) -> Tensor:
+    """A left-padded table at another width, which is enough for the rows that count."""
+    return nn.functional.pad(table, (width - table.shape[1], 0), value=fill)

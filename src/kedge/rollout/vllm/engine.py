@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.data.tokens import pad_left
 from kedge.errors import EngineError
+from kedge.rollout.engine import Dialogue
 from kedge.rollout.vllm.fleet import Fleet
 
 __all__ = ["GENERATE", "SamplingSettings", "VllmEngine", "read_answer"]
@@ -86,6 +88,27 @@ class Answer:
     versions: frozenset[str]
 
 
+@dataclass
+class _Talk:
+    """A conversation so far; it ends with a turn of the policy.
+
+    Attributes:
+        tokens: What both sides said after the prompt.
+        logprobs: Log probabilities, 0 for tokens that were not sampled.
+        own: Which tokens were sampled.
+    """
+
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    own: list[bool] = field(default_factory=list[bool])
+
+    def add(self, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+        """Add a turn of the policy, or one of the other side, without log probabilities."""
+        self.tokens += tokens
+        self.logprobs += [0.0] * len(tokens) if logprobs is None else logprobs
+        self.own += [logprobs is not None] * len(tokens)
+
+
 def read_answer(answer: Mapping[str, Any], settings: SamplingSettings, *, version: str) -> Answer:
     """Check one answer.
 
@@ -123,7 +146,7 @@ def read_answer(answer: Mapping[str, Any], settings: SamplingSettings, *, versio
 
 
 def rollout_from(
-    answers: Sequence[Answer],
+    talks: Sequence[_Talk],
     prompts: Sequence[Sequence[int]],
     settings: SamplingSettings,
     *,
@@ -133,14 +156,17 @@ def rollout_from(
     device: torch.device,
 ) -> Rollout:
     """The responses as padded tensors; arguments as in `Engine.generate`."""
-    ids = torch.full((len(answers), settings.max_new_tokens), pad_id)
+    ids = torch.full((len(talks), settings.max_new_tokens), pad_id)
     logprobs = torch.zeros(ids.shape)
-    for row, answer in enumerate(answers):
-        ids[row, : len(answer.tokens)] = torch.tensor(answer.tokens)
-        logprobs[row, : len(answer.tokens)] = torch.tensor(answer.logprobs)
-    lengths = torch.tensor([len(answer.tokens) for answer in answers])
+    own = torch.zeros(ids.shape, dtype=torch.bool)
+    for row, talk in enumerate(talks):
+        length = len(talk.tokens)
+        ids[row, :length] = torch.tensor(talk.tokens)
+        logprobs[row, :length] = torch.tensor(talk.logprobs)
+        own[row, :length] = torch.tensor(talk.own)
+    lengths = torch.tensor([len(talk.tokens) for talk in talks])
     mask = (torch.arange(settings.max_new_tokens) < lengths[:, None]).to(device)
-    stopped = torch.tensor([answer.tokens[-1] in settings.stop_tokens for answer in answers])
+    stopped = torch.tensor([talk.tokens[-1] in settings.stop_tokens for talk in talks])
     prompt_ids, prompt_mask = pad_left(prompts, pad_id)
 
     def whole(values: Sequence[int]) -> Tensor:
@@ -151,7 +177,7 @@ def rollout_from(
         prompt_mask=prompt_mask.to(device),
         response_ids=ids.to(device),
         token_mask=mask,
-        action_mask=mask,
+        action_mask=own.to(device),
         logprobs=logprobs.to(device),
         values=None,
         stopped=stopped.to(device),
@@ -198,22 +224,45 @@ class VllmEngine:
         seeds: Sequence[int],
         groups: Sequence[int] | None = None,
         policy_version: int = 0,
+        dialogue: Dialogue | None = None,
     ) -> Rollout:
-        """Sample a response for every prompt; see `Engine`.
+        """Sample a response for every prompt; see `Engine`. The server has read the earlier turns of a dialogue.
 
         Raises:
             EngineError: A server is gone for good, or gave an unusable answer.
         """
+        if dialogue is not None:
+            prompts = dialogue.open(range(len(seeds)))
         assert len(prompts) == len(seeds), "one seed per prompt"
         assert "version" in self._state, "the weights are published before the first rollout"
         version = self._name(self._state["version"])
-        # The cache of prefixes is per version: a prompt that was read by other weights is read again.
-        bodies = [
-            self.settings.request(prompt, seed=seed, salt=version) for prompt, seed in zip(prompts, seeds, strict=True)
-        ]
-        answers = self.fleet.ask(GENERATE, bodies, range(len(prompts)) if groups is None else groups)
-        return rollout_from(
-            [read_answer(answer, self.settings, version=version) for answer in answers],
+        numbers = range(len(prompts)) if groups is None else groups
+        talks = [_Talk() for _ in prompts]
+        rows = list(range(len(prompts)))
+        for turn in itertools.count():
+            limits = [self._up_to(talks[row], dialogue) for row in rows]
+            # The cache of prefixes is per version: a prompt that was read by other weights is read again.
+            bodies = [
+                limit.request([*prompts[row], *talks[row].tokens], seed=seeds[row] + turn, salt=version)
+                for row, limit in zip(rows, limits, strict=True)
+            ]
+            found = self.fleet.ask(GENERATE, bodies, [numbers[row] for row in rows])
+            answers = {
+                row: read_answer(each, limit, version=version)
+                for row, each, limit in zip(rows, found, limits, strict=True)
+            }
+            for row, answer in answers.items():
+                talks[row].add(answer.tokens, answer.logprobs)
+            if dialogue is None:
+                break
+            replies = dialogue.answer({row: answer.tokens for row, answer in answers.items()})
+            rows = [row for row in rows if replies[row] is not None]
+            for row in rows:
+                talks[row].add(replies[row] or ())
+            if not rows:
+                break
+        rollout = rollout_from(
+            talks,
             prompts,
             self.settings,
             pad_id=self.pad_id,
@@ -221,6 +270,14 @@ class VllmEngine:
             policy_version=policy_version,
             device=self.device,
         )
+        return rollout if dialogue is None else dialogue.finished(rollout)
+
+    def _up_to(self, talk: _Talk, dialogue: Dialogue | None) -> SamplingSettings:
+        """The settings for the next turn of a conversation, with its length limit."""
+        if dialogue is None:
+            return self.settings
+        left = self.settings.max_new_tokens - len(talk.tokens)
+        return replace(self.settings, max_new_tokens=min(left, dialogue.longest_turn))
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
         """Send the weights to all servers; see `Engine`."""
