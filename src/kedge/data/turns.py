@@ -1,0 +1,192 @@
+"""Conversations that go on from the tokens that were sampled: the tokens of the turns in between.
+
+What the policy sampled is never decoded and encoded again, since other tokens can have the same text. The other side's
+messages are encoded alone, and added as the chat template writes them after an answer:
+
+    prompt │ sampled │ closing, if the policy did not write it │ messages │ header of the next answer │ sampled │ …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kedge.data.chat import apply_template
+from kedge.data.fields import Messages
+from kedge.data.records import Prompt, RowError
+from kedge.data.tokens import Rendered, encode_prompt, encode_text, num_shared
+from kedge.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["PlainTurns", "TemplateTurns", "Turns"]
+
+QUESTION = "How deep is it?"
+ANSWER = "Nine fathoms."
+THOUGHT = "<think>\nThe lead says nine.\n</think>\n\n"
+"""Templates of reasoning models drop it from earlier answers."""
+_SHOWN = 40
+
+
+class Turns(Protocol):
+    """The tokens of conversations around what the policy samples."""
+
+    def open(self, prompt: Prompt, messages: Messages) -> list[int]:
+        """The tokens up to the policy's first turn.
+
+        Args:
+            prompt: A row of the data.
+            messages: What the environment adds to it.
+
+        Raises:
+            RowError: They cannot be rendered.
+        """
+        ...
+
+    def after(self, said: Sequence[int], messages: Messages) -> list[int]:
+        """The tokens from a turn of the policy to its next one.
+
+        Args:
+            said: The turn, as sampled.
+            messages: The other side's answer.
+
+        Raises:
+            RowError: They cannot be rendered.
+        """
+        ...
+
+
+class PlainTurns:
+    """Texts that are written one after the other, for models without a chat template.
+
+    Args:
+        tokenizer: The policy's.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    def open(self, prompt: Prompt, messages: Messages) -> list[int]:
+        """See `Turns`."""
+        return encode_prompt(self._tokenizer, prompt.text + _texts(messages))
+
+    def after(self, said: Sequence[int], messages: Messages) -> list[int]:
+        """See `Turns`."""
+        return encode_text(self._tokenizer, _texts(messages), continues=True)
+
+
+class TemplateTurns:
+    """Turns as the tokenizer's chat template writes them.
+
+    Args:
+        tokenizer: The policy's.
+        stop_ids: The tokens that end its turns.
+        tools: JSON schemas of the tools that it may call.
+        description: Describes them before the first question, for a template that has no place for them.
+
+    Raises:
+        DataError: The template changes earlier turns when a conversation goes on, or there is none.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_ids: Collection[int],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        description: str = "",
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise DataError(
+                "an environment talks in messages, but the tokenizer has no chat template: name one with "
+                "data.chat_template (chatml, zephyr or a file), or write the prompts as plain text"
+            )
+        self._tokenizer = tokenizer
+        self._stop_ids = frozenset(stop_ids)
+        self._tools = [dict(tool) for tool in tools]
+        asked = [_user(QUESTION)]
+        shows_tools = bool(tools) and self._write(asked) != apply_template(tokenizer, asked, add_generation_prompt=True)
+        self._description = "" if shows_tools else description
+        self._has_tool_role = bool(tools) and self._writes_results()
+        self._check_goes_on()
+
+    def open(self, prompt: Prompt, messages: Messages) -> list[int]:
+        """See `Turns`."""
+        given = prompt.columns.get("messages")
+        conversation: Messages = [*given] if isinstance(given, list) else [_user(prompt.text)]
+        conversation = [*conversation, *messages]
+        if self._description:
+            first = next((place for place, each in enumerate(conversation) if each["role"] == "user"), 0)
+            content = f"{self._description}\n\n{conversation[first]['content']}"
+            conversation[first] = {**conversation[first], "content": content}
+        return encode_prompt(self._tokenizer, Rendered(self._write(conversation)))
+
+    def after(self, said: Sequence[int], messages: Messages) -> list[int]:
+        """See `Turns`."""
+        ids = encode_text(self._tokenizer, self._continuation(ANSWER, messages), continues=True)
+        if not said or said[-1] not in self._stop_ids:
+            return ids
+        # The policy has closed its turn with the token that the template writes there, or with another one that does.
+        closing = next((place for place, token in enumerate(ids) if token in self._stop_ids), None)
+        if closing is None or str(self._tokenizer.decode(ids[:closing])).strip():
+            return ids
+        return ids[closing + 1 :]
+
+    def _continuation(self, answer: str, messages: Messages) -> str:
+        """The text that follows an answer: what closes it, the messages, and the header of the next answer.
+
+        Raises:
+            RowError: The template writes the question or the answer in another way when the conversation goes on.
+        """
+        begin = self._write([_user(QUESTION)])
+        whole = self._write([_user(QUESTION), {"role": "assistant", "content": answer}, *self._told(messages)])
+        rest = whole[len(begin) :].lstrip()
+        if not whole.startswith(begin) or not rest.startswith(answer):
+            at = num_shared(whole, begin + answer)
+            raise RowError(
+                "the chat template writes an earlier answer in another way when the conversation goes on: "
+                f"{(begin + answer)[at:][:_SHOWN]!r} becomes {whole[at:][:_SHOWN]!r}"
+            )
+        return rest[len(answer) :]
+
+    def _told(self, messages: Messages) -> Messages:
+        """The messages; those of tools as a user's, if the template has no other place for them."""
+        if self._has_tool_role:
+            return messages
+        return [
+            _user(f"<result>{message['content']}</result>") if message["role"] == "tool" else message
+            for message in messages
+        ]
+
+    def _write(self, messages: Messages) -> str:
+        settings = {"tools": self._tools} if self._tools else {}
+        return apply_template(self._tokenizer, messages, add_generation_prompt=True, **settings)
+
+    def _writes_results(self) -> bool:
+        """True if the template writes the result of a tool."""
+        turns = [_user(QUESTION), {"role": "assistant", "content": ANSWER}, {"role": "tool", "content": "nine"}]
+        try:
+            return "nine" in self._write(turns)
+        except RowError:
+            return False
+
+    def _check_goes_on(self) -> None:
+        """Check that answers stay as they are, also with thoughts, in the conversations of this environment."""
+        reply = {"role": "tool", "content": "nine"} if self._tools else _user("How cold?")
+        for answer in (ANSWER, THOUGHT + ANSWER):
+            try:
+                self._continuation(answer, [reply])
+            except RowError as error:
+                raise DataError(
+                    f"a conversation cannot go on from the tokens that the policy sampled: {error}; "
+                    "data.chat_template names a template that keeps them"
+                ) from error
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _texts(messages: Messages) -> str:
+    return "".join(message["content"] for message in messages)

@@ -1,0 +1,113 @@
+"""Turns added to sampled tokens, against the whole conversation as the chat template writes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kedge.data import Prompt
+from kedge.data.tokens import encode_completion
+from kedge.data.turns import PlainTurns, TemplateTurns
+from kedge.errors import DataError
+from tests.data.test_chat import FAMILIES, R1, TURN, Family
+from tests.tiny import tiny_tokenizer
+
+QUESTION = {"role": "user", "content": "Say a number."}
+REPLIES = [{"role": "user", "content": "Higher."}, {"role": "user", "content": "Lower, and by more than one."}]
+ANSWERS = ["It is 4", "Then 9"]
+REFUSED = {"deepseek"}
+GOES_ON = {name: family for name, family in FAMILIES.items() if name not in REFUSED}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}}},
+    }
+]
+
+
+def stop_of(family: Family, tokenizer) -> int:
+    """The token that closes an answer, as `named_stop_tokens` finds it."""
+    known = tokenizer.convert_tokens_to_ids(family.closing) if family.closing in family.tokens else None
+    return tokenizer.eos_token_id if known is None else known
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("name", GOES_ON)
+def test_a_conversation_is_what_the_template_writes(name, closed):
+    """Also where the policy's turn was cut off before it closed it: the other side then does."""
+    family = GOES_ON[name]
+    tokenizer = family.tokenizer()
+    stop = stop_of(family, tokenizer)
+    turns = TemplateTurns(tokenizer, [stop])
+    ids = turns.open(Prompt("ignored", {"messages": [QUESTION]}), [])
+    messages = [QUESTION]
+    marks = family.closing in (*family.tokens, "<eos>")
+    for answer, reply in zip(ANSWERS, REPLIES, strict=True):
+        space = " " if name == "mistral" else ""
+        said = encode_completion(tokenizer, space + answer, eos=False)
+        said += [stop] if closed and marks else []
+        ids = [*ids, *said, *turns.after(said, [reply])]
+        messages += [{"role": "assistant", "content": answer}, reply]
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.decode(ids)
+    if closed and name == "mistral":  # it writes a space before the token that the policy has written without one
+        whole = whole.replace(" <eos>", "<eos>")
+    assert text == whole
+
+
+def test_what_was_sampled_stays_as_it_was_sampled():
+    """Token ids that no tokenizer would choose for their text are not encoded again."""
+    family = FAMILIES["chatml"]
+    tokenizer = family.tokenizer()
+    stop = stop_of(family, tokenizer)
+    turns = TemplateTurns(tokenizer, [stop])
+    merged = max(tokenizer.get_vocab(), key=lambda token: len(token) if token.isalpha() and token.isascii() else 0)
+    odd = [tokenizer.convert_tokens_to_ids(letter) for letter in merged]
+    assert len(odd) > 1 == len(encode_completion(tokenizer, merged, eos=False))
+    after = turns.after([*odd, stop], REPLIES[:1])
+    assert after == turns.after([*encode_completion(tokenizer, "4", eos=False), stop], REPLIES[:1])
+    assert tokenizer.decode(after) == "\n<|im_start|>user\nHigher.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_that_drops_thoughts_is_refused_with_the_change():
+    family = Family(R1, "<eos>", ("<A>", "<U>"), add_bos=True)
+    with pytest.raises(DataError, match=r"in another way when the conversation goes on: .*think.*; data.chat_template"):
+        TemplateTurns(family.tokenizer(), [2])
+
+
+def test_without_a_template_there_is_one_line():
+    with pytest.raises(DataError, match=r"no chat template: name one with data.chat_template"):
+        TemplateTurns(tiny_tokenizer(), [2])
+
+
+def test_tools_come_with_the_template_if_it_has_a_place_for_them():
+    shown = "{% if tools %}[{{ tools | length }} tools]{% endif %}" + FAMILIES["chatml"].template
+    tokenizer = Family(shown, "<|im_end|>", FAMILIES["chatml"].tokens).tokenizer()
+    turns = TemplateTurns(tokenizer, [300], tools=TOOLS, description="Use add.")
+    opened = tokenizer.decode(turns.open(Prompt("", {"messages": [QUESTION]}), []))
+    assert opened.startswith("[1 tools]<|im_start|>user\nSay a number.")
+    tokenizer = FAMILIES["chatml"].tokenizer()
+    turns = TemplateTurns(tokenizer, [300], tools=TOOLS, description="Use add.")
+    opened = tokenizer.decode(turns.open(Prompt("", {"messages": [QUESTION]}), []))
+    assert opened == "<|im_start|>user\nUse add.\n\nSay a number.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_the_result_of_a_tool_has_its_role_or_is_told_by_the_user():
+    result = [{"role": "tool", "name": "add", "content": "7"}]
+    with_role = FAMILIES["chatml"].tokenizer()
+    stop = stop_of(FAMILIES["chatml"], with_role)
+    said = [5, stop]
+    text = with_role.decode(TemplateTurns(with_role, [stop], tools=TOOLS).after(said, result))
+    assert text == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
+    strict = TURN + "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + "{% endfor %}"
+    without = Family(strict + FAMILIES["chatml"].template, "<|im_end|>", FAMILIES["chatml"].tokens).tokenizer()
+    text = without.decode(TemplateTurns(without, [stop], tools=TOOLS).after(said, result))
+    assert text == "\n<|im_start|>user\n<result>7</result><|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_plain_texts_follow_each_other():
+    tokenizer = tiny_tokenizer(add_bos=True)
+    turns = PlainTurns(tokenizer)
+    opened = turns.open(Prompt("A game.\n"), [QUESTION])
+    assert tokenizer.decode(opened) == "<bos>A game.\nSay a number."
+    assert tokenizer.decode(turns.after([5, 2], REPLIES)) == "Higher.Lower, and by more than one."
+    assert turns.after([5, 2], []) == []
