@@ -13,9 +13,9 @@ from typing import Any
 from kedge.errors import DataError, NonfiniteScoreError, RewardError
 from kedge.rewards.retries import CallLimits, CallTimeout
 from kedge.rewards.source import Responses, Score, checked_scores
-from kedge.system.output import writing
 from kedge.system.texts import error_text
 from kedge.system.workers.codec import decode, encode
+from kedge.system.workers.log import CallLog
 from kedge.system.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
 
 __all__ = ["RemoteFunction"]
@@ -53,7 +53,7 @@ class RemoteFunction:
     ) -> None:
         self.name = name or spec.rpartition(":")[2]
         self._limits = limits or CallLimits()
-        self._log = RewardLog(log, self.name)
+        self._log = CallLog(log, self.name)
         self._loading = {"spec": spec, "name": name, "settings": dict(settings or {})}
         self._source = _source_of(spec)
         self._argument_names: list[str] | None = None
@@ -208,53 +208,3 @@ def _is_encodable(value: object) -> bool:
     except ENCODE_ERRORS:
         return False
     return True
-
-
-_LIMIT = 1 << 20
-
-
-class RewardLog:
-    """Appends one function's output to a log file that all functions of a run share, each line prefixed by its name.
-
-    Output is buffered until the run's folder exists. At most 1 MiB per call is kept, so that endless output does not
-    fill the disk.
-
-    Args:
-        path: The file; None discards the output.
-        name: The function's name.
-    """
-
-    def __init__(self, path: Path | None, name: str) -> None:
-        self.name = name
-        self._path = path
-        self._waiting: list[bytes] = []
-        self._part = b""
-        self._room = _LIMIT
-        self._left_out = 0
-
-    def add(self, printed: bytes) -> None:
-        """Add output as it is read; an incomplete line is buffered."""
-        kept = printed[: self._room]
-        self._room -= len(kept)
-        self._left_out += len(printed) - len(kept)
-        *lines, self._part = (self._part + kept).split(b"\n")
-        self._write(lines)
-
-    def end(self, *lines: str) -> None:
-        """End a call's output, with further lines from kedge."""
-        closing = [self._part] if self._part else []
-        if self._left_out:
-            closing.append(f"[{self._left_out:,} more bytes were printed]".encode())
-        self._write([*closing, *(line.encode("utf-8", "backslashreplace") for line in lines)])
-        self._part = b""
-        self._room = _LIMIT
-        self._left_out = 0
-
-    def _write(self, lines: list[bytes]) -> None:
-        self._waiting += [self.name.encode() + b": " + line + b"\n" for line in lines]
-        if self._path is None or not self._waiting or not self._path.parent.is_dir():
-            del self._waiting[:-1000]
-            return
-        with writing(self._path), self._path.open("ab") as file:
-            file.write(b"".join(self._waiting))
-        self._waiting.clear()
