@@ -26,6 +26,7 @@ from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from kedge.system.stage import stages
+from tests.environments.worlds import Guess
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -303,6 +304,12 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     elsewhere |= {"response/masked"}
     # With a reward model and runtime.frozen_dtype=int8.
     elsewhere |= {"reward/rounding_error"}
+    # With an environment; the second two with calls of tools, which a random policy does not make.
+    played = settings("ppo", policy, tmp_path / "played", num_updates=1, num_prompts=2, max_new_tokens=9)
+    run_ppo(played, prompts=["The boat"], environment=Guess)
+    episodes = {name for name in measured(tmp_path / "played") if name.startswith(("episode/", "time/environment"))}
+    assert len(episodes) == 9
+    elsewhere |= episodes | {"tools/calls", "tools/failed"}
     assert found | elsewhere == documented("PPO")
 
 

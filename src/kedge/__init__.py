@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         sweep,
         write_report,
     )
+    from kedge.environments.shapes import Step
     from kedge.errors import KedgeError
     from kedge.runs.loaded_models import LoadedModel
     from kedge.runs.training import Update
@@ -42,6 +43,7 @@ __all__ = [
     "KedgeError",
     "LoadedModel",
     "PpoTrainer",
+    "Step",
     "Update",
     "__version__",
     "check_critic",
@@ -85,6 +87,7 @@ _MODULES |= {
     "KedgeError": "kedge.errors",
     "LoadedModel": "kedge.runs.loaded_models",
     "PpoTrainer": "kedge.stages.ppo.own_loop",
+    "Step": "kedge.environments.shapes",
     "Update": "kedge.runs.training",
 }
 

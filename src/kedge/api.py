@@ -193,7 +193,8 @@ def ppo(
     *,
     model: Model | None = None,
     prompts: Data,
-    reward: Weighted,
+    reward: Weighted | None = None,
+    environment: Callable[[], Any] | str | None = None,
     policy: Model | None = None,
     critic: Model | None = None,
     eval_prompts: Data | None = None,
@@ -209,7 +210,8 @@ def ppo(
     Args:
         model: Folder or hub id of the policy to start from.
         prompts: Texts, or rows with `prompt`; their other columns are passed to reward functions.
-        reward: Reward model or function; a list of them, or a mapping to weights.
+        reward: Reward model or function; a list of them, or a mapping to weights. Optional with an environment.
+        environment: A class for episodes of several turns, or `file.py:Class`; see `kedge.environments.shapes`.
         policy: Another name of `model`.
         critic: A trained critic to start from, such as a run of `kedge.critic`; or its kind, as `ppo.critic`.
         eval_prompts: Prompts for `eval_every` and `critic_check`; without them, some of the prompts are held out.

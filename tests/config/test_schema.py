@@ -158,6 +158,7 @@ def test_sections_are_all_sections() -> None:
     assert named == {
         *stages,
         "adapter",
+        "environment",
         "optimization",
         "data",
         "reward_functions",

@@ -47,6 +47,10 @@ class Rollout:
         policy_version: number of updates that the policy had completed when it sampled the row.
         values: the critic's value of the state before each action, 0 elsewhere; None unless the critic is a head on the
             policy's trunk, so that the engine computes it while sampling.
+        rewards: what an environment paid for each action, 0 elsewhere; None without one.
+        cut_off: True for an episode that something outside of its task ended, so that its last state has a value; None
+            without an environment.
+        ending: how each episode ended, as a number of `kedge.environments.player.ENDINGS`; None without one.
 
     Source: spec §1, §4.15.
     """
@@ -61,6 +65,9 @@ class Rollout:
     group: Int[Tensor, " batch"]
     policy_version: Int[Tensor, " batch"]
     values: Float[Tensor, "batch time"] | None = None
+    rewards: Float[Tensor, "batch time"] | None = None
+    cut_off: Bool[Tensor, " batch"] | None = None
+    ending: Int[Tensor, " batch"] | None = None
 
     @cached_property
     def num_responses(self) -> int:
@@ -259,7 +266,12 @@ def join_rollouts(parts: Sequence[Rollout], *, pad_id: int) -> Rollout:
     """
     if len(parts) == 1:
         return parts[0]
-    values = [part.values for part in parts if part.values is not None]
+
+    def known(name: str) -> list[Tensor]:
+        """A field that all parts have, or none."""
+        found = [getattr(part, name) for part in parts]
+        return [] if any(each is None for each in found) else found
+
     return Rollout(
         prompt_ids=join_rows([part.prompt_ids for part in parts], fill=pad_id, left=True),
         prompt_mask=join_rows([part.prompt_mask for part in parts], left=True),
@@ -270,7 +282,10 @@ def join_rollouts(parts: Sequence[Rollout], *, pad_id: int) -> Rollout:
         stopped=torch.cat([part.stopped for part in parts]),
         group=torch.cat([part.group for part in parts]),
         policy_version=torch.cat([part.policy_version for part in parts]),
-        values=join_rows(values) if len(values) == len(parts) else None,
+        values=join_rows(values) if (values := known("values")) else None,
+        rewards=join_rows(rewards) if (rewards := known("rewards")) else None,
+        cut_off=torch.cat(cut_off) if (cut_off := known("cut_off")) else None,
+        ending=torch.cat(ending) if (ending := known("ending")) else None,
     )
 
 

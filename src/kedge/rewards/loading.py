@@ -17,6 +17,7 @@ from kedge.models.loading import Bases
 from kedge.rewards.function import FunctionReward, load_function, names_function
 from kedge.rewards.model import ModelReward
 from kedge.rewards.retries import CallLimits, GuardedReward
+from kedge.rewards.source import RewardSource
 from kedge.rewards.weighted import WeightedReward
 from kedge.rewards.worker.client import RemoteFunction
 from kedge.system.ranks import ALONE, PassTokens, Ranks
@@ -56,6 +57,7 @@ def load_reward(
     log: Path | None = None,
     bases: Bases | None = None,
     ranks: Ranks = ALONE,
+    more: Sequence[RewardSource] = (),
 ) -> WeightedReward:
     """Load one reward, or several, as a weighted sum.
 
@@ -74,6 +76,7 @@ def load_reward(
         log: The file for the output of functions in worker processes.
         bases: Where reward models find the weights of their bases.
         ranks: They share the models' passes; functions run on the first of them.
+        more: Sources that exist already, which have weight 1.
 
     Raises:
         RewardError: A function that cannot be loaded or has the wrong signature; settings for a model.
@@ -113,6 +116,7 @@ def load_reward(
 
     return WeightedReward(
         [(functions.get(place) or load_model(term), term.weight) for place, term in enumerate(wanted)]
+        + [(source, 1.0) for source in more]
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -185,6 +185,7 @@ def describe_responses(
         columns={name: [prompt.columns.get(name) for prompt in prompts] for name in names},
         max_new_tokens=max_new_tokens,
         seed=seed,
+        paid=[] if rollout.rewards is None else _unpadded(rollout.rewards, rollout.token_mask),
     )
 
 
@@ -207,8 +208,8 @@ def _at_tokens(rows: Sequence[Sequence[float] | None], mask: Bool[Tensor, "batch
     return scores
 
 
-def _unpadded(ids: Tensor, mask: Tensor) -> list[list[int]]:
-    return [row[counted].tolist() for row, counted in zip(ids, mask, strict=True)]
+def _unpadded(table: Tensor, mask: Tensor) -> list[list[Any]]:
+    return [row[counted].tolist() for row, counted in zip(table, mask, strict=True)]
 
 
 PUBLISHED = -1.0

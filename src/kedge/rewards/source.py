@@ -84,6 +84,7 @@ class Responses:
         max_new_tokens: the response length limit, tokens; None for no limit.
         seed: for sources that draw random numbers, in [0, 2⁶³). It depends on the run's seed and the update alone, so
             that a resumed run draws the same numbers.
+        paid: what an environment paid, one number per response token; empty without one.
 
     Raises:
         RewardError: The lists differ in length.
@@ -97,9 +98,12 @@ class Responses:
     columns: dict[str, list[Any]] = field(default_factory=dict)
     max_new_tokens: int | None = None
     seed: int = 0
+    paid: list[list[float]] = field(default_factory=list[list[float]])
 
     def __post_init__(self) -> None:
         lists = {name: entries for name, entries in vars(self).items() if isinstance(entries, list)}
+        if not self.paid:
+            del lists["paid"]
         lists |= {f"columns[{name!r}]": column for name, column in self.columns.items()}
         for name, entries in lists.items():
             if len(entries) != len(self.prompts):

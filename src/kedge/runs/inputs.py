@@ -23,6 +23,7 @@ from kedge.data.readers import read_rows
 from kedge.models import Precision
 from kedge.models.loading import Bases
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
+from kedge.rewards.source import RewardSource
 from kedge.runs.frozen import freeze_models
 from kedge.runs.run import REJECTED_FILE, Run
 from kedge.system.output import REWARD_LOG
@@ -194,6 +195,7 @@ def load_rewards(
     *,
     freeze: bool = True,
     bases: Bases | None = None,
+    more: Sequence[RewardSource] = (),
 ) -> WeightedReward:
     """Load rewards on the run's device, and freeze their models; errors as in `load_reward`.
 
@@ -204,6 +206,7 @@ def load_rewards(
         tokenizer: The policy's.
         freeze: False if the caller freezes the models, once it has copied a critic from them.
         bases: Where they find the weights of their bases.
+        more: Sources that exist already, such as what an environment pays.
     """
     log = run.folder / REWARD_LOG
     loaded = load_rewards_on(
@@ -216,6 +219,7 @@ def load_rewards(
         micro_batch_tokens=run.micro_batch_tokens,
         bases=bases,
         ranks=run.ranks,
+        more=more,
     )
     if freeze:
         freeze_models((each.model for each in loaded.models.values()), config, run)
@@ -233,6 +237,7 @@ def load_rewards_on(
     micro_batch_tokens: PassTokens,
     bases: Bases | None = None,
     ranks: Ranks = ALONE,
+    more: Sequence[RewardSource] = (),
 ) -> WeightedReward:
     """Load rewards without a run; errors as in `load_reward`.
 
@@ -246,6 +251,7 @@ def load_rewards_on(
         micro_batch_tokens: Tokens per pass of the models.
         bases: Where the models find the weights of their bases.
         ranks: They share the models' passes; functions run on the first of them.
+        more: Sources that exist already.
     """
     return load_reward(
         rewards,
@@ -258,6 +264,7 @@ def load_rewards_on(
         log=log,
         bases=bases,
         ranks=ranks,
+        more=more,
     )
 
 

@@ -210,13 +210,24 @@ PPO = Stage(
     help="Train a policy with PPO on one or more rewards: reward models and functions.",
     title="PPO",
     run="kedge.stages.ppo:run_ppo",
-    sections=(("ppo", "rollout", "runtime"), ("optimization", "data", "reward_functions", "checkpoint")),
+    sections=(
+        ("ppo", "rollout", "runtime"),
+        ("optimization", "data", "reward_functions", "checkpoint"),
+        ("environment",),
+    ),
     unread=("data.demonstrations", "data.comparisons"),
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS, **NEEDS_REWARD},
+    needs_with={"environment.source": ("model", "data.prompts")},
     flags=(
         MODEL,
         PROMPTS,
         REWARD,
+        Flag(
+            ("--environment",),
+            "environment.source",
+            "CLASS",
+            "Environment or tools for episodes of several turns: file.py:Class or module:Class. It may pay the reward.",
+        ),
         Flag(
             ("--critic",),
             "ppo.critic_init",
@@ -228,6 +239,7 @@ PPO = Stage(
         "prompts": "data.prompts",
         "eval_prompts": "data.eval_prompts",
         "reward": "reward",
+        "environment": "environment.source",
         "advantage": "ppo.advantage",
         "surrogate": "ppo.policy_loss",
     },

@@ -88,6 +88,34 @@ def idle(models: Path) -> dict[str, Any]:
     }
 
 
+def episodes(models: Path) -> dict[str, Any]:
+    """Episodes that open with texts of different lengths, end at different turns, and pay by turn."""
+    return {
+        **PPO,
+        "environment": Counting,
+        "num_prompts": 5,
+        "num_minibatches": 5,
+        "max_new_tokens": 30,
+        "environment.max_turns": 3,
+        "environment.max_turn_tokens": 4,
+        "ppo.critic": "shared",
+    }
+
+
+class Counting:
+    """Pays vowels, and ends after some turns."""
+
+    def reset(self, row: dict[str, Any], seed: int) -> str:
+        """The seed decides how long it is."""
+        self.left = seed % 3
+        return " and" * (seed % 4)
+
+    def step(self, text: str) -> tuple[str, float, bool, bool]:
+        """Answer what was said."""
+        self.left -= 1
+        return " and", float(sum(text.count(vowel) for vowel in "aeiou")), self.left < 0, len(text) > 30
+
+
 SAMPLED = {"temperature": 0.7, "generate.batch_size": 5, "generate.max_new_tokens": 10}
 """The last batch has fewer responses than three ranks."""
 
@@ -197,6 +225,7 @@ POLICY_CASES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "separate": separate,
     "idle": idle,
     "recomputed": recomputed,
+    "episodes": episodes,
 }
 
 

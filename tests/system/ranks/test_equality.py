@@ -91,7 +91,11 @@ def check(folder: Path, count: int, cases: tuple[str, ...]) -> None:
 
 
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
-    check(tmp_path, 2, ("shared", "shared:shard", "ahead", "sft", "generate", "evaluate:shard", "reward:shard"))
+    check(
+        tmp_path,
+        2,
+        ("shared", "shared:shard", "ahead", "episodes", "sft", "generate", "evaluate:shard", "reward:shard"),
+    )
     for name in ("replicate", "shard"):
         folder = tmp_path / "several" / "runs" / ("shared" if name == "replicate" else "shared-shard")
         assert f"# ranks: 2 ({name})" in (folder / "config.yaml").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ from kedge.config.schema.adapter import AdapterConfig
 from kedge.config.schema.checkpoint import CheckpointConfig, PushConfig
 from kedge.config.schema.critic import CriticConfig
 from kedge.config.schema.data import DataConfig
+from kedge.config.schema.environment import EnvironmentConfig
 from kedge.config.schema.evaluate import EvaluateConfig, GenerateConfig
 from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import OptimizationConfig, TrainedSection
@@ -39,6 +40,11 @@ def _as_terms(value: object) -> object:
         items = cast("list[object]", value)
         return [{"source": item} if isinstance(item, str) else item for item in items]
     return value
+
+
+def _as_environment(value: object) -> object:
+    """A class alone as the section with it."""
+    return {"source": value} if isinstance(value, str) else value
 
 
 def _as_names(value: object) -> object:
@@ -109,6 +115,9 @@ class Config(Section):
     reward_model: RewardModelConfig = field(RewardModelConfig(), meaning="Reward-model training.", source="N+")
     critic: CriticConfig = field(CriticConfig(), meaning="Training of the critic before PPO.", source="VC-PPO, VAPO")
     rollout: RolloutConfig = field(RolloutConfig(), meaning="Sampling of responses in PPO.", source="kedge")
+    environment: Annotated[EnvironmentConfig, BeforeValidator(_as_environment)] = field(
+        EnvironmentConfig(), meaning="Episodes of several turns.", source="kedge: a single turn"
+    )
     ppo: PpoConfig = field(PpoConfig(), meaning="The PPO update.", source="PPO")
     schedules: Annotated[dict[str, dict[int, float]], BeforeValidator(_as_schedules)] = field(
         {},
@@ -170,6 +179,22 @@ class Config(Section):
                     f"ppo.{name}=rollback restores older weights, and with {given} the next responses would still be "
                     f"those of the newer ones; use ppo.{name}=stop or skip, or rollout.max_staleness=0"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_environment(self) -> "Config":
+        if self.environment.source is None:
+            return self
+        if (cut := self.environment.max_turn_tokens) is not None and cut > self.rollout.max_new_tokens:
+            raise ValueError(
+                f"environment.max_turn_tokens={cut} is more than an episode has, "
+                f"rollout.max_new_tokens={self.rollout.max_new_tokens}"
+            )
+        if self.ppo.critic_check is not None:
+            raise ValueError(
+                "ppo.critic_check continues responses from their middle, which an episode with environment.source "
+                "cannot be; leave ppo.critic_check out"
+            )
         return self
 
     @model_validator(mode="after")

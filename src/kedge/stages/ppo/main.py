@@ -43,6 +43,7 @@ def run_ppo(
     prompts: Sequence[Any] | None = None,
     eval_prompts: Sequence[Any] | None = None,
     reward: Rewards | None = None,
+    environment: Callable[[], Any] | None = None,
     resume: Resume | None = None,
     callback: Callback | None = None,
     on_update: Callable[[int, Roles], None] = lambda update, roles: None,
@@ -60,6 +61,7 @@ def run_ppo(
         prompts: Texts or rows instead of `config.data.prompts`.
         eval_prompts: Texts or rows instead of `config.data.eval_prompts`.
         reward: Functions or models instead of `config.reward`.
+        environment: A class instead of `config.environment.source`.
         resume: Resume the run in the output folder; start a new one otherwise.
         callback: Called after each update.
         on_update: The same with the update's number, from 1, and all models of the run.
@@ -74,6 +76,8 @@ def run_ppo(
     """
     config = with_saved_critic(config)
     in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
+    if config.environment.source is None:
+        in_memory["environment.source"] = environment
     run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
     check_ahead(config, run)
     roles = load_roles(
@@ -82,6 +86,7 @@ def run_ppo(
         prompts=prompts,
         eval_prompts=eval_prompts,
         reward=reward,
+        environment=environment,
         advantage=advantage,
         surrogate=surrogate,
     )

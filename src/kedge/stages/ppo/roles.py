@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -38,10 +38,14 @@ from kedge.stages.evaluation.judges import Judge, load_judge
 from kedge.stages.ppo.critics import load_actor_critic
 from kedge.stages.ppo.engines import check_engine, choose_engine
 from kedge.stages.ppo.settings import OwnFunctions
+from kedge.system.output import REWARD_LOG
 from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.supervised.losses import CompletionLoss
+
+if TYPE_CHECKING:
+    from kedge.environments.player import Player
 
 __all__ = ["Roles", "load_roles", "longest_prompt"]
 
@@ -65,6 +69,7 @@ class Roles:
         optimizer: The optimizer of policy and critic.
         pretraining: The pretraining loss of ptx mixing, or None.
         own: The user's own parts of the algorithm.
+        player: Plays episodes with an environment; None for responses of a single turn.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -81,6 +86,7 @@ class Roles:
     optimizer: Optimizer
     pretraining: PretrainingMix | None
     own: OwnFunctions = field(default_factory=OwnFunctions)
+    player: Player | None = None
 
 
 def load_roles(
@@ -90,6 +96,7 @@ def load_roles(
     prompts: Sequence[Any] | None = None,
     eval_prompts: Sequence[Any] | None = None,
     reward: Rewards | None = None,
+    environment: Callable[[], Any] | None = None,
     has_prompts: bool = True,
     advantage: Callable[..., object] | None = None,
     surrogate: Callable[..., object] | None = None,
@@ -102,6 +109,7 @@ def load_roles(
         prompts: Texts or rows instead of `config.data.prompts`.
         eval_prompts: Texts or rows instead of `config.data.eval_prompts`.
         reward: Functions or models instead of `config.reward`.
+        environment: A class instead of `config.environment.source`.
         has_prompts: False for a run that gets its prompts later.
         advantage: The user's own estimator instead of `ppo.advantage`.
         surrogate: The user's own policy loss instead of `ppo.policy_loss`.
@@ -116,14 +124,18 @@ def load_roles(
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
     bases = bases_of(config)
     given = configured_rewards(config) if reward is None else reward
-    rewards = load_rewards(given, config, run, tokenizer, freeze=False, bases=bases)
+    player = load_player(config, run, environment)
+    earned = () if player is None else (player.reward,)
+    rewards = load_rewards(given, config, run, tokenizer, freeze=False, bases=bases, more=earned)
     models = list(rewards.weighted_models.values())
     actor_critic, head = load_actor_critic(config, run, tokenizer, models, bases)
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
     records = RunPrompts([], [], None)
+    room = longest_prompt(config, actor_critic, models)
     if has_prompts:
-        room = longest_prompt(config, actor_critic, models)
         records = load_run_prompts(config, run, tokenizer, room=room, prompts=prompts, eval_prompts=eval_prompts)
+    if player is not None:
+        player.begin(stop_tokens.ids, room, tokenizer, records.train[:1])
     scoring = [each.model for each in rewards.models.values()]
     with measuring_scores(rewards, config, records.train):
         freeze_models(scoring, config, run)
@@ -147,6 +159,7 @@ def load_roles(
         optimizer=_optimizer(config, run, actor_critic, head),
         pretraining=_load_pretraining(config, run, tokenizer, actor_critic.policy),
         own=own,
+        player=player,
     )
 
 
@@ -162,6 +175,29 @@ def _reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, bas
     )
     freeze_models([model], config, run)
     return model
+
+
+def load_player(config: Config, run: Run, environment: Callable[[], Any] | None) -> Player | None:
+    """What plays the episodes of a run with an environment; None for a run without one.
+
+    Args:
+        config: Names the environment and its limits.
+        run: Its folder receives the environment's output.
+        environment: A class instead of the configured one.
+
+    Raises:
+        EnvError: The environment cannot be imported, or is none.
+    """
+    given = environment or config.environment.source
+    if given is None:
+        return None
+    from kedge.environments.player import Limits, Player  # a run without one needs none of it
+
+    settings = config.environment
+    limits = Limits(settings.max_turns, config.rollout.max_new_tokens, settings.max_turn_tokens)
+    # A group's baseline is the score of whole episodes; other estimators use the reward of each turn.
+    by_turn = not config.ppo.needs_groups and config.ppo.advantage != "remax"
+    return Player(given, limits, timeout=settings.timeout, by_turn=by_turn, log=run.folder / REWARD_LOG)
 
 
 def _checked_judge(

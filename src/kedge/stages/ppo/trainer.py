@@ -142,15 +142,20 @@ class Trainer:
         if policy_version is None:
             policy_version = self.update - 1 - self.staleness
         names = names or ("rollout", self.update)
-        encoded = prompt_ids or [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts]
         engine = self.roles.engine.with_sampling(
             max_new_tokens=max_new_tokens or settings.max_new_tokens, temperature=settings.temperature, greedy=greedy
         )
+        seeds = stream_seeds(settings.seed, *names, count=len(groups))
+        if self.roles.player is not None:
+            # The episodes of a group start alike.
+            starts = stream_seeds(settings.seed, "environment", *names, count=len(prompts))
+            dialogue = self.roles.player.episodes(
+                self.roles.tokenizer, [prompts[group] for group in groups], [starts[group] for group in groups]
+            )
+            return engine.generate((), seeds=seeds, groups=groups, policy_version=policy_version, dialogue=dialogue)
+        encoded = prompt_ids or [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts]
         return engine.generate(
-            [encoded[group] for group in groups],
-            seeds=stream_seeds(settings.seed, *names, count=len(groups)),
-            groups=groups,
-            policy_version=policy_version,
+            [encoded[group] for group in groups], seeds=seeds, groups=groups, policy_version=policy_version
         )
 
     def score(self, rollout: Rollout, prompts: Sequence[Prompt], *names: str | int) -> ScoredRollout:

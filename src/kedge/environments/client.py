@@ -1,0 +1,137 @@
+"""Environments in a worker process: one that hangs, crashes or prints does not harm the training."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kedge.environments.session import Session
+from kedge.environments.shapes import Turn
+from kedge.errors import DataError, EnvError
+from kedge.system.texts import error_text
+from kedge.system.workers.codec import decode, encode
+from kedge.system.workers.log import CallLog
+from kedge.system.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
+
+__all__ = ["Environment"]
+
+STARTUP_SECONDS = 120.0
+GRACE = 5.0
+"""Seconds after a call's limit at which its process is killed: it could not be interrupted."""
+
+
+class Environment:
+    """Episodes of an environment.
+
+    Args:
+        given: `path/to/file.py:Class` or `package.module:Class`, which runs in a worker process; or the class itself,
+            or a function that makes an environment, which runs in this process and cannot be interrupted.
+        timeout: Seconds that one call of an episode may take. Longer ones end the episode; of one that cannot be
+            interrupted, or opens an episode, they end the run.
+        log: The file for its output; None discards it.
+
+    Raises:
+        EnvError: It cannot be imported, or is no environment.
+    """
+
+    def __init__(self, given: str | Callable[[], Any], *, timeout: float = 30.0, log: Path | None = None) -> None:
+        self.name = given.rpartition(":")[2] if isinstance(given, str) else getattr(given, "__name__", "environment")
+        self._timeout = timeout
+        self._lock = threading.Lock()  # responses may be sampled ahead in another thread
+        self._log = CallLog(log, self.name)
+        self._worker: WorkerProcess | None = None
+        if isinstance(given, str):
+            self._worker = WorkerProcess("kedge.environments.session", self._log.add)
+            load = {"do": "load", "spec": given, "timeout": timeout}
+            [about] = self._replies([load], STARTUP_SECONDS, "importing its module")
+        else:
+            self._session = Session(given, self.name)
+            about = self._session.describe()
+        self.tools: list[dict[str, Any]] = about["tools"]
+        self.description: str = about["description"]
+        self._is_async: bool = about["is_async"]
+
+    def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> dict[int, list[dict[str, str]]]:
+        """Start episodes, or start them again.
+
+        Args:
+            episodes: By number, the row of the data and a seed.
+
+        Returns:
+            The messages that follow each row's prompt.
+
+        Raises:
+            EnvError: The environment failed; so do the other methods.
+            DataError: A row has a value that cannot be sent to another process.
+        """
+        asked = [{"episode": number, "row": dict(row), "seed": seed} for number, (row, seed) in episodes.items()]
+        return dict(zip(episodes, self._call("open", asked), strict=True))
+
+    def step(self, said: Mapping[int, str]) -> dict[int, Turn]:
+        """Say something in each of some episodes; the answers."""
+        turns = self._call("step", [{"episode": number, "text": text} for number, text in said.items()])
+        return {number: Turn(**turn) for number, turn in zip(said, turns, strict=True)}
+
+    def finish(self, episodes: Sequence[int]) -> dict[int, float]:
+        """End episodes that have not ended by themselves; the reward of each that its turns did not pay."""
+        return dict(zip(episodes, self._call("finish", [{"episode": number} for number in episodes]), strict=True))
+
+    def close(self) -> None:
+        """End the worker process."""
+        if self._worker is not None:
+            self._worker.close()
+
+    def _call(self, what: str, episodes: list[dict[str, Any]]) -> list[Any]:
+        if not episodes:
+            return []
+        with self._lock:
+            if self._worker is None:
+                return self._session.call(what, episodes)
+            # A request for each, so that each has its own deadline, unless all run at the same time.
+            parts = [episodes] if self._is_async else [[episode] for episode in episodes]
+            requests = [{"do": what, "episodes": part} for part in parts]
+            found = self._replies(requests, self._timeout + GRACE, "a call")
+            return [result for part in found for result in part]
+
+    def _replies(self, requests: Sequence[Mapping[str, Any]], seconds: float, doing: str) -> list[Any]:
+        assert self._worker is not None
+        numbers = [secrets.randbits(64) for _ in requests]
+        try:
+            lines = [
+                encode({"id": number, "name": self.name, **request})
+                for number, request in zip(numbers, requests, strict=True)
+            ]
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(
+                f"the prompts have a value that cannot be sent to the process of {self.name} ({error_text(error)}); "
+                "remove it, or pass the class as a Python object"
+            ) from error
+        self._worker.send(b"".join(lines))
+        return [self._reply(number, seconds, doing) for number in numbers]
+
+    def _reply(self, number: int, seconds: float, doing: str) -> Any:
+        assert self._worker is not None
+        try:
+            reply = decode(self._worker.receive(time.monotonic() + seconds))
+            if reply.get("id") != number or not {"result", "error"} & set(reply):
+                raise ValueError("not a reply")
+        except WorkerTimeout as error:
+            raise self._failed(f"{self.name}: {doing} took over {seconds:g} s; it was killed") from error
+        except WorkerEnded as error:
+            raise self._failed(f"{self.name}: its process {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise self._failed(f"{self.name}: its process sent something other than an answer") from error
+        if "error" in reply:
+            raise self._failed(str(reply["error"]), str(reply.get("traceback", "")))
+        self._log.end()
+        return reply["result"]
+
+    def _failed(self, message: str, traceback: str = "") -> EnvError:
+        assert self._worker is not None
+        self._worker.kill()  # the episodes are lost
+        self._log.end(*traceback.splitlines(), f"[{message}]")
+        return EnvError(message)

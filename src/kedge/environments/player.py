@@ -1,0 +1,349 @@
+"""Episodes of several turns: an environment as the other side of the policy's conversations."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from kedge.algorithm.experience import Rollout
+from kedge.data import Prompt
+from kedge.data.records import RowError
+from kedge.data.turns import PlainTurns, TemplateTurns, Turns
+from kedge.environments.client import Environment
+from kedge.environments.shapes import Turn
+from kedge.errors import DataError
+
+__all__ = ["CUT_OFF", "ENDINGS", "Earned", "Episodes", "Limits", "Player"]
+
+ENDINGS = ("completed", "truncated", "max_turns", "max_tokens", "context_overflow", "timeout")
+"""How an episode ended: the environment ended it, or cut it off; the limit of turns, or of tokens in the middle of a
+turn; an answer that no longer fitted; a call that took too long."""
+
+CUT_OFF = ("truncated", "context_overflow", "timeout")
+"""Endings that are not of the task: the state has a value, which the critic's stands for."""
+
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of an episode.
+
+    Attributes:
+        turns: Turns of the policy.
+        tokens: Tokens of both sides after the prompt.
+        turn_tokens: Tokens of one turn of the policy; None for as many as are left.
+        prompt_tokens: Tokens that it may open with; None for no limit.
+    """
+
+    turns: int
+    tokens: int
+    turn_tokens: int | None = None
+    prompt_tokens: int | None = None
+
+
+@dataclass
+class _State:
+    """An episode that is being played."""
+
+    number: int
+    length: int = 0
+    turns: int = 0
+    ending: str = ""
+    rewards: dict[int, float] = field(default_factory=dict)
+
+
+class Earned:
+    """What an environment paid, as a reward source.
+
+    Args:
+        name: The environment's name.
+        by_turn: Each turn's reward is at the turn's last token; else their sum is the response's score.
+    """
+
+    def __init__(self, name: str, *, by_turn: bool) -> None:
+        self.name = name
+        self.models: Mapping[str, Any] = {}
+        self._by_turn = by_turn
+
+    def check(self, columns: Collection[str]) -> None:
+        """Do nothing: an environment reads the rows itself."""
+
+    def score(self, responses: _Paid) -> list[Any]:
+        """The rewards of each response's tokens, or their sum."""
+        return [row if self._by_turn else sum(row) for row in responses.paid]
+
+
+class _Paid(Protocol):
+    """The part of a batch of responses that `Earned` reads."""
+
+    @property
+    def paid(self) -> list[list[float]]: ...
+
+
+class Player:
+    """Plays episodes of an environment with the policy.
+
+    Args:
+        given: See `Environment`.
+        limits: The limits of an episode.
+        timeout: See `Environment`.
+        by_turn: See `Earned`.
+        log: See `Environment`.
+
+    Raises:
+        EnvError: The environment cannot be imported, or is none.
+    """
+
+    def __init__(
+        self,
+        given: str | Callable[[], Any],
+        limits: Limits,
+        *,
+        timeout: float,
+        by_turn: bool,
+        log: Path | None = None,
+    ) -> None:
+        self.environment = Environment(given, timeout=timeout, log=log)
+        self.reward = Earned(self.environment.name, by_turn=by_turn)
+        self._limits = limits
+        self._stop_ids: frozenset[int] = frozenset()
+        self._turns: dict[tuple[int, bool], Turns] = {}
+        self._spent: dict[str, float] = defaultdict(float)
+
+    def begin(
+        self,
+        stop_ids: Collection[int],
+        prompt_tokens: int | None,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Sequence[Prompt],
+    ) -> None:
+        """Get to know the policy, and try to open an episode, before anything expensive starts.
+
+        Args:
+            stop_ids: The tokens that end a turn.
+            prompt_tokens: Tokens that an episode may open with; None for no limit.
+            tokenizer: The policy's.
+            prompts: A row to try, or none.
+
+        Raises:
+            EnvError: The environment failed.
+            DataError: A conversation cannot go on with this chat template, or opens with too many tokens.
+        """
+        self._stop_ids = frozenset(stop_ids)
+        self._limits = replace(self._limits, prompt_tokens=prompt_tokens)
+        if prompts:
+            trial = self.episodes(tokenizer, prompts, [0])
+            trial.open([0])
+            trial.end()
+
+    def episodes(self, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], seeds: Sequence[int]) -> Episodes:
+        """The other side of a batch of conversations.
+
+        Args:
+            tokenizer: The policy's.
+            prompts: A row of the data for each.
+            seeds: A seed for each.
+        """
+        turns = [self._turns_of(tokenizer, prompt) for prompt in prompts]
+        return Episodes(self.environment, turns, tokenizer, prompts, seeds, self._limits, self._stop_ids, self._spent)
+
+    def metrics(self, rollout: Rollout) -> dict[str, float]:
+        """How the episodes of an update went: turns, endings, tools, and seconds that the environment took.
+
+        Args:
+            rollout: The episodes.
+        """
+        assert rollout.ending is not None
+        endings = rollout.ending.tolist()
+        own = rollout.action_mask
+        starts = own & ~torch.nn.functional.pad(own, (1, 0))[:, :-1]
+        spent = dict(self._spent)
+        self._spent.clear()
+        return {
+            "episode/turns": float(starts.sum(-1).float().mean()),
+            "episode/length": float(rollout.token_mask.sum(-1).float().mean()),
+            **{f"episode/{name}": endings.count(number) / len(endings) for number, name in enumerate(ENDINGS)},
+            "time/environment": spent.get("seconds", 0.0),
+            **({"tools/calls": spent["calls"] / len(endings)} if self.environment.tools and spent.get("calls") else {}),
+            **({"tools/failed": spent.get("errors", 0) / spent["calls"]} if spent.get("calls") else {}),
+        }
+
+    def _turns_of(self, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Turns:
+        """The turns of a conversation by the chat template, or of a plain text."""
+        is_chat = isinstance(prompt.columns.get("messages"), list)
+        environment = self.environment
+        if environment.tools and not is_chat:
+            raise DataError(
+                f"{environment.name} has tools, and the prompt {prompt.text[:40]!r} is plain text; tools are called in "
+                'conversations: write the prompts as messages, such as {"prompt": [{"role": "user", "content": "…"}]}'
+            )
+        key = (id(tokenizer), is_chat)
+        if key not in self._turns:
+            self._turns[key] = (
+                TemplateTurns(tokenizer, self._stop_ids, tools=environment.tools, description=environment.description)
+                if is_chat
+                else PlainTurns(tokenizer)
+            )
+        return self._turns[key]
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """The other side of a batch of conversations; see `kedge.rollout.engine.Dialogue`.
+
+    Args:
+        environment: The environment.
+        turns: For each, the tokens around what the policy says.
+        tokenizer: The policy's.
+        prompts: The row of each episode.
+        seeds: A seed for each.
+        limits: The limits.
+        stop_ids: The tokens that end a turn of the policy.
+        spent: Counts the environment's seconds, and calls of tools and their errors.
+    """
+
+    environment: Environment
+    turns: Sequence[Turns]
+    tokenizer: PreTrainedTokenizerBase
+    prompts: Sequence[Prompt]
+    seeds: Sequence[int]
+    limits: Limits
+    stop_ids: Collection[int]
+    spent: dict[str, float]
+    _states: dict[int, _State] = field(default_factory=dict)
+
+    @property
+    def longest_turn(self) -> int:
+        """See `Dialogue`."""
+        return self.limits.turn_tokens or self.limits.tokens
+
+    def among(self, rows: Sequence[int]) -> Episodes:
+        """See `Dialogue`."""
+
+        def chosen(entries: Sequence[Any]) -> list[Any]:
+            return [entries[row] for row in rows]
+
+        parts = {name: chosen(getattr(self, name)) for name in ("turns", "prompts", "seeds")}
+        return replace(self, **parts, _states={})
+
+    def open(self, rows: Sequence[int]) -> list[list[int]]:
+        """See `Dialogue`.
+
+        Raises:
+            EnvError: The environment failed.
+            DataError: An episode opens with more tokens than there is room for, or cannot be rendered.
+        """
+        for row in rows:
+            known = self._states.get(row)
+            self._states[row] = _State(next(_NUMBERS) if known is None else known.number)
+        asked = {
+            self._states[row].number: ({"prompt": self.prompts[row].text, **self.prompts[row].columns}, self.seeds[row])
+            for row in rows
+        }
+        with self._timed():
+            said = self.environment.open(asked)
+        return [self._opening(row, said[self._states[row].number]) for row in rows]
+
+    def answer(self, said: Mapping[int, Sequence[int]]) -> dict[int, list[int] | None]:
+        """See `Dialogue`."""
+        for row, tokens in said.items():
+            state = self._states[row]
+            state.length += len(tokens)
+            state.turns += 1
+        texts = {self._states[row].number: self._text(tokens) for row, tokens in said.items()}
+        with self._timed():
+            turns = self.environment.step(texts)
+        answers = {row: self._after(row, tokens, turns[self._states[row].number]) for row, tokens in said.items()}
+        ended = [row for row, tokens in answers.items() if tokens is None]
+        # The environment itself has ended those with its own endings.
+        left = {self._states[row].number: row for row in ended if turns[self._states[row].number].ending is None}
+        with self._timed():
+            for number, reward in self.environment.finish(list(left)).items():
+                self._pay(left[number], reward)
+        return answers
+
+    def end(self) -> None:
+        """End episodes that are only tried."""
+        self.environment.finish([state.number for state in self._states.values()])
+
+    def finished(self, rollout: Rollout) -> Rollout:
+        """See `Dialogue`."""
+        rewards = torch.zeros_like(rollout.logprobs)
+        for row, state in self._states.items():
+            for slot, reward in state.rewards.items():
+                rewards[row, slot] = reward
+        device = rewards.device
+        endings = [ENDINGS.index(self._states[row].ending) for row in range(len(self.prompts))]
+        return replace(
+            rollout,
+            rewards=rewards,
+            ending=torch.tensor(endings, device=device),
+            cut_off=torch.tensor([ENDINGS[ending] in CUT_OFF for ending in endings], device=device),
+        )
+
+    def _opening(self, row: int, messages: list[dict[str, str]]) -> list[int]:
+        try:
+            tokens = self.turns[row].open(self.prompts[row], messages)
+        except RowError as error:
+            raise DataError(f"{self.environment.name} cannot open an episode: {error}") from error
+        most = self.limits.prompt_tokens
+        if not tokens or (most is not None and len(tokens) > most):
+            raise DataError(
+                f"an episode of {self.environment.name} opens with {len(tokens)} tokens (prompt, tools and what reset "
+                f"says); expected 1 to {most}: the model's context less rollout.max_new_tokens"
+            )
+        return tokens
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        """A turn as text, without the token that ends it; with a space where it begins with one."""
+        ids = list(tokens)
+        if ids and ids[-1] in self.stop_ids:
+            ids = ids[:-1]
+        return str(self.tokenizer.decode(ids))
+
+    def _after(self, row: int, said: Sequence[int], turn: Turn) -> list[int] | None:
+        """The tokens after a turn of the policy; None if the episode has ended."""
+        state = self._states[row]
+        self._pay(row, turn.reward)
+        self.spent["calls"] += turn.num_calls
+        self.spent["errors"] += turn.num_errors
+        if turn.ending is not None:
+            state.ending = turn.ending
+            return None
+        if state.length >= self.limits.tokens:
+            state.ending = "max_tokens"
+            return None
+        if state.turns >= self.limits.turns:
+            state.ending = "max_turns"
+            return None
+        try:
+            tokens = self.turns[row].after(said, turn.messages)
+        except RowError as error:
+            raise DataError(f"an answer of {self.environment.name} cannot be written as a message: {error}") from error
+        if state.length + len(tokens) >= self.limits.tokens:
+            state.ending = "context_overflow"
+            return None
+        state.length += len(tokens)
+        return tokens
+
+    def _pay(self, row: int, reward: float) -> None:
+        """Add a reward at the policy's last token so far."""
+        state = self._states[row]
+        slot = state.length - 1
+        state.rewards[slot] = state.rewards.get(slot, 0.0) + reward
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.spent["seconds"] += time.perf_counter() - started

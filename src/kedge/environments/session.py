@@ -1,0 +1,214 @@
+"""Episodes of one environment class, in this process: many at a time, each on its own instance.
+
+Also the worker process of an environment, which has one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kedge.environments.shapes import Game, ToolUser, Turn, adapter_of
+from kedge.errors import EnvError
+from kedge.system.importing import find_named
+from kedge.system.invocation import loading_user_code
+from kedge.system.texts import error_text
+from kedge.system.workers.serving import serve
+
+__all__ = ["Session", "main"]
+
+METHODS = ("reset", "step", "get_reward")
+
+
+class Session:
+    """The episodes of an environment.
+
+    Args:
+        kind: A class without arguments, or a function that makes an environment.
+        name: Its name in errors.
+        timeout: Seconds that one call may take; None for no limit, as a call in the user's own process has none.
+
+    Raises:
+        EnvError: It is no environment.
+    """
+
+    def __init__(self, kind: Callable[[], Any], name: str, timeout: float | None = None) -> None:
+        with _one_line_errors(name):
+            self._make = adapter_of(kind, name)
+            first = self._make()
+        self.name = name
+        self._timeout = timeout
+        self._free: list[Game | ToolUser] = [first]
+        self._playing: dict[int, Game | ToolUser] = {}
+        self._turns: dict[int, tuple[int, int]] = {}
+        self.tools = first.tools
+        self.is_async = _is_async(kind, [] if self.tools is None else self.tools.names)
+
+    def describe(self) -> dict[str, Any]:
+        """What a policy has to know: the tools and their description; and whether calls run concurrently."""
+        tools = self.tools
+        return {
+            "tools": [] if tools is None else [dict(schema) for schema in tools.schemas],
+            "description": "" if tools is None else tools.description,
+            "is_async": self.is_async,
+        }
+
+    def call(self, what: str, episodes: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Do something in several episodes; those of async environments run concurrently.
+
+        Args:
+            what: `open` (with `row` and `seed`), `step` (with `text`) or `finish`.
+            episodes: For each, its number `episode` and the arguments.
+
+        Returns:
+            For each, the messages that open it; the `Turn` as a mapping; or the reward.
+
+        Raises:
+            EnvError: The environment raised, or returned something else; one line.
+        """
+        calls = [self._one(what, **episode) for episode in episodes]
+        if not self.is_async:
+            return [self._alone(call) for call in calls]
+
+        async def together() -> list[Any]:
+            return await asyncio.gather(*calls)
+
+        with _one_line_errors(self.name):
+            return asyncio.run(together())
+
+    async def _one(self, what: str, episode: int, **arguments: Any) -> Any:
+        match what:
+            case "open":
+                return await self._open(episode, **arguments)
+            case "step":
+                return await self._step(episode, **arguments)
+            case _:
+                reward = await self._within(self._playing[episode].finish())
+                self._end(episode)
+                return reward
+
+    async def _open(self, episode: int, row: Mapping[str, Any], seed: int) -> list[dict[str, str]]:
+        if episode not in self._playing:
+            self._playing[episode] = self._free.pop() if self._free else self._make()
+        self._turns[episode] = (seed, 0)
+        self._seed(episode)
+        return await self._within(self._playing[episode].open(row, seed))
+
+    async def _step(self, episode: int, text: str) -> dict[str, Any]:
+        self._seed(episode)
+        try:
+            turn = await self._within(self._playing[episode].step(text))
+        except (_Late, asyncio.TimeoutError):
+            del self._playing[episode]  # in an unknown state
+            return asdict(Turn(ending="timeout"))
+        if turn.ending is not None:
+            self._end(episode)
+        return asdict(turn)
+
+    async def _within(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """The result of a call, within the time limit if it can wait; `_alone` has that of others."""
+        return await (asyncio.wait_for(call, self._timeout) if self.is_async else call)
+
+    def _end(self, episode: int) -> None:
+        self._free.append(self._playing.pop(episode))
+        del self._turns[episode]
+
+    def _seed(self, episode: int) -> None:
+        """Seed the global generator, so that an environment that draws from it plays the same episode again."""
+        seed, turn = self._turns[episode]
+        self._turns[episode] = (seed, turn + 1)
+        random.seed(seed + turn)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed((seed + turn) % 2**32)
+
+    def _alone(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Run a call that never waits, within the time limit."""
+        with _one_line_errors(self.name), _deadline(self._timeout):
+            try:
+                call.send(None)
+            except StopIteration as result:
+                return result.value
+            finally:
+                call.close()
+            raise EnvError(f"{self.name} returns something to be awaited; declare its methods with async def")
+
+
+class _Late(BaseException):
+    """A call has exceeded its limit; no `except Exception` of the environment stops it."""
+
+
+@contextmanager
+def _deadline(seconds: float | None) -> Iterator[None]:
+    """Interrupt the block after some seconds; works in the main thread, and not in the middle of a call in C."""
+    if seconds is None:
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise _Late
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextmanager
+def _one_line_errors(name: str) -> Iterator[None]:
+    """Convert any exception of user code into one line with the place."""
+    try:
+        yield
+    except EnvError:
+        raise
+    except (_Late, asyncio.TimeoutError) as error:
+        raise EnvError(f"{name} took longer than its limit to open or end an episode (environment.timeout)") from error
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        raise EnvError(f"{name} raised {type(error).__name__}: {error_text(error)} ({place})") from error
+
+
+def _is_async(kind: Any, tools: Sequence[str]) -> bool:
+    return any(inspect.iscoroutinefunction(getattr(kind, name, None)) for name in (*METHODS, *tools))
+
+
+def main(descriptor: int, tie: int) -> None:
+    """Answer requests until the connection closes.
+
+    Args:
+        descriptor: The worker's end of the connection, an open file descriptor.
+        tie: The reading end of a pipe that closes when kedge ends.
+    """
+    sessions: list[Session] = []
+
+    def reply(request: dict[str, Any]) -> dict[str, Any]:
+        """The result of a request, or its error."""
+        try:
+            if request["do"] == "load":
+                kind = find_named(request["spec"], word="environment", error=EnvError)
+                sessions.append(Session(kind, request["name"], request["timeout"]))
+                return {"id": request["id"], "result": sessions[0].describe()}
+            return {"id": request["id"], "result": sessions[0].call(request["do"], request["episodes"])}
+        except BaseException as error:  # user code can raise anything
+            text = str(error) if isinstance(error, EnvError) else f"{request['name']} raised {type(error).__name__}"
+            return {"id": request["id"], "error": text, "traceback": _traceback(error)}
+
+    with loading_user_code():
+        serve(descriptor, tie, reply)
+
+
+def _traceback(error: BaseException) -> str:
+    with suppress(Exception):  # formatting runs the error's own code
+        return "".join(traceback.format_exception(error))
+    return type(error).__name__

@@ -1,0 +1,190 @@
+"""Environments in worker processes: both shapes, tools, and every fault in one line and in time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kedge.environments.client import Environment
+from kedge.environments.session import Session
+from kedge.environments.tools import Tools
+from kedge.errors import DataError, EnvError
+from tests.environments import worlds
+from tests.processes import members
+
+FILE = worlds.__file__
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Starts environments; at the end closes them, and checks that no process is left."""
+    started = []
+
+    def start(name, *, timeout=20.0, local=False):
+        given = getattr(worlds, name) if local else f"{FILE}:{name}"
+        started.append(Environment(given, timeout=timeout, log=tmp_path / "reward.log"))
+        return started[-1]
+
+    yield start
+    groups = [each._worker._process.pid for each in started if each._worker is not None]
+    for each in started:
+        each.close()
+    until = time.monotonic() + 10
+    while any(members(group) for group in groups) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(members(group) for group in groups)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_game_is_played_by_several_at_a_time(world, local):
+    guess = world("Guess", local=local)
+    opened = guess.open({7: ({"most": 9}, 3), 8: ({}, 4), 9: ({}, 3)})
+    assert [each[0]["content"] for each in opened.values()] == ["From 1 to 9.\n", "From 1 to 5.\n", "From 1 to 5.\n"]
+    assert opened[7][0]["role"] == "user"
+    # By hand: random.Random(3).randint(1, 5) is 2, and of 4 it is 2.
+    turns = guess.step({9: "1", 7: "12", 8: "no digit"})
+    assert (turns[9].reward, turns[9].ending, turns[9].messages[0]["content"]) == (0.25, None, "no.\n")
+    assert (turns[7].reward, turns[7].ending) == (1.0, "completed")
+    assert guess.finish([8, 9]) == {8: 0.0, 9: 0.0}
+    assert guess.open({7: ({"most": 2}, 0)})[7][0]["content"] == "From 1 to 2.\n"
+
+
+def test_the_global_generator_gives_an_episode_the_same_numbers_whatever_runs_beside_it(world):
+    drawn = world("Drawn")
+    [alone] = drawn.open({1: ({}, 5)}).values()
+    after = drawn.step({1: "x"})[1].messages
+    both = drawn.open({2: ({}, 6), 3: ({}, 5)})
+    assert both[3] == alone != both[2]
+    assert drawn.step({2: "x", 3: "x"})[3].messages == after
+
+
+def test_a_step_may_be_a_tuple_as_in_gymnasium(world):
+    environment = world("Tuple")
+    assert environment.open({1: ({}, 0)}) == {1: []}
+    assert environment.step({1: "go"})[1].messages == [{"role": "user", "content": "again"}]
+    turn = environment.step({1: "cut"})[1]
+    assert (turn.reward, turn.ending) == (0.5, "truncated")
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_public_methods_are_tools_and_an_answer_without_a_call_ends_it(world, local):
+    environment = world("Calculator", local=local)
+    assert [tool["function"]["name"] for tool in environment.tools] == ["add", "fail", "shout"]
+    assert "add(a: number, b: number): Add two numbers." in environment.description
+    environment.open({1: ({"answer": 7, "prompt": "3 + 4?"}, 0)})
+    turn = environment.step({1: '<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>'})[1]
+    assert turn.messages == [{"role": "tool", "content": "7", "name": "add"}]
+    assert (turn.ending, turn.num_calls, turn.num_errors, turn.reward) == (None, 1, 0, 0.0)
+    turn = environment.step({1: "It is 7."})[1]
+    assert (turn.ending, turn.reward) == ("completed", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "results"),
+    [
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call> and more', ["3"]),
+        ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}</tool_call>', ["3"]),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>' * 2, ["3", "3"]),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}', ["3"]),
+        ('{"name": "add", "parameters": {"a": 1, "b": 2}}', ["3"]),
+        ('<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": 2}}', ["3"]),
+        ('[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": 2}}]', ["3"]),
+        ('I add. <add>{"a": 1, "b": 2}</add>', ["3"]),
+        ("<shout>land ho</shout> <shout>12</shout>", ["LAND HO", "12"]),
+        ('<shout>{"text": "aye"}</shout>', ["AYE"]),
+        ("<fail></fail>", ["Error: the wire is cut"]),
+        ("<tool_call>{oops}</tool_call>", ["Error: the call cannot be read as JSON (Expecting property name"]),
+        ("<tool_call>[1]</tool_call>", ['Error: a call is {"name": ..., "arguments": {...}}']),
+        ('<tool_call>{"name": "sub"}</tool_call>', ["Error: there is no tool 'sub'; the tools are add, fail, shout"]),
+        ('<add>{"a": 1}</add>', ["Error: add: missing a required argument: 'b'"]),
+        ('<add>{"a": 1, "b": 2, "c": 3}</add>', ["Error: add: got an unexpected keyword argument 'c'"]),
+        (
+            '<tool_call>{"name": "add", "arguments": [1, 2]}</tool_call>',
+            ["Error: add: the arguments are a JSON object"],
+        ),
+        ('<tool_call>{"name": "__class__", "arguments": {}}</tool_call>', ["Error: there is no tool '__class__'"]),
+        ('<tool_call>{"name": "get_reward"}</tool_call>', ["Error: there is no tool 'get_reward'"]),
+        ("No call: <addition>3</addition>, {name}.", []),
+    ],
+)
+def test_calls_are_read_as_models_write_them_and_errors_are_told(text, results):
+    session = Session(worlds.Calculator, "Calculator")
+    session.call("open", [{"episode": 1, "row": {"answer": 0}, "seed": 0}])
+    [turn] = session.call("step", [{"episode": 1, "text": text}])
+    found = [message["content"] for message in turn["messages"]]
+    assert len(found) == len(results)
+    assert all(content.startswith(expected) for content, expected in zip(found, results, strict=True)), found
+    assert turn["num_errors"] == sum(content.startswith("Error") for content in found)
+    assert turn["ending"] == (None if results else "completed")
+
+
+def test_async_environments_run_at_the_same_time(world):
+    slow = world("Slow")
+    started = time.monotonic()
+    slow.open({number: ({}, 0) for number in range(10)})
+    turns = slow.step(dict.fromkeys(range(10), "0.3"))
+    assert all(turn.ending == "completed" for turn in turns.values())
+    assert time.monotonic() - started < 2.5  # one after the other it would take 5
+
+
+@pytest.mark.parametrize(("name", "text"), [("Sleeps", "30"), ("Slow", "30")])
+def test_a_late_answer_ends_the_episode_and_the_next_one_is_played(world, name, text):
+    environment = world(name, timeout=0.5)
+    environment.open({1: ({}, 0), 2: ({}, 0)})
+    turns = environment.step({1: text, 2: "0"})
+    assert (turns[1].ending, turns[2].ending) == ("timeout", "completed")
+    environment.open({1: ({}, 0)})
+    assert environment.step({1: "0"})[1].ending == "completed"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("Raises", "x", r"^Raises raised KeyError: 'no such move\\nat all' \(worlds.py:\d+\)$"),
+        ("Exits", "x", "^Exits: its process exited with status 3$"),
+        ("Hangs", "x", "^Hangs: a call took over 0.8 s; it was killed$"),
+        ("Nonsense", "none", r"^Nonsense.step returned None \(a NoneType\); expected a kedge.Step"),
+        ("Nonsense", "number", r"^Nonsense.step returned 3 \(a int\); expected a kedge.Step"),
+        ("Nonsense", "nan", "^Nonsense.step gave the reward nan; expected a finite number$"),
+        ("Nonsense", "role", "^Nonsense gave the message {'role': 'me'}; expected one with role and content$"),
+        ("Nonsense", "else", "^Nonsense raised KeyError: 'else'"),
+    ],
+)
+def test_a_fault_of_the_environment_is_one_line(world, monkeypatch, name, text, line):
+    monkeypatch.setattr("kedge.environments.client.GRACE", 0.3)  # of a loop in C, which cannot be interrupted
+    environment = world(name, timeout=0.5 if name == "Hangs" else 20.0)
+    environment.open({1: ({}, 0)})
+    with pytest.raises(EnvError, match=line) as caught:
+        environment.step({1: text})
+    assert "\n" not in str(caught.value)
+
+
+def test_what_opens_an_episode_is_checked(world):
+    with pytest.raises(EnvError, match=r"^Nonsense said 3 \(a int\); expected a text, or messages$"):
+        world("Nonsense").open({1: ({"says": 3}, 0)})
+    with pytest.raises(EnvError, match=r"^SleepsAtReset took longer than its limit to open or end an episode"):
+        world("SleepsAtReset", timeout=0.5).open({1: ({}, 0)})
+    with pytest.raises(DataError, match="the prompts have a value that cannot be sent to the process of Guess"):
+        world("Guess").open({1: ({"most": object()}, 0)})
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        (f"{FILE}:Needs", "^Needs cannot be made without arguments: "),
+        (f"{FILE}:Nothing", "^Nothing is no environment: it has neither reset"),
+        (f"{FILE}:Undescribed", "^Undescribed.tool is no tool: .*; a tool has type hints and a docstring with Args:"),
+        (f"{FILE}:Gues", "the module has no 'Gues'; did you mean 'Guess'"),
+        ("nowhere.py:Guess", "environment file 'nowhere.py' does not exist"),
+        ("nowhere", "environment 'nowhere' is not the name of a function"),
+    ],
+)
+def test_what_is_no_environment_is_refused_in_one_line(spec, line):
+    with pytest.raises(EnvError, match=line) as caught:
+        Environment(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_private_and_reserved_methods_are_no_tools():
+    assert Tools.of(worlds.Calculator(), "Calculator").names == ["add", "fail", "shout"]

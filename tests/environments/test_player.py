@@ -1,0 +1,238 @@
+"""Episodes as a rollout: endings, limits, and where rewards are paid."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kedge.algorithm import GeneralizedAdvantage, RewardToGo
+from kedge.algorithm.experience import Rollout
+from kedge.data import Prompt
+from kedge.data.tokens import encode_completion
+from kedge.environments.player import ENDINGS, Limits, Player
+from kedge.errors import DataError, EnvError
+from kedge.rollout import Sampler
+from tests.algorithm.test_advantages import advantages_by_definition
+from tests.environments import worlds
+from tests.experience import collected
+from tests.models.families import language_model
+from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
+from tests.training.test_update import make_models
+
+PLAIN = tiny_tokenizer()
+STOP = 2
+
+
+def play(kind, said, *, rows=({},), tokenizer=PLAIN, timeout=5.0, room=100, **limits):
+    """Episodes in which the policy says given texts, a text or (text, False) without a stop token; by hand."""
+    player = Player(kind, Limits(**{"turns": 9, "tokens": 200, **limits}), timeout=timeout, by_turn=True)
+    prompts = [Prompt("Play. ", row) for row in rows]
+    player.begin([STOP], room, tokenizer, prompts[:1])
+    episodes = player.episodes(tokenizer, prompts, [3] * len(rows))
+    opened = episodes.open(range(len(rows)))
+    answers, slots = [], [0] * len(rows)
+    ids = [[] for _ in rows]
+    for turns in said:
+        spoken = {}
+        for row, turn in enumerate(turns):
+            if turn is not None:
+                text, stops = turn if isinstance(turn, tuple) else (turn, True)
+                spoken[row] = encode_completion(tokenizer, text, eos=False) + [STOP] * stops
+                ids[row] += spoken[row]
+                slots[row] = len(ids[row]) - 1
+        found = episodes.answer(spoken)
+        answers.append({row: None if found[row] is None else tokenizer.decode(found[row]) for row in found})
+        for row in found:
+            ids[row] += found[row] or []
+    width = 200
+    shape = (len(rows), width)
+    empty = SimpleNamespace(logprobs=torch.zeros(shape))
+    mask = torch.zeros(shape, dtype=torch.bool)
+    rollout = Rollout(mask.long(), mask, mask.long(), mask, mask, empty.logprobs, mask[:, 0], mask[:, 0].long(),
+                      mask[:, 0].long())  # fmt: skip
+    ended = all(state.ending for state in episodes._states.values())
+    return SimpleNamespace(
+        player=player,
+        opened=[tokenizer.decode(each) for each in opened],
+        answers=answers,
+        ids=ids,
+        slots=slots,
+        rollout=episodes.finished(rollout) if ended else None,
+    )
+
+
+def endings(played):
+    return [ENDINGS[number] for number in played.rollout.ending.tolist()]
+
+
+def test_rewards_are_paid_at_the_last_token_of_each_turn():
+    """By hand: the secret of seed 3 is 2; "a" and "b" are one token each and the stop token one more."""
+    played = play(worlds.Guess, [["a"], ["b"], ["11"]])
+    assert played.opened == ["Play. From 1 to 5.\n"]
+    assert played.answers == [{0: "no.\n"}, {0: "no.\n"}, {0: None}]
+    reply = len(encode_completion(PLAIN, "no.\n", eos=False))
+    first, second = 1, 2 + reply + 1
+    paid = {slot: round(float(reward), 6) for slot, reward in enumerate(played.rollout.rewards[0]) if reward}
+    assert paid == {first: 0.25, second: 0.25, played.slots[0]: 1.0}
+    assert endings(played) == ["completed"]
+    assert not played.rollout.cut_off[0]
+
+
+def test_every_ending_has_its_word():
+    played = play(worlds.Guess, [["a"], ["b"]], turns=2)
+    assert endings(played) == ["max_turns"]
+    assert played.rollout.rewards.sum() == 0.5  # the last turn is paid, too
+    played = play(worlds.Guess, [[("a" * 12, False)]], tokens=12)
+    assert endings(played) == ["max_tokens"]
+    played = play(worlds.Tuple, [["cut"]])
+    assert endings(played) == ["truncated"]
+    assert played.rollout.rewards.sum() == 0.5
+    played = play(worlds.Crowd, [["a"]], tokens=30)
+    assert endings(played) == ["context_overflow"]
+    played = play(f"{worlds.__file__}:Sleeps", [["0", "30"]], rows=({}, {}), timeout=0.5)
+    assert endings(played) == ["completed", "timeout"]
+    assert played.rollout.cut_off.tolist() == [False, True]
+    played.player.environment.close()
+
+
+def test_a_cut_turn_is_answered_and_others_go_on():
+    played = play(worlds.Guess, [[("a", False), "11"], ["11", None]], rows=({}, {"most": 7}), turn_tokens=1)
+    assert played.answers == [{0: "no.\n", 1: None}, {0: None}]
+    assert endings(played) == ["completed", "completed"]
+
+
+def test_an_episode_that_kedge_ends_is_paid_what_the_environment_gives():
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    row = {"answer": 3.0, "messages": [{"role": "user", "content": "1 + 2?"}]}
+    call = '<add>{"a": 1, "b": 2}</add>'
+    played = play(worlds.Calculator, [[call]], rows=(row,), tokenizer=tokenizer, turns=1, room=600)
+    assert endings(played) == ["max_turns"]
+    assert played.rollout.rewards.sum() == 1.0
+    played = play(worlds.Calculator, [[call], ["3"]], rows=(row,), tokenizer=tokenizer, room=600)
+    assert endings(played) == ["completed"]
+    assert float(played.rollout.rewards[0, played.slots[0]]) == 1.0
+    assert "You can use tools." in played.opened[0]
+    assert played.answers[0][0] == "\n<|tool|>\n3\n<|assistant|>\n"
+
+
+def test_what_cannot_be_is_refused_before_a_run():
+    with pytest.raises(DataError, match=r"Calculator has tools, and the prompt 'Play. ' is plain text"):
+        play(worlds.Calculator, [], rows=({"answer": 3},))
+    with pytest.raises(DataError, match=r"an episode of Guess opens with \d+ tokens .*; expected 1 to 100"):
+        play(worlds.Guess, [], rows=({"most": "9" * 200},))
+    with pytest.raises(EnvError, match=r"^Raises raised KeyError"):
+        play(worlds.Raises, [["a"]])
+
+
+def test_the_same_episodes_are_played_again():
+    """Two samplings of the same seeds agree token by token, rewards and endings included."""
+    model = language_model("llama")
+    tokenizer = tiny_tokenizer()
+
+    def sampled():
+        player = Player(worlds.Guess, Limits(4, 60, 5), timeout=5.0, by_turn=True)
+        player.begin([STOP], 100, tokenizer, [])
+        prompts = [Prompt(f"Game {number}. ") for number in range(6)]
+        sampler = Sampler(model, pad_id=0, stop_tokens=[STOP], max_new_tokens=60)
+        dialogue = player.episodes(tokenizer, prompts, range(6))
+        rollout = sampler.generate((), seeds=range(6), dialogue=dialogue)
+        return rollout, player.metrics(rollout)
+
+    (one, metrics), (other, _) = sampled(), sampled()
+    for name in ("prompt_ids", "response_ids", "action_mask", "logprobs", "rewards", "ending", "cut_off"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+    shares = [metrics[f"episode/{ending}"] for ending in ENDINGS]
+    assert sum(shares) == pytest.approx(1.0)
+    assert metrics["episode/turns"] > 1
+    assert metrics["episode/length"] == one.token_mask.sum(-1).float().mean()
+
+
+# Two tokens of the policy, two that it read, one of the policy, one read, one of the policy; then padding.
+OWN = [1, 1, 0, 0, 1, 0, 1, 0, 0]
+READ = [1, 1, 1, 1, 1, 1, 1, 0, 0]
+PAID = [0.0, 1.0, 0.0, 0.0, 2.0, 0.0, 4.0, 0.0, 0.0]
+
+
+def test_advantages_of_three_turns_by_hand():
+    """γ = .5, λ = .5; the tokens that were read take no time and have no value.
+
+    rewards 0 1 2 4, values 1 2 3 4:  δ = 0 + .5·2 − 1 = 0;  1 + .5·3 − 2 = .5;  2 + .5·4 − 3 = 1;  4 − 4 = 0
+    A = δ + .25·A':  0, 1, .5 + .25 = .75, .1875 from the back;  returns = A + V
+    """
+    own = torch.tensor([OWN], dtype=torch.bool)
+    values = torch.tensor([[1.0, 2.0, 9.0, 9.0, 3.0, 9.0, 4.0, 9.0, 9.0]])
+    found = GeneralizedAdvantage(0.5, 0.5)(
+        torch.tensor([PAID]), own, values=values, group=torch.zeros(1), baseline=None, actions=own
+    )
+    assert found.advantages[0].tolist() == [0.1875, 0.75, 0, 0, 1.0, 0, 0.0, 0, 0]
+    assert found.returns[0].tolist() == [1.1875, 2.75, 0, 0, 4.0, 0, 4.0, 0, 0]
+
+
+def episode_rollout(models, *, cut_off, width=9):
+    rows = len(cut_off)
+    ids = torch.randint(3, 90, (rows, width), generator=torch.Generator().manual_seed(0))
+    read = torch.tensor([READ[:width]] * rows, dtype=torch.bool)
+    own = torch.tensor([OWN[:width]] * rows, dtype=torch.bool)
+    paid = torch.tensor([PAID[:width]] * rows)
+    return Rollout(
+        prompt_ids=torch.tensor([[7, 8]] * rows),
+        prompt_mask=torch.ones(rows, 2, dtype=torch.bool),
+        response_ids=ids.masked_fill(~read, 0),
+        token_mask=read,
+        action_mask=own,
+        logprobs=torch.zeros(rows, width),
+        stopped=torch.zeros(rows, dtype=torch.bool),
+        group=torch.arange(rows),
+        policy_version=torch.zeros(rows, dtype=torch.long),
+        rewards=paid,
+        cut_off=torch.tensor(cut_off),
+        ending=torch.zeros(rows, dtype=torch.long),
+    )
+
+
+@pytest.mark.parametrize("score_at", ["last", "after_last"])
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_a_cut_off_episode_goes_on_in_the_critics_eyes(critic, score_at):
+    """By the definition of GAE over the policy's own tokens, with V(s_L) after the last one where it was cut off."""
+    models = make_models(critic)
+    if models.policy.value_head is not None:
+        torch.nn.init.normal_(models.policy.value_head.weight, generator=torch.Generator().manual_seed(0))
+    rollout = episode_rollout(models, cut_off=[False, True, True])
+    gamma, gae_lambda = 0.9, 0.8
+    experience = collected(
+        rollout, torch.zeros(3), models, None, token_scores=rollout.rewards, kl_coef=0.0, gamma=gamma,
+        advantage=GeneralizedAdvantage(gamma, gae_lambda), whiten_advantages=False, score_at=score_at,
+    )  # fmt: skip
+    with torch.no_grad():
+        values = models.values(rollout, value_after_last=True)
+    assert values[:, 7].abs().min() > 0.01
+    own = [slot for slot, counts in enumerate(OWN) if counts]
+    for row, cut in enumerate([False, True, True]):
+        slots = own if score_at == "last" else [*own, 7]
+        rewards = [PAID[slot] for slot in slots]
+        after = float(values[row, 7]) if cut else 0.0
+        rewards[-1] += gamma * after if score_at == "last" else after
+        expected = advantages_by_definition(rewards, [float(values[row, slot]) for slot in slots], gamma, gae_lambda)
+        found = experience.advantages[row][rollout.action_mask[row]].tolist()
+        assert found == pytest.approx(expected[: len(own)], abs=1e-5)
+
+
+def test_an_episode_that_fills_its_tensor_has_no_state_after_it():
+    models = make_models()
+    torch.nn.init.normal_(models.policy.value_head.weight, generator=torch.Generator().manual_seed(0))
+    settings = {"kl_coef": 0.0, "advantage": GeneralizedAdvantage(1.0, 0.95), "whiten_advantages": False}
+    found = [
+        collected(rollout, torch.zeros(1), models, None, token_scores=rollout.rewards, **settings).returns
+        for rollout in (episode_rollout(models, cut_off=[cut], width=7) for cut in (True, False))
+    ]
+    assert torch.equal(*found)
+
+
+def test_without_a_critic_nothing_is_added():
+    models = make_models()
+    rollout = episode_rollout(models, cut_off=[True])
+    experience = collected(rollout, torch.zeros(1), models, None, token_scores=rollout.rewards, kl_coef=0.0,
+                           advantage=RewardToGo(1.0), whiten_advantages=False)  # fmt: skip
+    assert experience.returns[0].tolist() == [7, 7, 0, 0, 6, 0, 4, 0, 0]

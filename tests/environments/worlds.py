@@ -1,0 +1,175 @@
+"""Environments for the tests: good ones, and all kinds of bad ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+
+from kedge.environments import Step
+
+
+class Guess:
+    """Guess a number; pays .25 for each turn and 1 at the end."""
+
+    def reset(self, row, seed):
+        self.secret = random.Random(seed).randint(1, 5)
+        self.row = row
+        return f"From 1 to {row.get('most', 5)}.\n"
+
+    def step(self, text):
+        guess = sum(character.isdigit() for character in text)
+        if guess == self.secret:
+            return Step("yes", reward=1.0, terminated=True)
+        return Step("no.\n", reward=0.25)
+
+
+class Drawn:
+    """Draws from the global generator, of which each episode has its own stream."""
+
+    def reset(self, row, seed):
+        return str(random.randint(0, 10**9))
+
+    def step(self, text):
+        return {"messages": [{"role": "user", "content": str(random.randint(0, 10**9))}], "reward": 0}
+
+
+class Tuple:
+    def reset(self, row, seed):
+        return None
+
+    def step(self, text):
+        return "again", 0.5, False, text == "cut", {"info": 1}
+
+
+class Calculator:
+    def reset(self, answer, **row):
+        self.answer = answer
+        self.results = []
+
+    def add(self, a: float, b: float) -> float:
+        """Add two numbers.
+
+        Args:
+            a: The first number.
+            b: The second number.
+        """
+        self.results.append(a + b)
+        return a + b
+
+    def shout(self, text: str) -> str:
+        """Say it in capitals.
+
+        Args:
+            text: What to say.
+        """
+        return text.upper()
+
+    def fail(self) -> str:
+        """Raise."""
+        raise ValueError("the wire is cut")
+
+    def get_reward(self) -> float:
+        return float(self.answer in self.results)
+
+
+class Adder:
+    """One tool, in few words."""
+
+    def add(self, a: int) -> int:
+        """Add 1.
+
+        Args:
+            a: It.
+        """
+        return a + 1
+
+
+class Slow:
+    """Async: calls run at the same time."""
+
+    async def reset(self, row, seed):
+        await asyncio.sleep(0.2)
+        return "go"
+
+    async def step(self, text):
+        await asyncio.sleep(float(text))
+        return Step(text, terminated=True)
+
+
+class Sleeps:
+    def reset(self, row, seed):
+        return None
+
+    def step(self, text):
+        try:
+            time.sleep(float(text))
+        except Exception:
+            return Step("never", terminated=True)
+        return Step("woke", terminated=True)
+
+
+class SleepsAtReset:
+    def reset(self, row, seed):
+        time.sleep(60)
+
+    def step(self, text): ...
+
+
+class Raises:
+    def reset(self, row, seed):
+        return None
+
+    def step(self, text):
+        raise KeyError("no such move\nat all")
+
+
+class Exits:
+    def reset(self, row, seed):
+        return None
+
+    def step(self, text):
+        os._exit(3)
+
+
+class Hangs:
+    """Not to be interrupted from Python."""
+
+    def reset(self, row, seed):
+        return None
+
+    def step(self, text):
+        return Step(reward=sum(range(10**12)))
+
+
+class Nonsense:
+    def reset(self, row, seed):
+        return row.get("says")
+
+    def step(self, text):
+        return {"none": None, "number": 3, "nan": Step("", reward=float("nan")), "role": Step([{"role": "me"}])}[text]
+
+
+class Needs:
+    def __init__(self, path):
+        self.path = path
+
+
+class Nothing:
+    pass
+
+
+class Undescribed:
+    def tool(self, a):
+        return a
+
+
+class Crowd:
+    """Says more than fits, or ends it from outside."""
+
+    def reset(self, row, seed):
+        return None
+
+    def step(self, text):
+        return Step("word " * 200)

@@ -1,0 +1,150 @@
+"""Runs of PPO on episodes of several turns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import kedge
+from kedge.errors import ConfigError, EnvError
+from kedge.runs.run import Resume
+from kedge.stages.ppo import run_ppo
+from tests.environments import worlds
+from tests.stages.ppo.test_ppo import configure, metrics_without_times
+from tests.stages.ppo.test_ppo import kedge as command
+from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
+
+GAMES = [f"Game {number}. " for number in range(12)]
+GUESS = f"{worlds.__file__}:Guess"
+EPISODES = {
+    "max_new_tokens": 40,
+    "environment.source": GUESS,
+    "environment.max_turns": 3,
+    "environment.max_turn_tokens": 5,
+    "missing_eos_score": None,
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+def weights(folder: Path):
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def assert_same(one: Path, other: Path) -> None:
+    assert metrics_without_times(one) == metrics_without_times(other)
+    for name, tensor in weights(one).items():
+        assert torch.equal(tensor, weights(other)[name]), name
+
+
+def test_a_run_needs_no_other_reward_and_says_how_its_episodes_went(tmp_path, policy):
+    rows = run_ppo(configure(policy, tmp_path / "run", **EPISODES), prompts=GAMES).metrics
+    for row in rows:
+        assert row["reward/score_mean"] == pytest.approx(row["score/Guess"], abs=1e-6)
+        assert 0.25 <= row["score/Guess"] <= 1.75
+        assert 1 <= row["episode/turns"] <= 3
+        assert row["episode/completed"] + row["episode/max_turns"] == pytest.approx(1)
+        assert row["response/length"] < row["episode/length"]
+        assert row["time/environment"] > 0
+
+
+def test_a_reward_function_is_added_and_reads_the_whole_episode(tmp_path, policy):
+    def answered(completions, **_):
+        return [float(text.count("no.\n")) for text in completions]
+
+    settings = EPISODES | {"environment.max_turns": 2, "environment.max_turn_tokens": 1}
+    rows = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES, reward=answered).metrics
+    for row in rows:
+        assert row["score/answered"] > 0.5
+        assert row["reward/score_mean"] == pytest.approx(row["score/answered"] + row["score/Guess"], abs=1e-6)
+
+
+@pytest.mark.parametrize("more", [{}, {"max_staleness": 1}, {"preset": "grpo", "num_responses": 2},
+                                  {"adapter.kind": "lora"}, {"ppo.critic": "separate"}],
+                         ids=["ppo", "stale", "grpo", "lora", "separate"])  # fmt: skip
+def test_a_resumed_run_plays_the_same_episodes(tmp_path, policy, more):
+    settings = EPISODES | {"num_updates": 3, "checkpoint.every": 1, **more}
+    run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=GAMES)
+
+    def stop(update, _):
+        if update == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=GAMES, on_update=stop)
+    run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=GAMES, resume=Resume())
+    if "adapter.kind" in more:
+        assert metrics_without_times(tmp_path / "whole") == metrics_without_times(tmp_path / "stopped")
+    else:
+        assert_same(tmp_path / "whole", tmp_path / "stopped")
+    changed = [row["score/Guess"] for row in metrics_without_times(tmp_path / "whole")]
+    assert len(set(changed)) > 1
+
+
+def test_a_class_and_its_name_are_the_same_environment(tmp_path, policy):
+    named = configure(policy, tmp_path / "named", **EPISODES)
+    run_ppo(named, prompts=GAMES)
+    settings = {name: value for name, value in EPISODES.items() if name != "environment.source"}
+    kedge.ppo(
+        model=policy, prompts=GAMES, environment=worlds.Guess, out=tmp_path / "given", num_updates=2, num_prompts=4,
+        num_minibatches=2, num_epochs=2, learning_rate=1e-3, report=False, num_fixed_prompts=0, **settings,
+    )  # fmt: skip
+    assert_same(tmp_path / "named", tmp_path / "given")
+
+
+def test_tools_are_called_in_a_run(tmp_path):
+    policy = save_tiny_policy(tmp_path / "policy", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE), extra_rows=20)
+    rows = [{"prompt": [{"role": "user", "content": f"{n} + 1?"}], "answer": n + 1} for n in range(4)]
+    settings = EPISODES | {"environment.source": f"{worlds.__file__}:Adder", "max_new_tokens": 20}
+    result = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=rows)
+    assert result.metrics[-1]["episode/completed"] == 1  # a random policy calls no tool
+    assert result.metrics[-1]["score/Adder"] == 0
+
+
+def test_a_failing_environment_ends_the_run_with_one_line_and_the_policy_saved(tmp_path, policy):
+    world = tmp_path / "late.py"
+    world.write_text(
+        Path(worlds.__file__).read_text()
+        + "\n\nclass Late(Guess):\n    count = 0\n\n    def step(self, text):\n        Late.count += 1\n"
+        "        if Late.count > 20:\n            raise OSError('the line parted')\n        return super().step(text)\n"
+    )
+    settings = EPISODES | {"environment.source": f"{world}:Late", "num_updates": 50}
+    with pytest.raises(EnvError, match=r"^Late raised OSError: the line parted \(late.py:\d+\)$"):
+        run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES)
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    assert "Traceback" in (tmp_path / "run" / "reward.log").read_text()
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) >= 1
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["environment.max_turn_tokens=99"], "environment.max_turn_tokens=99 is more than an episode has"),
+        (["critic_check=1"], "ppo.critic_check continues responses from their middle"),
+        ([f"environment.source={worlds.__file__}:Nothing"], "Nothing is no environment"),
+        (["environment.source=nowhere.py:A"], "environment file 'nowhere.py' does not exist"),
+        (["environment.max_turns=0"], "environment.max_turns"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_made(tmp_path, policy, given, line):
+    (tmp_path / "games.jsonl").write_text("".join(json.dumps({"prompt": game}) + "\n" for game in GAMES))
+    done = command(
+        "ppo", "--model", policy, "--prompts", "games.jsonl", "--out", "run", "max_new_tokens=40",
+        *([] if any("source" in each for each in given) else ["--environment", GUESS]), *given, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_without_reward_and_environment_the_line_names_the_reward(policy, tmp_path):
+    with pytest.raises(ConfigError, match="reward"):
+        run_ppo(configure(policy, tmp_path / "run"), prompts=GAMES)
