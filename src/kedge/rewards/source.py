@@ -123,7 +123,7 @@ class Responses:
         def chosen(entries: list[Any]) -> list[Any]:
             return [entries[row] for row in rows]
 
-        lists = {name: chosen(entries) for name, entries in vars(self).items() if isinstance(entries, list)}
+        lists = {name: chosen(entries) for name, entries in vars(self).items() if isinstance(entries, list) and entries}
         return replace(self, **lists, columns={name: chosen(column) for name, column in self.columns.items()})
 
 
