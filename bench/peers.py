@@ -263,11 +263,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="an instruction model with a chat template")
     parser.add_argument("--peer", type=Path, required=True, help="Python of an environment with TRL 1.16")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), help="of both; bf16 where the machine has it")
     parser.add_argument("--only", nargs="*", help="tasks; the record is not replaced")
     for name, default in (("rounds", 3), ("steps", 4), ("threads", available_cores())):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
+    if options.precision is None:
+        native = describe_machine(options.threads)["bf16 in hardware"] != "no"
+        options.precision = "bf16" if native else "fp32"
     try:
         options.model = model_folder(options.model)
         found = compare(options, print)
