@@ -9,8 +9,9 @@ import pytest
 
 from kedge.errors import RewardError
 from kedge.rewards import CallLimits, FunctionReward, Responses
-from kedge.rewards.verify import code
-from kedge.rewards.verify.programs import _read, program
+from kedge.rewards.verify import code, code_stdio
+from kedge.rewards.verify.assertions import read_tests
+from kedge.rewards.verify.programs import program
 from kedge.rewards.worker.client import RemoteFunction
 from kedge.rewards.worker.sandbox import open_sandbox
 from tests.processes import members
@@ -174,7 +175,7 @@ def test_a_program_cannot_pass_for_a_right_one(fake):
     ],
 )
 def test_the_program_gets_no_expected_value(test, computed):
-    [tests] = _read([[test]], [["import math"]], None)
+    [tests] = read_tests([[test]], [["import math"]], None)
     assert tests.assertions[0].computed == computed
 
 
@@ -250,8 +251,12 @@ def test_partial_gives_the_share():
     ("columns", "message"),
     [
         ({"test_list": [DOUBLE, []]}, "column 'test_list', prompt 2: .* expected a list of assertions such as"),
-        ({"test_list": [DOUBLE, "print(1)"]}, "prompt 2: 'print.1.' is not usable; expected a list of assertions"),
-        ({"test_list": [["assert f("]]}, "prompt 1: .* expected Python"),
+        (
+            {"test_list": [DOUBLE, "print(1)"]},
+            "prompt 2: 'print.1.' is not usable; expected a list of asser.*, not 'print",
+        ),
+        ({"test_list": [["assert f("]]}, r"prompt 1: .* expected Python, not 'assert f\(' \("),
+        ({"test_list": [[*DOUBLE, "for n in f(1): assert n"]]}, "expected a list of assertions .*, not 'for n in"),
         ({"test_list": [["assert 1 == 1"]]}, "expected assertions that call the program"),
         ({"test_list": [["assert all(f(n) == n for n in range(3))"]]}, "outside of comprehensions"),
         ({"test_list": [7]}, "prompt 1: 7 is not usable"),
@@ -263,6 +268,64 @@ def test_partial_gives_the_share():
 def test_rows_and_settings_are_checked(columns, message):
     with pytest.raises(RewardError, match=message):
         code.check_rows(**columns)
+
+
+TWICE = {"inputs": ["2\n", "-3\n\n"], "outputs": ["4\n", "-6"]}
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("print(2 * int(input()))", "right"),
+        ("print(' ', end='')\nprint(2 * int(input()), ' ')\nprint()", "right"),
+        ("import sys\nfor line in sys.stdin:\n    if line.strip(): print(2 * int(line))", "right"),
+        ("print(2 * int(open(0).read()))", "right"),
+        ("import os\nos.write(1, str(2 * int(os.read(0, os.fstat(0).st_size))).encode())", "right"),
+        ("import sys\nprint(2 * int(input()), file=sys.stdout)\nprint('done', file=sys.stderr)", "right"),
+        ("def main(): print(2 * int(input())); exit()\nif __name__ == '__main__': main()", "right"),
+        ("import sys\nprint(2 * int(input()))\nsys.exit(0)", "right"),
+        ("print(4)", "wrong value"),
+        ("print(4, input())", "wrong value"),
+        ("pass", "wrong value"),
+        ("print(2 * int(input()))\nraise KeyError", "raised KeyError"),
+        ("int(input('number?') + input())", "raised EOFError"),
+        ("print 4", "syntax error"),
+        ("import os\nprint(4, flush=True)\nos._exit(0)", "ended early"),
+        ("while True: print('x' * 1000)", "output too long"),
+        ("while True: pass", "took too long"),
+    ],
+)
+def test_programs_that_read_and_print(text, expected):
+    [verdict] = code_stdio([f"```python\n{text}\n```"], [TWICE], seconds=1)
+    assert (float(verdict), verdict.reason) == (float(expected == "right"), expected)
+
+
+@needs_sandbox
+def test_partial_gives_the_share_of_outputs():
+    rows = [TWICE, '{"inputs": ["2", "1", "0"], "outputs": ["4", "2", "4"]}']
+    found = code_stdio(["print(4)"] * 2, rows, partial=True)
+    assert [(float(each), each.reason) for each in found] == [(1 / 2, "wrong value"), (2 / 3, "wrong value")]
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "row",
+    [
+        "x",
+        7,
+        {},
+        {"inputs": [], "outputs": []},
+        {"inputs": ["1"], "outputs": []},
+        {"inputs": [1], "outputs": ["1"]},
+        {**TWICE, "fn_name": "double"},
+    ],
+)
+def test_rows_without_pairs_are_named(row):
+    with pytest.raises(RewardError, match=r"column 'input_output', prompt 2: .* is not usable; expected .*inputs"):
+        code_stdio.check_rows(input_output=[TWICE, row])
+    with pytest.raises(RewardError, match=r"^code_stdio: memory=1: expected a whole number, at least 64$"):
+        FunctionReward(code_stdio, settings={"memory": 1}).check({"input_output": [TWICE]})
 
 
 def responses(*texts: str) -> Responses:
@@ -285,7 +348,7 @@ def test_the_verifier_runs_by_name_in_a_process_of_its_own(tmp_path):
             (0.0, "took too long"),
             (0.0, "wrong value"),
         ]
-        assert "code runs programs with sandbox=" in log.read_text()
+        assert "programs run with sandbox=" in log.read_text()
     finally:
         reward.close()
         assert not members(reward._worker._process.pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import os
 import platform
@@ -16,10 +17,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kedge.errors import RewardError
 from kedge.rewards.worker import sandbox as module
-from kedge.rewards.worker.confined import decode
+from kedge.rewards.worker.confined import decode, encode
 from kedge.rewards.worker.sandbox import Sandbox, open_sandbox
 from tests.processes import processes
 from tests.rewards.worker.attacks import GREEDY, HARMFUL, HARMLESS, KILLED, TOOLS
@@ -211,6 +214,25 @@ def test_plain_data_arrives_as_it_is(sandbox, names):
         assert value == expected or (math.isnan(value) and math.isnan(expected))
         assert type(value) is type(expected)
     assert [type(each) for each in decode(ran.values[0])] == [int, int, float, float, bool, type(None)]
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
+SCALARS |= st.text(st.characters(exclude_categories=())) | st.binary()
+HASHABLE = st.recursive(SCALARS, lambda inner: st.frozensets(inner) | st.lists(inner).map(tuple), max_leaves=9)
+
+
+def kinds(value):
+    """The types in a value, in no order: equal values may differ in them, as 1, 1.0 and True do."""
+    inner = [*value, *value.values()] if isinstance(value, dict) else value
+    has_more = isinstance(value, (list, tuple, set, frozenset, dict))
+    return type(value).__name__, sorted(map(kinds, inner), key=repr) if has_more else None
+
+
+@given(st.recursive(HASHABLE | st.sets(HASHABLE), lambda inner: st.lists(inner) | st.dictionaries(HASHABLE, inner)))
+def test_plain_data_is_read_as_it_was_written(value):
+    read = decode(json.loads(encode(value), parse_int=str))
+    assert read == value
+    assert kinds(read) == kinds(value)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ FORMS = {
     "tags": "`<think>…</think><answer>…</answer>`",
     "json_schema": "one JSON value and nothing else",
     "code": "a fenced block in Python",
+    "code_stdio": "a fenced block in Python",
 }
 """The form in which a verifier of kedge finds an answer most surely."""
 

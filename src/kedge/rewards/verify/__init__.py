@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from kedge.rewards.verify.answers import gsm8k, gsm8k_strict, math, number
 from kedge.rewards.verify.instructions import instruction_text, instructions, instructions_partial
-from kedge.rewards.verify.programs import code
+from kedge.rewards.verify.programs import code, code_stdio
 from kedge.rewards.verify.texts import choice, exact, json_schema, normalized, pattern, tags
 
 __all__ = [
     "choice",
     "code",
+    "code_stdio",
     "exact",
     "gsm8k",
     "gsm8k_strict",

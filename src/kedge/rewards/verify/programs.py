@@ -8,74 +8,38 @@ right.
 
 from __future__ import annotations
 
-import ast
-import builtins
+import json
 import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Verdict
+from kedge.rewards.verify.assertions import Tests, read_tests
 from kedge.rewards.verify.checking import CUT_OFF, RIGHT, read_rows, reads
 from kedge.rewards.worker.confined import decode
-from kedge.rewards.worker.sandbox import ARBITRARY, Sandbox, open_sandbox
+from kedge.rewards.worker.sandbox import ARBITRARY, RAISED, TOO_SLOW, Sandbox, open_sandbox
 
-__all__ = ["code"]
+__all__ = ["code", "code_stdio"]
+
+_Reference = TypeVar("_Reference")
 
 NO_CODE = "no code"
 WRONG_VALUE = "wrong value"
 
-EXPECTED = 'a list of assertions such as "assert f(2) == 4"'
-
 _PYTHON = re.compile(
     r"^[ \t]*(?:def |class |import |from [\w.]+ import|@|print\(|return\b|(?:for|while|if) .*:|[\w.]+ *=)", re.MULTILINE
 )
-_BINDING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda, ast.NamedExpr)
-_CONVERSIONS = {"abs", "all", "any", "bool", "dict", "float", "frozenset", "int", "len", "list", "max", "min", "set"}
-_CONVERSIONS |= {"sorted", "str", "sum", "tuple"}
+
+Pairs: TypeAlias = "list[tuple[str, str]]"
+"""Texts that a program reads, and those that it is to print."""
 
 
 # Rows
-
-
-@dataclass(frozen=True)
-class _Row:
-    tests: Any
-    imports: Any
-    setup: Any
-
-    def __repr__(self) -> str:
-        return repr(self.tests)
-
-
-@dataclass(frozen=True)
-class Assertion:
-    """An assertion, taken apart.
-
-    Attributes:
-        computed: The expressions for the program's process.
-        expected: What the only one must be equal to; `...` if the assertion is not of this form.
-        remainder: The assertion with the names in `names` instead of them.
-    """
-
-    computed: tuple[str, ...]
-    names: tuple[str, ...]
-    expected: Any
-    remainder: str
-
-
-@dataclass(frozen=True)
-class Tests:
-    """The tests of a row: the texts that run after the program, the imports among them, and the assertions."""
-
-    setup: tuple[str, ...]
-    imports: tuple[str, ...]
-    assertions: tuple[Assertion, ...]
 
 
 def check_code(
@@ -91,115 +55,45 @@ def check_code(
     Raises:
         RewardError: A row or a setting cannot be used, or no sandbox works here.
     """
-    for name, value, least in (("seconds", seconds, 1), ("memory", memory, 64)):
-        if not isinstance(value, int) or value < least:
-            raise RewardError(f"{name}={value!r}: expected a whole number, at least {least}")
-    place = open_sandbox(sandbox)
-    print(f"code runs programs with sandbox={place.name}", file=sys.stderr)
-    found = _read(test_list, test_imports, test_setup_code)
+    place = _opened(sandbox, seconds, memory)
+    found = read_tests(test_list, test_imports, test_setup_code)
     for text in sorted({text for tests in found for text in tests.imports}):
         if ending := place.run([text], []).ending:
             raise RewardError(f"the tests need {text!r}, but programs have the standard library alone ({ending})")
     return found
 
 
-def _read(tests: Sequence[Any], imports: Sequence[Any] | None, setups: Sequence[Any] | None) -> list[Tests]:
-    nothing = [None] * len(tests)
-    rows = [_Row(*each) for each in zip(tests, imports or nothing, setups or nothing, strict=True)]
-    return read_rows("test_list", rows, _read_tests)
+def _opened(sandbox: str, seconds: int, memory: int) -> Sandbox:
+    for name, value, least in (("seconds", seconds, 1), ("memory", memory, 64)):
+        if not isinstance(value, int) or value < least:
+            raise RewardError(f"{name}={value!r}: expected a whole number, at least {least}")
+    place = open_sandbox(sandbox)
+    print(f"programs run with sandbox={place.name}", file=sys.stderr)
+    return place
 
 
-def _read_tests(row: _Row) -> Tests:
-    setup = (*_texts(row.imports), *_texts(row.setup))
-    tests = _texts(row.tests)
-    try:
-        imports = [
-            node
-            for text in setup
-            for node in ast.walk(ast.parse(text))
-            if isinstance(node, (ast.Import, ast.ImportFrom))
-        ]
-        statements = [statement for text in tests for statement in ast.parse(text.strip()).body]
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"Python ({error})") from error
-    asserted = [statement.test for statement in statements if isinstance(statement, ast.Assert)]
-    if not asserted or len(asserted) < len(statements):
-        raise ValueError(EXPECTED)
-    trusted = {(name.asname or name.name).partition(".")[0] for node in imports for name in node.names}
-    assertions = [_Reader(trusted, index).read(test) for index, test in enumerate(asserted)]
-    return Tests(setup, tuple(map(ast.unparse, imports)), tuple(assertions))
+def check_stdio(input_output: Sequence[Any], sandbox: str = "auto", seconds: int = 2, memory: int = 512) -> list[Pairs]:
+    """Read the column of APPS, and look for a sandbox.
 
-
-def _texts(entry: object) -> list[str]:
-    texts = [] if entry is None else [entry] if isinstance(entry, str) else entry
-    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(EXPECTED)
-    return [text for text in texts if text.strip()]
-
-
-class _Reader(ast.NodeTransformer):
-    """Replaces the parts of an assertion that only the program's process can compute by names.
-
-    Args:
-        imported: The names that the row's imports bind.
-        index: The assertion's place in its row.
+    Raises:
+        RewardError: A row or a setting cannot be used, or no sandbox works here.
     """
-
-    def __init__(self, imported: set[str], index: int) -> None:
-        self._trusted = imported | set(dir(builtins))
-        self._imported = imported
-        self._prefix = f"value_{index}_"
-        self._computed: list[str] = []
-
-    def read(self, test: ast.expr) -> Assertion:
-        """Take an assertion apart."""
-        if not self._strange(test):
-            self._trusted = self._imported  # the program defines a function such as `sum`
-        remainder = self.visit(test)
-        if not self._computed:
-            raise ValueError("assertions that call the program")
-        names = tuple(f"{self._prefix}{number}" for number in range(len(self._computed)))
-        return Assertion(tuple(self._computed), names, _expected(remainder), ast.unparse(remainder))
-
-    def visit(self, node: ast.AST) -> Any:
-        if not isinstance(node, ast.expr):
-            return self.generic_visit(node)
-        if not self._strange(node):
-            return node
-        if self._is_computed(node):
-            self._computed.append(ast.unparse(node))
-            return ast.Name(f"{self._prefix}{len(self._computed) - 1}", ast.Load())
-        if isinstance(node, _BINDING):
-            raise ValueError("assertions that call the program outside of comprehensions and lambdas")
-        return self.generic_visit(node)
-
-    def _strange(self, node: ast.AST) -> set[str]:
-        """The names in an expression that neither Python nor the row's imports nor the expression itself defines."""
-        names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
-        bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-        bound |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
-        return {name.id for name in names} - bound - self._trusted
-
-    def _is_computed(self, node: ast.expr) -> bool:
-        """True for `f(…)`, `f(…).g[0]` and conversions such as `list(f(…))`, which contain no expected values."""
-        match node:
-            case ast.Call(func=ast.Name(id=name), args=[inner], keywords=[]) if name in _CONVERSIONS & self._trusted:
-                return self._is_computed(inner)
-            case ast.Call(func=inner) | ast.Attribute(value=inner) | ast.Subscript(value=inner):
-                return self._is_computed(inner)
-            case ast.Name(id=name):
-                return name not in self._trusted
-        return False
+    _opened(sandbox, seconds, memory)
+    return read_rows("input_output", input_output, _read_pairs)
 
 
-def _expected(remainder: ast.expr) -> Any:
-    match remainder:
-        case ast.Compare(left=ast.Name(), ops=[ast.Eq()], comparators=[literal]):
-            try:
-                return ast.literal_eval(literal)
-            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                return ...
-    return ...
+def _read_pairs(entry: object) -> Pairs:
+    try:
+        found = json.loads(entry) if isinstance(entry, str) else entry
+    except (ValueError, RecursionError):
+        found = None
+    match found:
+        case {"fn_name": str()}:
+            pass
+        case {"inputs": [*inputs], "outputs": [*outputs]} if inputs and len(inputs) == len(outputs):
+            if all(isinstance(text, str) for text in (*inputs, *outputs)):
+                return list(zip(inputs, outputs, strict=True))
+    raise ValueError('{"inputs": […], "outputs": […]}, with as many texts each, and no "fn_name"')
 
 
 # Responses
@@ -257,21 +151,82 @@ def code(
         RewardError: A row cannot be used, or no sandbox works here.
     """
     place = open_sandbox(sandbox)
+
+    def judge(text: str, tests: Tests) -> tuple[int, int, str]:
+        return _passed(text, tests, place, seconds, memory << 20)
+
+    return _verdicts(completions, stopped, read_tests(test_list, test_imports, test_setup_code), judge, partial)
+
+
+@reads(check_stdio)
+def code_stdio(
+    completions: list[str],
+    input_output: list[Any],
+    stopped: list[bool] | None = None,
+    *,
+    sandbox: str = "auto",
+    seconds: int = 2,
+    memory: int = 512,
+    partial: bool = False,
+) -> list[Verdict]:
+    """`code` for rows with inputs and outputs, as in APPS: the program reads the one and prints the other.
+
+    Args:
+        completions: Responses as text.
+        input_output: `{"inputs": […], "outputs": […]}`, texts, as a mapping or as JSON. Spaces at the end of a line,
+            and empty lines around the output, do not count.
+        stopped: Whether each response ended with a stop token.
+        sandbox: As in `code`, like the other settings.
+        seconds: For each input.
+        memory: For each input, MiB.
+        partial: Score the share of right outputs, instead of 1 or 0.
+    """
+    place = open_sandbox(sandbox)
+
+    def judge(text: str, pairs: Pairs) -> tuple[int, int, str]:
+        right = 0
+        reason = RIGHT
+        for typed, expected in pairs:
+            ran = place.run([text], [], name="__main__", typed=typed, seconds=seconds, memory=memory << 20)
+            has_ended = ran.ending in ("", f"{RAISED} SystemExit")
+            is_right = has_ended and _lines(ran.printed) == _lines(expected)
+            right += is_right
+            if not is_right:
+                reason = reason if reason != RIGHT else WRONG_VALUE if has_ended else ran.ending
+                if not partial or ran.ending == TOO_SLOW:
+                    break
+        return right, len(pairs), reason
+
+    return _verdicts(completions, stopped, read_rows("input_output", input_output, _read_pairs), judge, partial)
+
+
+def _verdicts(
+    completions: Sequence[str],
+    stopped: Sequence[bool] | None,
+    references: Sequence[_Reference],
+    judge: Callable[[str, _Reference], tuple[int, int, str]],
+    is_partial: bool,
+) -> list[Verdict]:
+    """The verdicts of several processes at a time."""
     ended = [True] * len(completions) if stopped is None else stopped
 
-    def judge(text: str, is_whole: bool, tests: Tests) -> Verdict:
+    def verdict(text: str, is_whole: bool, reference: _Reference) -> Verdict:
         found = program(text, is_whole)
         if found is None:
             return Verdict(0.0, NO_CODE if is_whole else CUT_OFF)
-        right, reason = _passed(found, tests, place, seconds, memory << 20)
-        return Verdict(right / len(tests.assertions) if partial else float(reason == RIGHT), reason)
+        right, count, reason = judge(found, reference)
+        return Verdict(right / count if is_partial else float(reason == RIGHT), reason)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2) as pool:
-        return list(pool.map(judge, completions, ended, _read(test_list, test_imports, test_setup_code)))
+        return list(pool.map(verdict, completions, ended, references))
 
 
-def _passed(text: str, tests: Tests, sandbox: Sandbox, seconds: int, memory: int) -> tuple[int, str]:
-    """How many assertions hold, and the reason why the first one that does not hold fails."""
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def _passed(text: str, tests: Tests, sandbox: Sandbox, seconds: int, memory: int) -> tuple[int, int, str]:
+    """How many assertions hold, of how many, and why the first one fails that does not hold."""
     ran = sandbox.run(
         [text, *tests.setup],
         [expression for each in tests.assertions for expression in each.computed],
@@ -291,7 +246,7 @@ def _passed(text: str, tests: Tests, sandbox: Sandbox, seconds: int, memory: int
     held = [
         next(compared) if each.expected is ... else _equal(values[each.names[0]], each.expected) for each in computed
     ]
-    return sum(held), WRONG_VALUE if not all(held) else ran.ending or RIGHT
+    return sum(held), len(tests.assertions), WRONG_VALUE if not all(held) else ran.ending or RIGHT
 
 
 def _equal(item: Any, expected: Any) -> bool:

@@ -12,6 +12,7 @@ Sources: docs.kernel.org/userspace-api/landlock.html, …/seccomp_filter.html; n
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import errno
 import os
@@ -55,16 +56,13 @@ ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 def main(job: dict[str, Any]) -> None:
     """Run a job, see `sandbox.Sandbox.run`, and end the process."""
     results = job["results"]
-    reading, writing = os.pipe()
-    os.close(writing)
-    os.dup2(reading, 0)  # the program finds an empty input
-    os.close(reading)
+    builtins.exit = builtins.quit = sys.exit
     _limit(job["seconds"], job["memory"], is_strict=job["confined"])
     if job["confined"]:
         _give_up_rights(job["parent"], job["readable"])
-    module = type(sys)("program")
+    module = type(sys)(job["name"])
     module.__dict__.update({name: decode(value) for name, value in job["values"].items()})
-    sys.modules["program"] = module
+    sys.modules[job["name"]] = module
     sys.argv[:] = ["program.py"]
     _send(results, READY)
     try:
@@ -74,8 +72,11 @@ def main(job: dict[str, Any]) -> None:
         os._exit(0)
 
     def run() -> None:
-        for part in codes:
-            exec(part, module.__dict__)
+        try:
+            for part in codes:
+                exec(part, module.__dict__)
+        finally:
+            sys.stdout.flush()
 
     if _report(results, run):
         for expression in job["expressions"]:

@@ -75,10 +75,12 @@ class Ran:
     Attributes:
         values: The values of the expressions that have one, encoded (see `confined.decode`), by their place.
         ending: Why others have no value; empty if all have one.
+        printed: The standard output.
     """
 
     values: dict[int, Any]
     ending: str
+    printed: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Sandbox:
     """A way of running programs.
 
     Attributes:
-        name: bubblewrap, Landlock or none.
+        name: bubblewrap, landlock or none.
         command: The program that starts the interpreter, with its arguments; empty without one.
         is_confined: True if the process gives up its rights.
         is_landlocked: True if it is to give up the access to files, which nothing else takes away.
@@ -103,6 +105,8 @@ class Sandbox:
         expressions: Sequence[str],
         *,
         values: Mapping[str, Any] | None = None,
+        name: str = "program",
+        typed: str = "",
         seconds: int = 2,
         memory: int = 512 << 20,
     ) -> Ran:
@@ -112,6 +116,8 @@ class Sandbox:
             parts: The program's texts, run one after another in one namespace.
             expressions: What is evaluated then, in order.
             values: Variables that are set before, encoded.
+            name: The program's `__name__`.
+            typed: The standard input.
             seconds: Processor time; the process may also wait, `WAITING` times as long.
             memory: Bytes of address space.
 
@@ -130,18 +136,20 @@ class Sandbox:
                 "values": dict(values or {}),
                 "seconds": seconds,
                 "memory": memory,
+                "name": name,
                 "results": writing,
                 "confined": self.is_confined,
                 "parent": None if self.command else os.getpid(),
                 "readable": _readable() if self.is_landlocked else None,
             }
-            marshal.dump((_confined(), described), job)
+            content = marshal.dumps((_confined(), described))
+            job.write(b"%20d%b%b" % (len(content), content, typed.encode("utf-8", "surrogatepass")))
             job.seek(0)
             process = subprocess.Popen(
                 [*self.command, *_interpreter(), "-c", _BOOT],
                 stdin=job,  # a file: it never blocks
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stderr=subprocess.PIPE,
                 bufsize=0,
                 pass_fds=[writing],
                 env={"PYTHONHASHSEED": "0"},  # sets have the same order in every process
@@ -172,7 +180,7 @@ def open_sandbox(choice: str = "auto") -> Sandbox:
         raise RewardError("programs cannot be run on this system; Linux and macOS can")
     if choice == "none":
         return Sandbox("none", is_confined=False)
-    found = {"bubblewrap": _bubblewrap, "landlock": lambda: Sandbox("Landlock", is_landlocked=True)}
+    found = {"bubblewrap": _bubblewrap, "landlock": lambda: Sandbox("landlock", is_landlocked=True)}
     failures = []
     for name in [choice] if choice != "auto" else found:
         try:
@@ -246,34 +254,48 @@ class _Watched:
         self._process = process
         self._wanted = wanted
         assert process.stdout is not None
-        self._streams = {results: MOST_RESULTS, process.stdout.fileno(): MOST_PRINTED}
-        self._read = {descriptor: bytearray() for descriptor in self._streams}
-        self._results, self._printed = self._read.values()
+        assert process.stderr is not None
+        self._limits = {
+            results: MOST_RESULTS,
+            process.stdout.fileno(): MOST_PRINTED,
+            process.stderr.fileno(): MOST_PRINTED,
+        }
+        self._read = {descriptor: bytearray() for descriptor in self._limits}
+        self._results, self._printed, self._errors = self._read.values()
+        self._open = dict(self._limits)
         self._ending = ""
 
     def read(self, deadline: float) -> None:
         """Read until there are all results, or the process has ended, or has to be."""
-        poll = select.poll()
-        for descriptor in self._streams:
-            poll.register(descriptor, select.POLLIN)
-        is_open = set(self._streams)
-        results = next(iter(self._streams))
-        while results in is_open and self._results.count(b"\n") < self._wanted:
+        results = next(iter(self._limits))
+        while not self._ending and results in self._open and not self._is_complete():
             remaining = deadline - time.monotonic()
-            if remaining <= 0:
+            if remaining > 0:
+                self._receive(remaining)
+            else:
                 self._ending = TOO_SLOW
-                return
-            for descriptor, _ in poll.poll(remaining * 1000):
-                received = os.read(descriptor, 1 << 16)
-                self._read[descriptor] += received
-                if not received:
-                    poll.unregister(descriptor)
-                    is_open.discard(descriptor)
-                if len(self._read[descriptor]) > self._streams[descriptor]:
-                    self._ending = TOO_LONG
-                    return
-        if self._results.count(b"\n") < self._wanted:
+        while not self._ending and self._receive(0.0):
+            pass
+        if not self._ending and not self._is_complete():
             self._ending = self._how_it_ended()
+
+    def _is_complete(self) -> bool:
+        return self._results.count(b"\n") >= self._wanted
+
+    def _receive(self, seconds: float) -> bool:
+        """Wait until there is something to read, and read it."""
+        poll = select.poll()
+        for descriptor in self._open:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(seconds * 1000)
+        for descriptor, _ in ready:
+            received = os.read(descriptor, 1 << 16)
+            self._read[descriptor] += received
+            if not received:
+                del self._open[descriptor]
+            if len(self._read[descriptor]) > self._limits[descriptor]:
+                self._ending = TOO_LONG
+        return bool(ready)
 
     def _how_it_ended(self) -> str:
         with suppress(subprocess.TimeoutExpired):
@@ -290,9 +312,7 @@ class _Watched:
         """
         lines = self._results.split(b"\n")[:-1]
         if not lines:
-            with suppress(OSError):
-                self._printed += os.read(list(self._streams)[1], 1000)
-            words = " ".join(self._printed.decode("utf-8", "replace").split())[-300:]
+            words = " ".join((self._printed + self._errors).decode("utf-8", "replace").split())[-300:]
             raise RewardError(f"the sandbox ({name}) could not start a program: {words or self._ending}")
         ran = Ran({}, "")
         for place, line in enumerate(lines[1 : self._wanted], start=-1):  # the first is the program's
@@ -302,7 +322,8 @@ class _Watched:
             else:
                 ran = Ran(ran.values, ran.ending or content)
         ran.values.pop(-1, None)
-        return Ran(ran.values, ran.ending or self._ending)
+        printed = self._printed.decode("utf-8", "replace")
+        return Ran(ran.values, ran.ending or self._ending, printed)
 
 
 def _record(line: bytes | bytearray) -> tuple[str, Any]:
@@ -330,17 +351,19 @@ def _end(process: subprocess.Popen[bytes], results: int) -> None:
     """Kill a process, and wait until what bubblewrap started for it has ended as well."""
     process.kill()
     process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    for stream in (process.stdout, process.stderr):
+        assert stream is not None
+        stream.close()
     deadline = time.monotonic() + 1.0
     while select.select([results], [], [], max(0.0, deadline - time.monotonic()))[0] and os.read(results, 1 << 16):
         pass
 
 
+# The input is the length of the job, the job, and the program's own input, where the descriptor is left.
 _BOOT = """
-import marshal, sys
+import marshal, os, sys
 del sys.path[0]
-code, job = marshal.load(sys.stdin.buffer)
+code, job = marshal.loads(os.read(0, int(os.read(0, 20))))
 names = {"__name__": "confined"}
 exec(code, names)
 names["main"](job)
