@@ -13,6 +13,7 @@ from kedge.rewards.verify import code, code_stdio
 from kedge.rewards.verify.assertions import read_tests
 from kedge.rewards.verify.programs import program
 from kedge.rewards.worker.client import RemoteFunction
+from kedge.rewards.worker.confined import decode
 from kedge.rewards.worker.sandbox import open_sandbox
 from tests.processes import members
 
@@ -88,7 +89,7 @@ def test_each_program_gets_its_reason():
         "def double(x):\n    while True: print('x' * 1000)": "output too long",
         "I cannot help with that.": "no code",
     }
-    assert dict(zip(texts, reasons(list(texts), DOUBLE, seconds=1), strict=True)) == texts
+    assert dict(zip(texts, reasons(list(texts), DOUBLE), strict=True)) == texts
     assert code(["def double(x)"], [DOUBLE], stopped=[False])[0].reason == "cut off"
 
 
@@ -180,10 +181,8 @@ def test_the_program_gets_no_expected_value(test, computed):
 
 
 def test_expected_values_in_memory_would_be_found():
-    names: dict = {}
-    exec(SEARCH, names)
-    expected = [271828182]
-    assert names["double"](expected) == 271828182
+    ran = open_sandbox("none").run(["expected = [271828182]", SEARCH], ["double(2)"])
+    assert decode(ran.values[0]) == 271828182
 
 
 @needs_sandbox
@@ -297,7 +296,7 @@ TWICE = {"inputs": ["2\n", "-3\n\n"], "outputs": ["4\n", "-6"]}
     ],
 )
 def test_programs_that_read_and_print(text, expected):
-    [verdict] = code_stdio([f"```python\n{text}\n```"], [TWICE], seconds=1)
+    [verdict] = code_stdio([f"```python\n{text}\n```"], [TWICE])
     assert (float(verdict), verdict.reason) == (float(expected == "right"), expected)
 
 
@@ -339,7 +338,7 @@ def responses(*texts: str) -> Responses:
 def test_the_verifier_runs_by_name_in_a_process_of_its_own(tmp_path):
     limits = CallLimits(timeout=60.0, startup_timeout=60.0)
     log = tmp_path / "reward.log"
-    reward = RemoteFunction("kedge.rewards.verify:code", settings={"seconds": 1}, limits=limits, log=log)
+    reward = RemoteFunction("kedge.rewards.verify:code", limits=limits, log=log)
     try:
         reward.check({"test_list": [DOUBLE]})
         found = reward.score(responses("def double(x): return 2 * x", "while True: pass", "def double(x): return x"))

@@ -206,6 +206,7 @@ def _bubblewrap() -> Sandbox:
             raise RewardError("not installed") from error
         found = str(bwrap_path())
     options = [
+        "--unshare-user",
         "--unshare-all",
         "--die-with-parent",
         "--new-session",
