@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kedge.data import encode_prompt, token_pieces
+from kedge.data.tokens import turn_pieces
 from tests.tiny import TEXTS, tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 
@@ -79,6 +80,22 @@ def test_the_pieces_of_any_tokens_join_to_their_text(kind, data):
     pieces = token_pieces(tokenizer, ids)
     assert len(pieces) == len(ids)
     assert "".join(pieces) == tokenizer.decode(ids)
+
+
+@kinds
+@given(data=st.data())
+def test_the_turns_of_two_sides_join_to_the_text(kind, data):
+    tokenizer = TOKENIZERS[kind]
+    said = data.draw(st.lists(st.tuples(st.integers(0, len(tokenizer) - 1), st.booleans()), max_size=60))
+    ids, own = [token for token, _ in said], [is_own for _, is_own in said]
+    pieces, foreign = turn_pieces(tokenizer, ids, own)
+    assert len(pieces) == sum(own)
+    places = [at for at, _ in foreign]
+    assert places == sorted(set(places))
+    told = dict(foreign)
+    joined = "".join(told.get(at, "") + piece for at, piece in enumerate([*pieces, ""]))
+    assert joined == tokenizer.decode(ids)
+    assert set(places) == {sum(own[:at]) for at, is_own in enumerate(own) if not is_own}
 
 
 @kinds

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kedge.algorithm import GeneralizedAdvantage, RewardToGo
-from kedge.algorithm.experience import Rollout
+from kedge.algorithm.experience import ENDINGS, Rollout
 from kedge.data import Prompt
 from kedge.data.tokens import encode_completion
-from kedge.environments.player import ENDINGS, Limits, Player
+from kedge.environments.player import Limits, Player
 from kedge.errors import DataError, EnvError
 from kedge.rollout import Sampler
 from tests.algorithm.test_advantages import advantages_by_definition

@@ -18,7 +18,7 @@ from kedge.logs.experience_metrics import (
     repetition,
 )
 from kedge.logs.incidents import describe_row
-from tests.tiny import tiny_sentencepiece_tokenizer
+from tests.tiny import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 MASK = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
 ADVANTAGES = torch.tensor([[1.0, -1.0, 2.0, 9.0], [-2.0, 0.0, 9.0, 9.0], [1.0, 1.0, -1.0, 3.0]])
@@ -125,3 +125,45 @@ def test_the_tokens_of_samples_and_incidents_join_to_the_response(experience):
     incident = describe_row(experience, 2, tokenizer)
     assert incident["tokens"] == samples[2].tokens
     assert " " in samples[2].response
+    assert all(sample.foreign is sample.ending is None for sample in samples)
+    assert "foreign" not in incident
+
+
+def test_a_sample_of_an_episode_has_both_sides_and_values_of_the_policys_own_tokens(experience):
+    tokenizer = tiny_tokenizer()
+    text = "ab no. c yes"
+    own = [letter in "abc" for letter in text]
+    ids = [tokenizer.get_vocab()[letter.replace(" ", "Ġ")] for letter in text]
+    width = len(ids)
+    figures = torch.arange(3 * width).reshape(3, width).float()
+    read = torch.ones(3, width, dtype=torch.bool)
+    action_mask = torch.tensor([own] * 3)
+    rollout = replace(
+        experience.rollout,
+        prompt_ids=torch.tensor([[0, *ids[:1]]] * 3),
+        response_ids=torch.tensor([ids] * 3),
+        token_mask=read,
+        action_mask=action_mask,
+        logprobs=figures,
+        stopped=torch.tensor([False] * 3),
+        ending=torch.tensor([2, 0, 5]),
+    )
+    names = ("old_logprobs", "values", "rewards", "advantages", "returns")
+    figured = replace(experience, rollout=rollout, reward_mask=action_mask, **dict.fromkeys(names, figures))
+    samples = describe_samples(figured, ["p"] * 3, tokenizer, count=3)
+    assert [sample.ending for sample in samples] == ["max_turns", "completed", "timeout"]
+    assert samples[1].response == text
+    assert samples[1].tokens == ["a", "b", "c"]
+    assert samples[1].foreign == [(2, " no. "), (3, " yes")]
+    places = [at for at, letter in enumerate(text) if letter in "abc"]
+    assert samples[1].values == samples[1].advantages == [width + at for at in places]
+    assert [sample.prompt for sample in samples] == ["a", f"{tokenizer.decode([0])}a", "a"], (
+        "what the episode opened with"
+    )
+    incident = describe_row(figured, 1, tokenizer)
+    assert (incident["response"], incident["tokens"], incident["foreign"]) == (
+        text,
+        ["a", "b", "c"],
+        samples[1].foreign,
+    )
+    assert incident["values"] == samples[1].values

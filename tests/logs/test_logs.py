@@ -117,6 +117,21 @@ def test_samples_keep_six_digits_and_every_character(tmp_path):
     assert "naïve" in (tmp_path / SAMPLES_FILE).read_text()
 
 
+def test_what_only_episodes_have_is_in_the_file_only_for_them(tmp_path):
+    episode = dataclasses.replace(SAMPLE, foreign=[(1, "no.\n")], ending="max_turns")
+    with SamplesLog(tmp_path) as log:
+        log.write(1, [SAMPLE, episode])
+    first, second = read_samples(tmp_path)
+    assert list(first)[-1] == "fixed"
+    assert {name: second[name] for name in second.keys() - first.keys()} == {
+        "foreign": [[1, "no.\n"]],
+        "ending": "max_turns",
+    }
+    for row in (first, second):  # as a logger reads them
+        del row["update"]
+        Sample(**row)
+
+
 def test_a_sample_has_a_figure_per_token():
     with pytest.raises(ShapeError, match="values has 1 entries; expected 2, one per token"):
         dataclasses.replace(SAMPLE, values=[1.0])

@@ -28,7 +28,20 @@ from kedge.algorithm.masking import check_same_shape
 from kedge.algorithm.shaping import total_scores
 from kedge.errors import ShapeError
 
-__all__ = ["CriticOutputs", "Experience", "PolicyOutputs", "Rollout", "check_masks", "join_rollouts", "join_rows"]
+__all__ = [
+    "ENDINGS",
+    "CriticOutputs",
+    "Experience",
+    "PolicyOutputs",
+    "Rollout",
+    "check_masks",
+    "join_rollouts",
+    "join_rows",
+]
+
+ENDINGS = ("completed", "truncated", "max_turns", "max_tokens", "context_overflow", "timeout")
+"""How an episode ended: the environment ended it, or cut it off; the limit of turns, or of tokens in the middle of a
+turn; an answer that no longer fitted; a call that took too long."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,7 @@ class Rollout:
         rewards: what an environment paid for each action, 0 elsewhere; None without one.
         cut_off: True for an episode that something outside of its task ended, so that its last state has a value; None
             without an environment.
-        ending: how each episode ended, as a number of `kedge.environments.player.ENDINGS`; None without one.
+        ending: how each episode ended, as a number of `ENDINGS`; None without an environment.
 
     Source: spec §1, §4.15.
     """

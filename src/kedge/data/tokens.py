@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -37,6 +37,7 @@ __all__ = [
     "pad_right",
     "special_wrapping",
     "token_pieces",
+    "turn_pieces",
 ]
 
 
@@ -348,3 +349,27 @@ def character_tokenizer() -> PreTrainedTokenizerBase:
 def is_character_tokenizer(tokenizer: object) -> bool:
     """True if it is the stand-in, which can read no token ids."""
     return isinstance(tokenizer, _Characters)
+
+
+def turn_pieces(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], own: Sequence[bool]
+) -> tuple[list[str], list[tuple[int, str]]]:
+    """The text that each own token adds, and what was only read between them.
+
+    Args:
+        tokenizer: See `token_pieces`.
+        ids: The tokens of both sides, in order.
+        own: For each, True if the policy chose it.
+
+    Returns:
+        One piece per own token; for each stretch of other tokens the number of own tokens before it, and its text.
+    """
+    pieces: list[str] = []
+    foreign: list[tuple[int, str]] = []
+    for is_own, stretch in groupby(zip(own, token_pieces(tokenizer, ids), strict=True), key=lambda pair: pair[0]):
+        texts = [text for _, text in stretch]
+        if is_own:
+            pieces += texts
+        else:
+            foreign.append((len(pieces), "".join(texts)))
+    return pieces, foreign

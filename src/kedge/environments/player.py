@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from kedge.algorithm.experience import Rollout
+from kedge.algorithm.experience import ENDINGS, Rollout
 from kedge.data import Prompt
 from kedge.data.records import RowError
 from kedge.data.turns import PlainTurns, TemplateTurns, Turns
@@ -22,11 +22,7 @@ from kedge.environments.client import Environment
 from kedge.environments.shapes import Turn
 from kedge.errors import DataError
 
-__all__ = ["CUT_OFF", "ENDINGS", "Earned", "Episodes", "Limits", "Player"]
-
-ENDINGS = ("completed", "truncated", "max_turns", "max_tokens", "context_overflow", "timeout")
-"""How an episode ended: the environment ended it, or cut it off; the limit of turns, or of tokens in the middle of a
-turn; an answer that no longer fitted; a call that took too long."""
+__all__ = ["CUT_OFF", "Earned", "Episodes", "Limits", "Player"]
 
 CUT_OFF = ("truncated", "context_overflow", "timeout")
 """Endings that are not of the task: the state has a value, which the critic's stands for."""

@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.critic import explained_variance
-from kedge.algorithm.experience import Experience, Rollout
+from kedge.algorithm.experience import ENDINGS, Experience, Rollout
 from kedge.algorithm.logprobs import sampler_mismatch
 from kedge.algorithm.shaping import group_scores
-from kedge.data.tokens import token_pieces
+from kedge.data.tokens import turn_pieces
 from kedge.logs.samples import Sample
 
 __all__ = [
@@ -170,7 +170,7 @@ def describe_samples(
 
     Args:
         experience: The experience trained on.
-        prompts: The prompts as text, one per response.
+        prompts: The prompts as text, one per response. An episode's is what it opened with instead.
         tokenizer: The policy's tokenizer.
         count: Number of responses.
         entropies: Entropy of each token's distribution, nats; NaN where unknown.
@@ -192,7 +192,9 @@ def _sample(
     new_logprobs: Tensor | None,
     reason: str | None,
 ) -> Sample:
-    mask = experience.rollout.action_mask[row]
+    rollout = experience.rollout
+    mask = rollout.action_mask[row]
+    read = rollout.token_mask[row]
 
     def counted(values: Tensor) -> list[float]:
         return values[row][mask].tolist()
@@ -200,12 +202,15 @@ def _sample(
     def known(values: Tensor | None) -> list[float] | None:
         return None if values is None or values[row][mask].isnan().any() else counted(values)
 
-    ids = experience.rollout.response_ids[row][mask].tolist()
-    stopped = bool(experience.rollout.stopped[row])
+    ids = rollout.response_ids[row][read].tolist()
+    tokens, foreign = turn_pieces(tokenizer, ids, mask[read].tolist())
+    stopped = bool(rollout.stopped[row])
+    if rollout.ending is not None:  # the environment has added to the prompt
+        prompt = str(tokenizer.decode(rollout.prompt_ids[row][rollout.prompt_mask[row]]))
     return Sample(
         prompt=prompt,
         response=str(tokenizer.decode(ids[:-1] if stopped else ids)),
-        tokens=token_pieces(tokenizer, ids),
+        tokens=tokens,
         score=float(experience.total_scores[row]),
         stopped=stopped,
         logprobs=counted(experience.old_logprobs),
@@ -216,6 +221,8 @@ def _sample(
         entropies=known(entropies),
         new_logprobs=known(new_logprobs),
         reason=reason,
+        foreign=foreign or None,
+        ending=None if rollout.ending is None else ENDINGS[int(rollout.ending[row])],
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Experience, Rollout
-from kedge.data.tokens import token_pieces
+from kedge.data.tokens import turn_pieces
 from kedge.logs.json_lines import JsonLines, plain_json
 from kedge.system.output import INCIDENTS_FILE, replace_file
 
@@ -54,8 +54,8 @@ def _stays(line: bytes, last_update: int) -> bool:
 
 def describe_row(
     evidence: Rollout | Experience, row: int, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, str | float | Sequence[str] | Sequence[float]]:
-    """One response of an update with all values known per token.
+) -> dict[str, str | float | Sequence[str] | Sequence[float] | Sequence[tuple[int, str]]]:
+    """One response of an update with all values known per token; `foreign` as in a `Sample`.
 
     Args:
         evidence: The update's rollout, or its experience if there is one already.
@@ -64,15 +64,18 @@ def describe_row(
     """
     rollout = evidence if isinstance(evidence, Rollout) else evidence.rollout
     mask = rollout.action_mask[row]
-    tokens = rollout.response_ids[row][mask].tolist()
+    read = rollout.token_mask[row]
+    ids = rollout.response_ids[row][read].tolist()
+    tokens, foreign = turn_pieces(tokenizer, ids, mask[read].tolist())
     values: dict[str, Tensor | None] = {"sampler_logprobs": rollout.logprobs}
     if isinstance(evidence, Experience):
         names = ("old_logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns")
         values |= {name: getattr(evidence, name) for name in names}
     return {
         "prompt": str(tokenizer.decode(rollout.prompt_ids[row][rollout.prompt_mask[row]])),
-        "response": str(tokenizer.decode(tokens)),
-        "tokens": token_pieces(tokenizer, tokens),
+        "response": str(tokenizer.decode(ids)),
+        "tokens": tokens,
+        **({"foreign": foreign} if foreign else {}),
         **({"score": float(evidence.total_scores[row])} if isinstance(evidence, Experience) else {}),
         **{name: value[row][mask].tolist() for name, value in values.items() if value is not None},
     }

@@ -14,18 +14,19 @@ from kedge.logs.json_lines import RunLog, plain_json, read_json_lines
 __all__ = ["SAMPLES_FILE", "Sample", "SamplesLog", "read_samples"]
 
 SAMPLES_FILE = "samples.jsonl"
+OPTIONAL = ("reason", "foreign", "ending")
 TOKEN_VALUES = ("logprobs", "ref_logprobs", "values", "rewards", "advantages", "entropies", "new_logprobs")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One response with one value per token in every list.
+    """One response with one value per token in every list: of an episode, per token of the policy's own.
 
     Attributes:
         prompt: The prompt as text.
-        response: The response as text.
-        tokens: The text of each token, including the stop token; empty for a token that is part of a character which a
-            later token completes.
+        response: The response as text; of an episode, what both sides said.
+        tokens: The text of each token that the policy chose, including the stop token; empty for a token that is part
+            of a character which a later token completes.
         score: The response's score, or None if it was not scored.
         stopped: False if the response was truncated.
         logprobs: The policy's log probability of each token, nats.
@@ -36,7 +37,9 @@ class Sample:
         entropies: Entropy of the distribution each token was drawn from, nats, or None if not computed.
         new_logprobs: Log probabilities in the update's last epoch, nats, or None if it had no such epoch.
         fixed: The number of a fixed prompt, from 0, or None for responses that are trained on.
-        reason: The reason for the score, or None; in the file only if there is one.
+        reason: The reason for the score, or None. In the file only if there is one, as what follows.
+        foreign: Each text in the response that the policy only read, after the number of its tokens before it.
+        ending: How an episode ended, one of `kedge.algorithm.experience.ENDINGS`.
 
     Raises:
         ShapeError: A list differs in length from `tokens`.
@@ -56,6 +59,8 @@ class Sample:
     new_logprobs: Sequence[float] | None = None
     fixed: int | None = None
     reason: str | None = None
+    foreign: Sequence[tuple[int, str]] | None = None
+    ending: str | None = None
 
     def as_fixed(self, number: int) -> Sample:
         """The same sample as a response to a fixed prompt."""
@@ -85,7 +90,9 @@ class SamplesLog(RunLog):
     def write(self, update: int, samples: Iterable[Sample]) -> None:
         """Append the kept responses of one update."""
         samples = list(samples)
-        rows = [{name: value for name, value in vars(each).items() if name != "reason" or value} for each in samples]
+        rows = [
+            {name: value for name, value in vars(each).items() if name not in OPTIONAL or value} for each in samples
+        ]
         self.append(update, *_rounded(plain_json(rows)))
         if self._also is not None and samples:
             self._also(update, samples)

@@ -36,6 +36,7 @@ LONGEST_WAIT = 20_000
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = [*ppo_record().samples, sample(6, 0, tokens=NASTY, prompt="".join(NASTY))]
+    samples.append(sample(6, 1, foreign=[[2, f"{NASTY[0]}\n"]], ending="max_turns"))
     runs = [
         ReportedRun(
             "with <i>KL</i>",
@@ -182,6 +183,25 @@ def test_a_token_shows_its_values_to_mouse_and_keyboard(page):
     before = tokens.nth(1).evaluate("token => getComputedStyle(token).backgroundColor")
     page.get_by_role("radio", name="Entropy").check()
     assert tokens.nth(1).evaluate("token => getComputedStyle(token).backgroundColor") != before
+
+
+def test_an_episode_is_shown_turn_by_turn(page):
+    page.get_by_role("radio", name="Prompt 2").check()
+    said = page.locator(".tokens > span")
+    assert said.all_inner_texts() == [" The", " boat", f"{NASTY[0]}↵\n", ".", "<eos>"]
+    [foreign] = page.locator(".foreign").all()
+    assert foreign.get_attribute("aria-label").startswith("only read: ")
+    muted = page.locator(".samples .muted").last
+    colors = [each.evaluate("node => getComputedStyle(node).color") for each in (foreign, muted, said.first)]
+    assert colors[0] == colors[1] != colors[2]
+    assert foreign.evaluate("node => getComputedStyle(node).display") == "block", "turns are apart"
+    playwright.expect(muted).to_contain_text("2 turns with 4 tokens · the episode ended: max turns")
+    playwright.expect(page.locator(".answers .text").last).to_contain_text(f"The boat{NASTY[0]}")
+    said.nth(1).focus()
+    page.keyboard.press("ArrowRight")
+    assert foreign.evaluate("node => node === document.activeElement"), "arrow keys read both sides"
+    page.keyboard.press("Escape")
+    page.get_by_role("radio", name="Prompt 1").check()
 
 
 def test_the_clipping_follows_its_slider(page):

@@ -194,6 +194,18 @@ def test_long_responses_are_cut_but_keep_their_length():
     assert (row["length"], len(row["tokens"]), len(row["advantages"])) == (1000, 600, 600)
 
 
+def test_episodes_have_what_was_only_read_their_turns_and_their_ending():
+    said = [[0, "Go."], [1, "no."], [3, "x" * 7000], [4, "bye"]]
+    rows = [sample(1, foreign=said, ending="max_turns"), sample(2, ending="completed"), sample(3)]
+    [prompt] = shown_responses(ppo_record(samples=rows), most_bytes=10**6)["prompts"]
+    several, single, plain = prompt["responses"]
+    assert (several["turns"], several["ending"]) == (3, "max_turns")
+    assert several["foreign"][:2] == said[:2]
+    assert several["foreign"][2] == [3, "…" + "x" * 6000]
+    assert (single["turns"], single["ending"], single["foreign"]) == (1, "completed", [])
+    assert not {"turns", "ending", "foreign"} & plain.keys()
+
+
 def test_shares_of_a_histogram_below_a_bound():
     # Four bins of log ρ: from −1, −½, 0 and ½.
     assert share_below([1, 1, 1, 1], 0.0) == pytest.approx(0.5)

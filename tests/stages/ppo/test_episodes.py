@@ -11,6 +11,10 @@ from safetensors.torch import load_file
 
 import kedge
 from kedge.errors import ConfigError, EnvError
+from kedge.inspect.page.responses import shown_responses
+from kedge.inspect.record import read_run
+from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
+from kedge.logs.samples import read_samples
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from tests.environments import worlds
@@ -53,6 +57,33 @@ def test_a_run_needs_no_other_reward_and_says_how_its_episodes_went(tmp_path, po
         assert row["episode/completed"] + row["episode/max_turns"] == pytest.approx(1)
         assert row["response/length"] < row["episode/length"]
         assert row["time/environment"] > 0
+
+
+def test_samples_have_both_sides_and_how_the_episode_ended(tmp_path, policy):
+    more = {"num_samples": 8, "num_fixed_prompts": 1, "eval_every": 1, "eval_num_prompts": 2}
+    settings = EPISODES | more | {"environment.max_turns": 2, "environment.max_turn_tokens": 3}
+    run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES)
+    samples = read_samples(tmp_path / "run")
+    scores = {("completed", False): 1.0, ("completed", True): 1.25, ("max_turns", True): 0.5}
+    for sample in samples:
+        [place, said] = sample.get("foreign", [[0, ""]])[0]
+        assert (said == "no.\n") == ("foreign" in sample)
+        assert sample["score"] == scores[sample["ending"], "foreign" in sample]
+        assert sample["prompt"].startswith("Game ")
+        assert sample["prompt"].endswith(". From 1 to 5.\n"), "what reset says belongs to it"
+        tokens = sample["tokens"]
+        assert len(sample["values"]) == len(tokens) <= 6
+        told = tokens[:-1] if sample["stopped"] else tokens
+        assert sample["response"] == "".join([*told[:place], said, *told[place:]])
+        if place and sample["update"] == 1:  # while the policy is the reference
+            assert sample["rewards"][place - 1] == pytest.approx(0.25, abs=1e-5)
+    assert any("foreign" in sample for sample in samples)
+    shown = shown_responses(read_run(tmp_path / "run"), most_bytes=10**6)["prompts"]
+    assert {row["turns"] for prompt in shown for row in prompt["responses"]} <= {1, 2}
+    [evaluation, *_] = read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)
+    for each in evaluation["responses"]:
+        assert each["length"] <= 6
+        assert "no.\n" in each["completion"]
 
 
 def test_a_reward_function_is_added_and_reads_the_whole_episode(tmp_path, policy):

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 import kedge
 from kedge.errors import ConfigError, DataError, OutputError, RewardError
 from kedge.logs.json_lines import MEASURED
+from kedge.logs.samples import read_samples
 from tests.forking import fork_context
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
@@ -226,6 +227,11 @@ def test_several_turns_train_the_policys_own_tokens_alone(policy: Path, tmp_path
         assert batch.logprobs[0][foreign] == 0 > batch.logprobs[0][foreign + 1]
         metrics = trainer.update(batch, [1.0])
     assert metrics["response/length"] == len(call) + len(end)
+    [sample] = read_samples(tmp_path / "run")
+    assert sample["response"] == "2+4so"
+    assert "".join(sample["tokens"]) == "2+so"
+    assert sample["foreign"] == [[len(call), "4"]]
+    assert "ending" not in sample
 
 
 def test_turns_sampled_one_after_the_other_are_exact(policy: Path, tmp_path: Path) -> None:

@@ -79,9 +79,27 @@ def _response(row: Mapping[str, Any], *, with_prompt: bool) -> dict[str, Any]:
         "stopped": bool(row.get("stopped")),
         "length": len(tokens),
         "tokens": tokens[:MOST_TOKENS],
+        **_turns(row, len(tokens)),
         **_reasons(row),
         **values,
         **({"prompt": shortened(str(row["prompt"]))} if with_prompt else {}),
+    }
+
+
+def _turns(row: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """The other side of an episode, its number of turns and its ending; empty for a single turn.
+
+    Args:
+        row: The row of the sample.
+        length: The policy's own tokens, which `foreign` is placed between.
+    """
+    foreign = row.get("foreign") or ()
+    if not foreign and "ending" not in row:
+        return {}
+    return {
+        "foreign": [[at, shortened(str(text))] for at, text in foreign if at <= MOST_TOKENS],
+        "turns": 1 + len({at for at, _ in foreign if 0 < at < length}),
+        "ending": row.get("ending"),
     }
 
 

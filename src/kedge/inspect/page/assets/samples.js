@@ -54,16 +54,24 @@ addEventListener("keydown", event => { if (event.key === "Escape") hideTip(); })
 /** Line breaks and tabs get a visible symbol. */
 const visible = text => text.replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t");
 
-const textOf = row => row.tokens.slice(0, row.stopped ? -1 : undefined).join("").trim();
+/** What was said, in order: the policy's tokens with their number, and between them what it only read. */
+const saidIn = row => {
+  const read = at => (row.foreign ?? []).filter(([place]) => place === at).map(([, text]) => ({ text }));
+  return [...row.tokens.flatMap((text, at) => [...read(at), { text, at }]), ...read(row.tokens.length)];
+};
+const isStop = (row, at) => row.stopped && at === row.length - 1;
+const textOf = row => saidIn(row).filter(({ at }) => !isStop(row, at)).map(({ text }) => text).join("").trim();
+const endOf = row => row.ending ? `the episode ended: ${row.ending.replaceAll("_", " ")}` : row.stopped ? "ended with a stop token" : "cut at the token limit";
 
 const tokensOf = (row, coloring, scale) => {
-  const spans = row.tokens.map((text, at) => {
-    const stop = row.stopped && at === row.length - 1;
+  const spans = saidIn(row).map(({ text, at }, place) => {
+    const option = { role: "option", "aria-selected": "false", tabindex: place ? -1 : 0, dir: "auto" };
+    if (at === undefined) return el("span", { ...option, class: "foreign", "aria-disabled": "true", "aria-label": `only read: ${text}` }, visible(text));
     const value = coloring.of(row, at);
     const show = () => showTip(span, row, at);
-    const span = el("span", { class: "token", role: "option", "aria-selected": "false", tabindex: at ? -1 : 0, dir: "auto",
+    const span = el("span", { ...option, class: "token",
       "aria-label": `${text} ${coloring.label} ${format(value)}`, style: { background: scale.tint(value) },
-      onmouseenter: show, onmouseleave: hideTip, onfocus: show, onblur: hideTip }, stop ? el("span", { class: "special" }, text) : text ? visible(text) : el("span", { class: "special" }, "·"));
+      onmouseenter: show, onmouseleave: hideTip, onfocus: show, onblur: hideTip }, isStop(row, at) ? el("span", { class: "special" }, text) : text ? visible(text) : el("span", { class: "special" }, "·"));
     return span;
   });
   const move = event => {
@@ -78,6 +86,9 @@ const tokensOf = (row, coloring, scale) => {
   return el("div", { class: "tokens", role: "listbox", "aria-label": "Tokens of the response; arrow keys move between tokens", onkeydown: move }, spans);
 };
 
+const betweenTurns = row => (row.foreign ?? []).filter(([at]) => at && at < row.tokens.length).map(([at]) => (
+  { type: "line", yref: "paper", y0: 0, y1: 1, x0: at + 0.5, x1: at + 0.5, line: { color: color("muted"), width: 1 } }));
+
 const valueChart = (row, index) => chart({
   title: "Values", unit: "the critic's estimate of the return, token by token", size: "short", bare: true,
   summary: row.values ? `From ${format(row.values[0], 3)} to ${format(row.values.at(-1), 3)}; the score is ${format(row.score, 3)}` : "",
@@ -91,14 +102,14 @@ const valueChart = (row, index) => chart({
         line: { color: runColor(index), width: 2 }, hovertemplate: "%{y:.4~g} before “%{customdata}”" },
       remaining && { type: "scatter", mode: "lines", x, y: remaining, name: "actual: sum of the remaining rewards", line: { color: color("muted"), width: 1.5, dash: "dot" }, hovertemplate: "%{y:.4~g}" },
       known(row.score) && { ...level, y: [row.score, row.score], name: "score", line: { color: color("ink"), width: 1.5, dash: "dash" } },
-    ].filter(Boolean), layout: { xaxis: { title: { text: "token" } }, margin: { l: 44, r: 12, t: 4, b: 34 } } };
+    ].filter(Boolean), layout: { xaxis: { title: { text: "token" } }, margin: { l: 44, r: 12, t: 4, b: 34 }, shapes: betweenTurns(row) } };
   },
 });
 
 const responseCard = (index, prompt, row, coloringName, pick) => {
   const available = Object.entries(COLORINGS).filter(([, each]) => row.tokens.some((_, at) => known(each.of(row, at))));
   const offered = Object.entries(COLORINGS).map(([each, { label }]) => [each, label, available.some(([name]) => name === each) ? "" : "Not measured for this response"]);
-  if (!available.length) return card(el("p", { class: "prompt" }, prompt.prompt || row.prompt), el("p", { class: "tokens" }, row.tokens.join("")));
+  if (!available.length) return card(el("p", { class: "prompt" }, prompt.prompt || row.prompt), el("p", { class: "tokens" }, saidIn(row).map(({ text }) => text).join("")));
   const [name, coloring] = available.find(([each]) => each === coloringName) ?? available[0];
   const scale = scaleOf(coloring, prompt.responses);
   const cut = row.length > row.tokens.length ? `, of which the first ${row.tokens.length} are shown` : "";
@@ -106,7 +117,7 @@ const responseCard = (index, prompt, row, coloringName, pick) => {
     el("p", { class: "prompt", tabindex: 0, dir: "auto" }, prompt.prompt || row.prompt),
     el("div", { class: "controls" }, choice("Color by", offered, name, pick)),
     tokensOf(row, coloring, scale), legend(coloring, scale),
-    el("p", { class: "muted small" }, `${row.update ? `Update ${row.update}` : "Before the first update"} · score ${format(row.score)}${row.reason ? ` (${row.reason})` : ""} · ${row.length} tokens${cut} · ${row.stopped ? "ended with a stop token" : "cut at the token limit"}`),
+    el("p", { class: "muted small" }, `${row.update ? `Update ${row.update}` : "Before the first update"} · score ${format(row.score)}${row.reason ? ` (${row.reason})` : ""} · ${row.turns ? `${row.turns} turn${row.turns > 1 ? "s" : ""} with ` : ""}${row.length} tokens${cut} · ${endOf(row)}`),
     row.values ? valueChart(row, index) : null);
 };
 
