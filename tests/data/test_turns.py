@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kedge.data import Prompt
+from kedge.data.chat import apply_template
 from kedge.data.tokens import encode_completion
 from kedge.data.turns import PlainTurns, TemplateTurns
 from kedge.errors import DataError
@@ -66,6 +67,27 @@ def test_what_was_sampled_stays_as_it_was_sampled():
     after = turns.after([*odd, stop], REPLIES[:1])
     assert after == turns.after([*encode_completion(tokenizer, "4", eos=False), stop], REPLIES[:1])
     assert tokenizer.decode(after) == "\n<|im_start|>user\nHigher.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_an_answer_that_was_given_before_is_not_rendered_again(monkeypatch):
+    """Rendering asks another process: in a game with two answers it took four fifths of the sampling."""
+    family = FAMILIES["chatml"]
+    tokenizer = family.tokenizer()
+    rendered = []
+
+    def counted(tokenizer, messages, **settings):
+        rendered.append(messages[-1])
+        return apply_template(tokenizer, messages, **settings)
+
+    monkeypatch.setattr("kedge.data.turns.apply_template", counted)
+    turns = TemplateTurns(tokenizer, [stop_of(family, tokenizer)])
+    first = [turns.after([5], [reply]) for reply in REPLIES]
+    assert first[0] != first[1]
+    rendered.clear()
+    assert [turns.after([7, 8], [dict(reply)]) for reply in REPLIES] == first
+    assert not rendered
+    turns.after([5], [{"role": "user", "content": "Yes."}])
+    assert [message["content"] for message in rendered] == ["Yes."]
 
 
 def test_a_template_that_drops_thoughts_is_refused_with_the_change():

@@ -8,7 +8,9 @@ messages are encoded alone, and added as the chat template writes them after an 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kedge.data.chat import apply_template
@@ -27,6 +29,8 @@ ANSWER = "Nine fathoms."
 THOUGHT = "<think>\nThe lead says nine.\n</think>\n\n"
 """Templates of reasoning models drop it from earlier answers."""
 _SHOWN = 40
+_KEPT = 1024
+"""Rendered conversations that are kept. Games have few answers, and the responses to a prompt begin alike."""
 
 
 class Turns(Protocol):
@@ -105,6 +109,7 @@ class TemplateTurns:
         self._tokenizer = tokenizer
         self._stop_ids = frozenset(stop_ids)
         self._tools = [dict(tool) for tool in tools]
+        self._rendered = lru_cache(_KEPT)(self._render)
         asked = [_user(QUESTION)]
         shows_tools = bool(tools) and self._write(asked) != apply_template(tokenizer, asked, add_generation_prompt=True)
         self._description = "" if shows_tools else description
@@ -160,8 +165,11 @@ class TemplateTurns:
         ]
 
     def _write(self, messages: Messages) -> str:
+        return self._rendered(json.dumps(messages))
+
+    def _render(self, conversation: str) -> str:
         settings = {"tools": self._tools} if self._tools else {}
-        return apply_template(self._tokenizer, messages, add_generation_prompt=True, **settings)
+        return apply_template(self._tokenizer, json.loads(conversation), add_generation_prompt=True, **settings)
 
     def _writes_results(self) -> bool:
         """True if the template writes the result of a tool."""
