@@ -75,7 +75,9 @@ class Earned:
         """Do nothing: an environment reads the rows itself."""
 
     def score(self, responses: _Paid) -> list[Any]:
-        """The rewards of each response's tokens, or their sum."""
+        """The rewards of each response's tokens, or their sum; None for responses from elsewhere."""
+        if not responses.paid:
+            return [None] * len(responses.completions)
         return [row if self._by_turn else sum(row) for row in responses.paid]
 
 
@@ -84,6 +86,9 @@ class _Paid(Protocol):
 
     @property
     def paid(self) -> list[list[float]]: ...
+
+    @property
+    def completions(self) -> list[str]: ...
 
 
 class Player:
@@ -157,9 +162,10 @@ class Player:
         """How the episodes of an update went: turns, endings, tools, and seconds that the environment took.
 
         Args:
-            rollout: The episodes.
+            rollout: The episodes. Responses from elsewhere have no metrics.
         """
-        assert rollout.ending is not None
+        if rollout.ending is None:
+            return {}
         endings = rollout.ending.tolist()
         own = rollout.action_mask
         starts = own & ~torch.nn.functional.pad(own, (1, 0))[:, :-1]

@@ -18,6 +18,7 @@ from kedge.errors import ConfigError, EngineError, NumericsError
 from kedge.stages.dry_run import dry_run
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.settings import PpoSettings
+from tests.environments import worlds
 from tests.rollout.vllm.stand_in import StandIn
 from tests.stages.ppo.test_ppo import PROMPTS, configure, varied, vowels
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
@@ -202,3 +203,39 @@ def test_one_step_off_the_server_samples_with_the_weights_of_one_update_before(t
     # Four responses per update: of 1 and 2, of 3, of 4. One fixed prompt at the start and the end; an evaluation at the
     # start, after update 2 and at the end, by the weights of then.
     assert versions == {"v0": 4 + 4 + 2, "v1": 4, "v2": 4 + 1, "v4": 2}
+
+
+def test_episodes_are_sampled_turn_by_turn_after_everything_that_was_said(tmp_path, policy, server):
+    """Each turn is asked for with the whole conversation in the tokens that were sampled, and another seed."""
+    more = {
+        "num_updates": 1,
+        "learning_rate": 0.0,
+        "max_new_tokens": 40,
+        "environment.source": f"{worlds.__file__}:Guess",
+        "environment.max_turns": 3,
+        "environment.max_turn_tokens": 5,
+    }
+    [row] = run_ppo(configure(policy, tmp_path / "run", **settings(server, **more)), prompts=PROMPTS).metrics
+    assert row["policy/sampler_ratio_max"] < 1.001
+    assert row["episode/turns"] > 1
+    requests = server.http.requests
+    opened = [asked for asked in requests if not any(is_before(other, asked) for other in requests)]
+    later = [asked for asked in requests if asked not in opened]
+    assert len(opened) == 4
+    assert later
+    reply = tiny_tokenizer().encode("no.\n")
+    for asked in requests:
+        assert asked["sampling_params"]["max_tokens"] <= 5
+    for asked in later:
+        assert asked["token_ids"][-len(reply) :] == reply
+        [before] = [other for other in requests if is_before(other, asked, by=1)]
+        assert asked["sampling_params"]["seed"] == before["sampling_params"]["seed"] + 1
+        said = asked["token_ids"][len(before["token_ids"]) : -len(reply)]
+        assert server.sampling(before["token_ids"], before["sampling_params"])[0] == said
+
+
+def is_before(asked: dict[str, Any], later: dict[str, Any], *, by: int | None = None) -> bool:
+    """True if a request is of the same conversation, some turns before another; seeds count the turns."""
+    one, other = asked["token_ids"], later["token_ids"]
+    turns = later["sampling_params"]["seed"] - asked["sampling_params"]["seed"]
+    return len(one) < len(other) and other[: len(one)] == one and (0 < turns < 4 if by is None else turns == by)

@@ -179,3 +179,16 @@ def test_a_mistake_is_one_line_before_anything_is_made(tmp_path, policy, given, 
 def test_without_reward_and_environment_the_line_names_the_reward(policy, tmp_path):
     with pytest.raises(ConfigError, match="reward"):
         run_ppo(configure(policy, tmp_path / "run"), prompts=GAMES)
+
+
+def test_a_loop_of_your_own_plays_episodes_too(tmp_path, policy):
+    """The same updates as `kedge.ppo`'s, sampled in the loop."""
+    settings = {"num_updates": 2, "num_prompts": 4, "num_minibatches": 2, "num_epochs": 2, "learning_rate": 1e-3,
+                "report": False, "num_fixed_prompts": 0, **EPISODES}  # fmt: skip
+    with kedge.PpoTrainer(model=policy, prompts=GAMES, out=tmp_path / "loop", **settings) as trainer:
+        for _ in range(2):
+            batch = trainer.sample()
+            metrics = trainer.update(batch)
+    assert metrics["episode/turns"] >= 1
+    run_ppo(configure(policy, tmp_path / "run", **EPISODES), prompts=GAMES)
+    assert_same(tmp_path / "loop", tmp_path / "run")

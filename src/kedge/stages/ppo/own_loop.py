@@ -114,6 +114,7 @@ class PpoTrainer:
         model: Folder, hub id or `LoadedModel` of the policy to start from.
         out: The run's folder; must be empty unless its run is resumed.
         reward: Reward models and functions, for `update` without scores.
+        environment: What `sample` plays episodes with; it may pay the reward. See `kedge.ppo`.
         prompts: Prompts for `sample` without prompts.
         eval_prompts: Prompts for `eval_every` and `critic_check`.
         critic: As in `kedge.ppo`, like the next two.
@@ -134,6 +135,7 @@ class PpoTrainer:
         model: Model,
         out: StrPath | None = None,
         reward: Weighted | None = None,
+        environment: Callable[[], Any] | str | None = None,
         prompts: Data | None = None,
         eval_prompts: Data | None = None,
         critic: Model | None = None,
@@ -145,7 +147,7 @@ class PpoTrainer:
     ) -> None:
         refuse_nested_run()
         named = {"model": model, "out": out, "reward": reward, "prompts": prompts, "eval_prompts": eval_prompts}
-        named |= {"advantage": advantage, "surrogate": surrogate}
+        named |= {"advantage": advantage, "surrogate": surrogate, "environment": environment}
         given = {name: value for name, value in {**settings, **named, "critic": critic}.items() if value is not None}
         self._stack = ExitStack()
         self._is_open = False
@@ -161,7 +163,9 @@ class PpoTrainer:
             config, objects = resolved_arguments(find_stage("ppo"), named)
             config = with_saved_critic(config)
             own = {name: objects.get(name) for name in ("advantage", "surrogate")}
-            _check(config, has_prompts="prompts" in given, has_reward="reward" in given)
+            _check(
+                config, has_prompts="prompts" in given, has_reward="reward" in given or bool(config.environment.source)
+            )
             opening.enter_context(memory_in_one_line(config, "ppo"))
             opening.enter_context(chained())
             self._scores: list[Any] = []
@@ -182,7 +186,9 @@ class PpoTrainer:
     ) -> None:
         prompts, eval_prompts, reward = (objects.get(name) for name in ("prompts", "eval_prompts", "reward"))
         own = RewardTerm(self._given_scores, name="scores")
-        if has_no_reward := reward is None and not config.reward:
+        environment = objects.get("environment")
+        pays = environment is not None or config.environment.source is not None
+        if has_no_reward := reward is None and not config.reward and not pays:
             reward = [own]
             config = with_values(config, {"runtime.num_fixed_prompts": 0})  # nothing could score their responses
         has_prompts = prompts is not None or bool(config.data.prompts)
@@ -198,6 +204,7 @@ class PpoTrainer:
             prompts=prompts,
             eval_prompts=eval_prompts,
             reward=cast("Rewards | None", reward),
+            environment=environment,
             has_prompts=has_prompts,
             **own_functions,
         )
