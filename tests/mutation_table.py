@@ -32,6 +32,8 @@ GROUPS = "tests/algorithm/test_groups.py"
 SAMPLING = "tests/stages/ppo/test_sampling.py"
 WARMUP = "tests/stages/ppo/test_critic_warmup.py"
 SAMPLER = "tests/rollout/test_sampler.py"
+DIALOGUES = "tests/rollout/test_dialogues.py"
+PLAYER = "tests/environments/test_player.py"
 STOPS = "tests/models/test_stop_tokens.py"
 TOKENS = "tests/data/test_tokens.py"
 PIECES = "tests/data/test_token_pieces.py"
@@ -985,16 +987,86 @@ MUTATIONS = (
     Mutation(
         "draws-forgotten-when-rows-are-dropped",
         "Sampler._sample",
-        "self._draw(decoder.hidden, draws[rows, step])",
-        "self._draw(decoder.hidden, draws[: len(rows), step])",
+        "self._draw(decoder.hidden, draws[rows, places",
+        "self._draw(decoder.hidden, draws[: len(rows), places[0]",
         f"{ANY_COMPANY}[llama]",
     ),
     Mutation(
         "values-of-stopped-rows",
         "Sampler._sample",
-        "responses.values[rows[running], step] = read_values(head, decoder.hidden[running]).values",
-        "responses.values[rows, step] = read_values(head, decoder.hidden).values",
+        "responses.values[rows[running], places[running]] = read_values(head, decoder.hidden[running]).values",
+        "responses.values[rows, places] = read_values(head, decoder.hidden).values",
         f"{NOTED}[llama-False]",
+    ),
+    Mutation(
+        "computed-after-the-turn-and-kept",
+        "Sampler._talk",
+        "forget.append(steps - len(said[row]) + 1)",
+        "forget.append(0)",
+        f"{DIALOGUES}::test_conversations_are_those_of_a_loop_that_reads_everything_again[llama-as it can]",
+    ),
+    Mutation(
+        "last-token-of-a-turn-not-read",
+        "Sampler._talk",
+        "texts.append([said[row][-1], *(answers[row] or ())])",
+        "texts.append([*(answers[row] or (said[row][-1],))])",
+        f"{DIALOGUES}::test_conversations_are_those_of_a_loop_that_reads_everything_again[llama-as it can]",
+    ),
+    Mutation(
+        "what-was-read-is-trained-on",
+        "_Responses.append",
+        "self.lengths[row] = start + len(tokens)",
+        "self.lengths[row] = start + len(tokens); self.own[row, start : start + len(tokens)] = True",
+        f"{DIALOGUES}::test_conversations_are_those_of_a_loop_that_reads_everything_again[llama-as it can]",
+    ),
+    Mutation(
+        "later-tokens-of-a-block-seen",
+        "KeyValues._mask_of_block",
+        "triu(self.length - count + 1)",
+        "triu(self.length)",
+        f"{DECODING}::test_reading_on_after_forgetting_is_reading_all_at_once[llama]",
+    ),
+    Mutation(
+        "gaps-between-rows-kept",
+        "KeyValues.rewind",
+        "order = seen.long().argsort(dim=1, stable=True)",
+        "order = torch.zeros_like(seen).long().argsort(dim=1, stable=True)",
+        f"{DECODING}::test_reading_on_after_forgetting_is_reading_all_at_once[llama]",
+    ),
+    Mutation(
+        "turn-closed-twice",
+        "TemplateTurns.after",
+        "return ids[closing + 1 :]",
+        "return ids",
+        "tests/data/test_turns.py::test_a_conversation_is_what_the_template_writes[chatml-True]",
+    ),
+    Mutation(
+        "turn-paid-where-the-answer-ends",
+        "Episodes._after",
+        "self._pay(row, turn.reward)",
+        "state.length += 1; self._pay(row, turn.reward); state.length -= 1",
+        f"{PLAYER}::test_rewards_are_paid_at_the_last_token_of_each_turn",
+    ),
+    Mutation(
+        "cut-off-episode-ends-at-zero",
+        "collect_experience",
+        "rewards = rewards + _value_at_cut(",
+        "rewards = rewards + 0 * _value_at_cut(",
+        f"{PLAYER}::test_a_cut_off_episode_goes_on_in_the_critics_eyes[shared-last]",
+    ),
+    Mutation(
+        "value-at-the-cut-not-discounted",
+        "_value_at_cut",
+        "torch.where(counts, value, gamma * value)",
+        "torch.where(counts, value, value)",
+        f"{PLAYER}::test_a_cut_off_episode_goes_on_in_the_critics_eyes[shared-last]",
+    ),
+    Mutation(
+        "episodes-of-a-group-start-apart",
+        "Trainer.sample",
+        "[starts[group] for group in groups]",
+        "[seed for seed in seeds]",
+        "tests/stages/ppo/test_episodes.py::test_the_episodes_of_a_group_start_alike",
     ),
     Mutation(
         "micro-batches-left-sorted",
@@ -1050,8 +1122,8 @@ MUTATIONS = (
     Mutation(
         "prefixes-cached-by-former-weights",
         "VllmEngine.generate",
-        "seed=seed, salt=version)",
-        "seed=seed, salt=self._run)",
+        "salt=version)",
+        "salt=self._run)",
         f"{ENGINE}::test_a_run_samples_on_the_server_and_sends_it_every_version_of_the_weights",
     ),
     Mutation(

@@ -119,6 +119,23 @@ def test_a_resumed_run_plays_the_same_episodes(tmp_path, policy, more):
     assert len(set(changed)) > 1
 
 
+def test_the_episodes_of_a_group_start_alike(tmp_path, policy):
+    """The secret of both responses to a prompt is the same, and other prompts have others."""
+    secrets = []
+
+    class Noting(worlds.Guess):
+        def reset(self, row, seed):
+            text = super().reset(row, seed)
+            secrets.append((row["prompt"], seed))
+            return text
+
+    settings = EPISODES | {"num_responses": 2, "environment.source": None, "num_updates": 1}
+    run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES, environment=Noting)
+    played = secrets[1:]  # the first one is tried when the environment is loaded
+    assert len(played) == 8
+    assert len(set(played)) == 4
+
+
 def test_a_class_and_its_name_are_the_same_environment(tmp_path, policy):
     named = configure(policy, tmp_path / "named", **EPISODES)
     run_ppo(named, prompts=GAMES)
