@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +14,14 @@ from kedge.data import Prompt
 from kedge.data.tokens import encode_completion
 from kedge.environments.player import Limits, Player
 from kedge.errors import DataError, EnvError
+from kedge.models import LanguageModel
 from kedge.rollout import Sampler
 from tests.algorithm.test_advantages import advantages_by_definition
+from tests.data.test_chat import FAMILIES
 from tests.environments import worlds
 from tests.experience import collected
 from tests.models.families import language_model
-from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
+from tests.tiny import CHAT_TEMPLATE, tiny_causal_lm, tiny_tokenizer
 from tests.training.test_update import make_models
 
 PLAIN = tiny_tokenizer()
@@ -236,3 +239,37 @@ def test_without_a_critic_nothing_is_added():
     experience = collected(rollout, torch.zeros(1), models, None, token_scores=rollout.rewards, kl_coef=0.0,
                            advantage=RewardToGo(1.0), whiten_advantages=False)  # fmt: skip
     assert experience.returns[0].tolist() == [7, 7, 0, 0, 6, 0, 4, 0, 0]
+
+
+def test_a_thousand_episodes_are_trained_on_the_tokens_that_were_sampled():
+    """None drifts, although many would if their texts were encoded again."""
+    tokenizer = FAMILIES["chatml"].tokenizer()
+    stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    model = LanguageModel(tiny_causal_lm("llama", len(tokenizer)), tokenizer)
+    player = Player(worlds.Guess, Limits(3, 160, 8), timeout=5.0, by_turn=True)
+    prompts = [Prompt("", {"messages": [{"role": "user", "content": f"Game {number}."}]}) for number in range(1000)]
+    player.begin([stop], 200, tokenizer, [])
+    episodes = player.episodes(tokenizer, prompts, range(1000))
+    said = defaultdict(list)
+
+    class Listening:
+        longest_turn = episodes.longest_turn
+        open = episodes.open
+        finished = episodes.finished
+
+        def answer(self, turns):
+            for row, tokens in turns.items():
+                said[row].append(list(tokens))
+            return episodes.answer(turns)
+
+    sampler = Sampler(model, pad_id=0, stop_tokens=[stop], max_new_tokens=160)
+    rollout = sampler.generate((), seeds=range(1000), dialogue=Listening())
+    drifted = 0
+    for row in range(1000):
+        own = rollout.response_ids[row][rollout.action_mask[row]].tolist()
+        assert own == [token for turn in said[row] for token in turn]
+        again = [encode_completion(tokenizer, tokenizer.decode(turn), eos=False) for turn in said[row]]
+        drifted += again != said[row]
+        messages = rollout.response_ids[row][rollout.token_mask[row] & ~rollout.action_mask[row]]
+        assert tokenizer.decode(messages).count("no.") == len(said[row]) - 1
+    assert drifted > 20
