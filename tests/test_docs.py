@@ -107,8 +107,11 @@ def test_every_yaml_example_loads(example: str, tmp_path: Path) -> None:
     assert load_config(path) != Config()
 
 
-# The loops of docs/own-loop.md run in test_custom_loop.py.
-@pytest.mark.parametrize("example", [block for page, block in blocks("python") if page != "docs/own-loop.md"])
+# The loops of docs/own-loop.md run in test_custom_loop.py, the environments in environments/test_other_libraries.py.
+RUN_ELSEWHERE = ("docs/own-loop.md", "docs/episodes.md")
+
+
+@pytest.mark.parametrize("example", [block for page, block in blocks("python") if page not in RUN_ELSEWHERE])
 def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kedge.api, "imported", lambda _: lambda config, **_: SimpleNamespace(model=config.out))
     played = SimpleNamespace(policy=lambda: SimpleNamespace(begin_episode=lambda: None, act=lambda observation: 0))
