@@ -181,6 +181,20 @@ MUTATIONS = (
         f"{VERDICTS}::test_verdicts_survive_json",
     ),
     Mutation(
+        "masked-tokens-keep-their-weight",
+        "collect_experience",
+        "importance_weights = keep_counted(weights, kept)",
+        "importance_weights = weights",
+        "tests/training/test_learner.py::test_masked_tokens_have_no_policy_gradient_and_the_others_keep_their_weight",
+    ),
+    Mutation(
+        "band-of-sequences-sums-log-ratios",
+        "response_log_ratios",
+        "keep_counted(log_ratio, mask).sum(-1) / mask.sum(-1).clamp(min=1)",
+        "keep_counted(log_ratio, mask).sum(-1)",
+        "tests/algorithm/test_mismatch.py::test_bands_against_a_slow_loop",
+    ),
+    Mutation(
         "cut-off-responses-trained-on",
         "SampledBatch.masked",
         "return batch, experience.select(rows)",

@@ -295,6 +295,9 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     elsewhere = {"memory/device", "value/outside_support", "reward/greedy_mean"}
     # With rollout.engine=vllm.
     elsewhere |= {"policy/sampler_k3", "policy/sampler_share", "rollout/restarts", "time/restarts"}
+    elsewhere |= {f"policy/sampler_{of}_p{percent}" for of in ("ratio", "response") for percent in ("01", "50", "99")}
+    # With ppo.importance_mask.
+    elsewhere |= {"policy/sampler_masked"}
     # With rollout.max_staleness=1.
     elsewhere |= {"policy/sampler_truncated", "time/waiting_for_rollout", "time/rollout_waiting"}
     elsewhere |= {"time/publish", "time/publish_write"}

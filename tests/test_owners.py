@@ -141,6 +141,7 @@ def stages(tmp_path: Path) -> Iterator[Callable[[], object]]:
     (tmp_path / "texts.jsonl").write_text('{"text": "The crew hauled on the rope."}\n' * 4)
     adaptive = {"kl_controller": "ziegler", "entropy_coef": 0.01, "entropy_target": 4.0, "whiten_rewards": True}
     mixed = {"ptx_coef": 0.1, "data.pretraining": [str(tmp_path / "texts.jsonl")], "importance_cap": 2.0}
+    mixed |= {"importance_mask": "sequence"}
     lambdas = {"gae_lambda": {"length_adaptive": 0.3}, "value_gae_lambda": 1.0}
     penalized = [length, RewardTerm(too_long, settings={"window": 0.5})]
     yield ppo("shared", penalized, **adaptive, **mixed, **lambdas, on_spike={"skip": 9.0})

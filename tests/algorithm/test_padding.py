@@ -23,6 +23,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
         lambda *xs: algorithm.truncated_importance_weights(*xs, cap=2.0),
         ("logprobs", "old_logprobs"),
     ),
+    "within_ratio_band": (
+        lambda *xs: algorithm.within_ratio_band(*xs, of="sequence", low=0.9, high=1.1),
+        ("logprobs", "old_logprobs"),
+    ),
     "sequence_kl": (algorithm.sequence_kl, ("logprobs", "ref_logprobs")),
     "kl_loss k2": (algorithm.kl_loss, ("logprobs", "ref_logprobs")),
     "kl_loss k3": (lambda *xs: algorithm.kl_loss(*xs, estimator="k3"), ("logprobs", "ref_logprobs")),

@@ -131,6 +131,28 @@ def test_importance_weights_scale_the_gradient_of_tokens_that_the_sampler_saw_di
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_masked_tokens_have_no_policy_gradient_and_the_others_keep_their_weight(cap: float | None) -> None:
+    models, rollout = make_models(), conversation()
+    with torch.no_grad():
+        exact = models(rollout, temperature=1.0).logprobs
+    apart = torch.zeros_like(exact)
+    slot = int(rollout.action_mask[2].int().argmax())
+    apart[0, 0], apart[1, 4], apart[2, slot] = 0.5, -3.0, 1.0  # ratios e^−½, e³ and e^−1; the band is 0.5 to 2
+    assert rollout.action_mask[[0, 1], [0, 4]].all()
+    sampled = replace(rollout, logprobs=exact + apart)
+    masked = collect(models, sampled, importance_cap=cap, importance_band=("token", 0.5, 2.0))
+    expected = torch.ones_like(exact)
+    expected[0, 0] = 1.0 if cap is None else math.exp(-0.5)
+    expected[1, 4] = expected[2, slot] = 0.0
+    torch.testing.assert_close(masked.importance_weights, expected * rollout.action_mask, atol=1e-5, rtol=1e-5)
+    by_hand = replace(masked, advantages=masked.advantages * expected, importance_weights=None)
+    objective = make_objective(surrogate=unclipped_policy_loss, value_coef=0.0)
+    pairs = zip(gradients(models, masked, objective, None), gradients(models, by_hand, objective, 12), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
 def test_a_first_pass_is_used_for_its_own_rows_alone() -> None:
     models, rollout = make_models(), conversation()
     experience = collect(models, rollout)

@@ -38,6 +38,7 @@ from kedge.algorithm.logprobs import (
     token_logprobs,
     token_logprobs_and_entropy,
     truncated_importance_weights,
+    within_ratio_band,
 )
 from kedge.algorithm.masking import (
     Averaging,
@@ -121,4 +122,5 @@ __all__ = [
     "total_scores",
     "truncated_importance_weights",
     "unclipped_policy_loss",
+    "within_ratio_band",
 ]

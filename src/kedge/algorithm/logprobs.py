@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kedge.algorithm.masking import check_counted, check_positive, keep_counted
+from kedge.algorithm.masking import check_choice, check_counted, check_positive, keep_counted
 from kedge.errors import ConfigError, ShapeError
 
 __all__ = [
+    "BandOf",
     "Mismatch",
+    "response_log_ratios",
     "sampler_mismatch",
     "token_logprobs",
     "token_logprobs_and_entropy",
     "truncated_importance_weights",
+    "within_ratio_band",
 ]
+
+BandOf = Literal["token", "sequence"]
 
 
 def token_logprobs(
@@ -135,6 +140,59 @@ def truncated_importance_weights(
     check_positive(cap=cap)
     log_ratio = keep_counted(logprobs.detach() - sampler_logprobs.detach(), mask)
     return keep_counted(log_ratio.exp().clamp(max=cap), mask)
+
+
+def within_ratio_band(
+    logprobs: Float[Tensor, "*batch time"],
+    sampler_logprobs: Float[Tensor, "*batch time"],
+    mask: Bool[Tensor, "*batch time"],
+    *,
+    of: BandOf,
+    low: float,
+    high: float,
+) -> Bool[Tensor, "*batch time"]:
+    """Tokens on which sampler and trainer agree well enough to train on them; those outside the band get no loss.
+
+    token:     low ≤ w_t ≤ high,             w_t = π_trainer(a_t) / π_sampler(a_t)
+    sequence:  low ≤ (Π_t w_t)^(1/n) ≤ high,   for the n tokens of a response together
+
+    Truncation bounds the weight of a token that the sampler found unlikely, and keeps the token; a band removes it, and
+    also one that the trainer finds unlikely. The geometric mean finds a response whose tokens all differ a little.
+
+    Args:
+        logprobs: the trainer's log probabilities, under the weights at the start of the update.
+        sampler_logprobs: the sampler's log probabilities.
+        mask: True = counts.
+        of: what the ratio is of.
+        low: lower end of the band, above 0.
+        high: upper end, above `low`.
+
+    Returns:
+        True for counted tokens inside the band.
+
+    Raises:
+        ShapeError: when the shapes differ or nothing counts.
+        ConfigError: when the ends are not above 0 and in order.
+
+    Source: token: IcePop, Ring-1T (arXiv 2510.18855), which has 0.5 to 5 and keeps the ratio as the weight inside.
+        sequence: the geometric mask of Liu et al., "When Speed Kills Stability" (2025); SkyRL has 0.99 to 1.01.
+    """
+    check_counted(mask, logprobs=logprobs, sampler_logprobs=sampler_logprobs)
+    check_choice("of", of, BandOf)
+    check_positive(low=low, high=high)
+    if low >= high:
+        raise ConfigError(f"the band of ratios must have a lower end below its upper end, got {low} and {high}")
+    log_ratio = keep_counted((logprobs - sampler_logprobs).detach(), mask)
+    if of == "sequence":
+        log_ratio = response_log_ratios(log_ratio, mask).unsqueeze(-1)
+    return mask & (log_ratio >= math.log(low)) & (log_ratio <= math.log(high))
+
+
+def response_log_ratios(
+    log_ratio: Float[Tensor, "*batch time"], mask: Bool[Tensor, "*batch time"]
+) -> Float[Tensor, "*batch"]:
+    """Mean log ratio of each response's tokens, the logarithm of the geometric mean of their ratios; 0 without any."""
+    return keep_counted(log_ratio, mask).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.experience import ENDINGS, Experience, Rollout
-from kedge.algorithm.logprobs import sampler_mismatch
+from kedge.algorithm.logprobs import response_log_ratios, sampler_mismatch
 from kedge.algorithm.shaping import group_scores
 from kedge.data.tokens import turn_pieces
 from kedge.logs.samples import Sample
@@ -24,6 +24,7 @@ __all__ = [
     "describe_experience",
     "describe_groups",
     "describe_lengths",
+    "describe_masked",
     "describe_responses",
     "describe_samples",
     "describe_truncation",
@@ -43,6 +44,9 @@ GRAM = 4
 """Length of the repeated sequences that count: shorter ones recur in good prose too."""
 HASH = 1_000_003
 
+PERCENTS = (1, 50, 99)
+"""The quantiles of the ratios between trainer and sampler."""
+
 SMALL = 0.1
 """Standard deviation within a group, relative to that of all scores within their groups, which a division by it blows
 up tenfold."""
@@ -55,9 +59,10 @@ def describe_experience(experience: Experience, *, is_exact: bool = True) -> dic
     `reward/kl`: its cost in units of the score; `reward/total`: the score minus that cost, per response. Whitening the
     rewards keeps their sum, hence both; `value/…` and `advantage/…` are then in units of the whitened rewards.
     `policy/sampler_ratio_max`: the largest ratio, in either direction, between a token's probability as recomputed by
-    the trainer and as sampled; `policy/sampler_k3` and `policy/sampler_share`: k3 in nats per token and the effective
-    share of the tokens, see `Mismatch`; only where the sampler is not exact. `advantage/…`: returns − values, the
-    advantages before any whitening unless the returns have their own λ.
+    the trainer and as sampled. Only where the sampler is not exact: `policy/sampler_k3` and `policy/sampler_share`, k3
+    in nats per token and the effective share of the tokens, see `Mismatch`; `policy/sampler_ratio_pNN` and
+    `policy/sampler_response_pNN`, quantiles of the raw ratio of tokens, and of its geometric means over responses.
+    `advantage/…`: returns − values, the advantages before any whitening unless the returns have their own λ.
 
     Args:
         experience: The update's experience.
@@ -72,6 +77,7 @@ def describe_experience(experience: Experience, *, is_exact: bool = True) -> dic
         **({} if experience.ref_logprobs is None else {"objective/kl": experience.kl.sum(-1).mean()}),
         "policy/sampler_ratio_max": apart.largest_ratio,
         **({} if is_exact else {"policy/sampler_k3": apart.k3, "policy/sampler_share": apart.effective_share}),
+        **({} if is_exact else _describe_ratios(experience)),
         "objective/logprobs": torch.where(mask, experience.old_logprobs, 0.0).sum(-1).mean(),
         "reward/total": totals.mean(),
         "reward/kl": (scores - totals).mean(),
@@ -86,7 +92,26 @@ def describe_truncation(experience: Experience) -> dict[str, float]:
     if (weights := experience.importance_weights) is None:
         return {}
     ratios = (experience.old_logprobs - experience.rollout.logprobs).exp()
-    return {"policy/sampler_truncated": float((ratios > weights)[experience.action_mask].float().mean())}
+    truncated = (ratios > weights) & (weights > 0)
+    return {"policy/sampler_truncated": float(truncated[experience.action_mask].float().mean())}
+
+
+def describe_masked(experience: Experience) -> dict[str, float]:
+    """`policy/sampler_masked`: the share of tokens without an importance weight, because of their ratio."""
+    weights = experience.importance_weights
+    assert weights is not None, "a mask makes weights"
+    return {"policy/sampler_masked": float((weights == 0)[experience.action_mask].float().mean())}
+
+
+def _describe_ratios(experience: Experience) -> dict[str, float]:
+    mask = experience.action_mask
+    log_ratio = experience.trainer_logprobs - experience.rollout.logprobs
+    parts = {"ratio": log_ratio[mask], "response": response_log_ratios(log_ratio, mask)}
+    return {
+        f"policy/sampler_{name}_p{percent:02}": float(ordered[round(percent / 100 * (len(ordered) - 1))].exp())
+        for name, ordered in ((name, values.sort().values) for name, values in parts.items())
+        for percent in PERCENTS
+    }
 
 
 def reference_error(experience: Experience) -> dict[str, float]:

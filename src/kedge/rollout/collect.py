@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kedge.algorithm.advantages import Advantage, AdvantageInputs
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
-from kedge.algorithm.logprobs import truncated_importance_weights
-from kedge.algorithm.masking import masked_whiten
+from kedge.algorithm.logprobs import BandOf, truncated_importance_weights, within_ratio_band
+from kedge.algorithm.masking import keep_counted, masked_whiten
 from kedge.algorithm.shaping import KLEstimator, KLScope, ScoreAt, shape_rewards
 from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
@@ -99,6 +99,8 @@ class Estimation:
         positive_min_score: Score, token scores included, from which a response is imitated; None for no imitation.
         old_from: The source of the old log probabilities; see `Experience`.
         importance_cap: Cap of the importance weights π_trainer/π_sampler of the policy loss; None for no weights.
+        importance_band: Tokens outside this band of the ratio get weight 0: what the ratio is of, and its lower and
+            upper end; None for no band.
         gamma: γ, of the value of the state in which an episode was cut off.
     """
 
@@ -113,6 +115,7 @@ class Estimation:
     positive_min_score: float | None = None
     old_from: Literal["trainer", "sampler"] = "trainer"
     importance_cap: float | None = None
+    importance_band: tuple[BandOf, float, float] | None = None
     gamma: float = 1.0
 
     @property
@@ -180,6 +183,11 @@ def collect_experience(
         importance_weights = truncated_importance_weights(
             old_logprobs, rollout.logprobs, rollout.action_mask, cap=use.importance_cap
         )
+    if use.importance_band is not None:
+        of, low, high = use.importance_band
+        kept = within_ratio_band(trainer_logprobs, rollout.logprobs, rollout.action_mask, of=of, low=low, high=high)
+        weights = torch.ones_like(old_logprobs) if importance_weights is None else importance_weights
+        importance_weights = keep_counted(weights, kept)
     shaped = partial(
         shape_rewards,
         scored.scores,

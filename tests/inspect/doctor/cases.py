@@ -13,6 +13,9 @@ JUDGED = [{"source": "runs/reward/model", "weight": 1.0}, {"source": "gold.py:go
 AHEAD = {"rollout.max_staleness": 1, "rollout.engine": "builtin"}
 GROUPS = {"ppo.advantage": "grpo", "ppo.aggregation": "sequence", "rollout.num_responses": 8}
 
+CLOSE = {"policy/sampler_ratio_p01": 0.95, "policy/sampler_ratio_p99": 1.05,
+         "policy/sampler_response_p01": 1.0, "policy/sampler_response_p99": 1.0}  # fmt: skip
+
 
 class Case(NamedTuple):
     """A rule, the severity of its finding, a run that shows the problem, and one that just does not."""
@@ -145,6 +148,14 @@ CASES = [
             settings=AHEAD),
     metrics("rollout_too_old", "warning", {"policy/sampler_share": 0.9, "policy/sampler_truncated": 0.06},
             {"policy/sampler_share": 0.9, "policy/sampler_truncated": 0.04}, settings=AHEAD),
+    metrics("sampler_ratios_wide", "warning", {"policy/sampler_ratio_p01": 0.48, "policy/sampler_ratio_p99": 1.1},
+            {"policy/sampler_ratio_p01": 0.52, "policy/sampler_ratio_p99": 1.95}),
+    metrics("sampler_ratios_wide", "warning", {"policy/sampler_ratio_p01": 0.9, "policy/sampler_ratio_p99": 2.05},
+            {"policy/sampler_ratio_p01": 0.9, "policy/sampler_ratio_p99": [2.5] * 8 + [1.9] * 8}, settings=AHEAD),
+    metrics("sampler_ratios_wide", "note", {**CLOSE, "policy/sampler_response_p01": 0.97, "response/length": 110.0},
+            {**CLOSE, "policy/sampler_response_p01": 0.97, "response/length": 90.0}),
+    metrics("sampler_ratios_wide", "note", {**CLOSE, "policy/sampler_response_p99": 1.03, "response/length": 200.0},
+            {**CLOSE, "response/length": 200.0}),
     metrics("one_side_waits", "note", {"time/waiting_for_rollout": 0.7, "time/rollout_waiting": 0.0},
             {"time/waiting_for_rollout": 0.6, "time/rollout_waiting": 0.6}, settings=AHEAD),
     metrics("one_side_waits", "note", {"time/waiting_for_rollout": 0.0, "time/rollout_waiting": 0.7},

@@ -82,3 +82,18 @@ def test_every_rule_has_a_case() -> None:
 @pytest.mark.parametrize("updates", [0, 1, 2, 3, 4, 7, 8, 12, 16, 100])
 def test_a_healthy_run_has_no_findings(updates: int) -> None:
     assert diagnose(synthetic_run(updates)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields"),
+    [
+        ({"ppo.importance_cap": None}, ["ppo.importance_cap", "ppo.importance_mask"]),
+        ({"ppo.importance_cap": "auto"}, ["ppo.importance_mask"]),
+        ({"ppo.importance_cap": None, "ppo.old_logprobs": "sampler"}, ["ppo.importance_mask"]),
+        ({"ppo.importance_cap": None, "ppo.importance_mask": "token"}, []),
+    ],
+)
+def test_wide_ratios_call_for_weights_and_then_for_a_mask(settings: dict[str, Any], fields: list[str]) -> None:
+    wide = {"policy/sampler_ratio_p01": 0.3, "policy/sampler_ratio_p99": 1.0}
+    found = [each for each in diagnose(synthetic_run(metrics=wide, settings=settings)) if "ratios_wide" in each.rule]
+    assert [name for each in found for name in each.changes] == fields

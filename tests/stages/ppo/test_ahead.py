@@ -81,6 +81,42 @@ def test_a_run_that_samples_ahead_repeats_and_resumes_to_the_bit(tmp_path, polic
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+def test_tokens_that_old_weights_saw_differently_are_masked_and_the_run_resumes_to_the_bit(tmp_path, policy):
+    def configured(name: str, **settings: Any):
+        return configure(
+            policy, tmp_path / name, num_updates=4, max_staleness=2, learning_rate=0.05, num_samples=100, **settings
+        )
+
+    def interrupt(update: int, *_: Any) -> None:
+        if update == 3:
+            raise KeyboardInterrupt
+
+    band = {"importance_mask": {"token": [0.9, 1.1]}}
+    given: dict[str, Any] = {"prompts": PROMPTS, "reward": varied}
+    whole = run_ppo(configured("whole", **band), **given)
+    rows = whole.metrics
+    assert rows[0]["policy/sampler_masked"] == 0  # the same weights
+    assert [rows[0][f"policy/sampler_ratio_p{percent}"] for percent in ("01", "50", "99")] == pytest.approx([1, 1, 1])
+    for row in rows[1:]:
+        ratios = [row[f"policy/sampler_ratio_p{percent}"] for percent in ("01", "50", "99")]
+        assert ratios == sorted(ratios)
+        # If a hundredth of the tokens is below the band, or above it, at least that is masked.
+        assert (row["policy/sampler_masked"] > 0) == (ratios[0] < 0.9 or ratios[2] > 1.1)
+        assert row["policy/sampler_response_p01"] <= row["policy/sampler_response_p50"]
+    assert 0 < rows[-1]["policy/sampler_masked"] < 1
+    plain = run_ppo(configured("plain"), **given)
+    assert "policy/sampler_masked" not in plain.metrics[-1]
+    same, other = (load_file(run.model / "model.safetensors") for run in (whole, plain))
+    assert not all(torch.equal(same[name], other[name]) for name in other)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_ppo(configured("split", **band), **given, on_update=interrupt)
+    split = run_ppo(configured("split", **band), **given, resume=Resume())
+    assert metrics_without_times(tmp_path / "split") == metrics_without_times(tmp_path / "whole")
+    again = load_file(split.model / "model.safetensors")
+    assert all(torch.equal(again[name], same[name]) for name in same)
+
+
 def test_prompts_of_a_batch_that_failed_are_drawn_again(tmp_path, policy):
     calls: list[list[str]] = []
     is_away = True

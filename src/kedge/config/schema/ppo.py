@@ -143,6 +143,20 @@ class PpoConfig(TrainedSection):
         too_high="a few tokens that the sampler found unlikely dominate the gradient",
         too_low="the correction is cut off, and the gradient shrinks",
     )
+    importance_mask: (
+        Literal["token", "sequence"]
+        | Annotated[dict[Literal["token", "sequence"], tuple[Annotated[float, Gt(0)], Annotated[float, Gt(0)]]], ONE]
+        | None
+    ) = field(
+        None,
+        meaning="Tokens that get no policy loss because π_trainer/π_sampler is outside a band: of single tokens, 0.5 "
+        "to 2, or of whole responses, whose geometric mean is to be 0.99 to 1.01; {token: [0.5, 5]} names another "
+        "band. Null masks none. Tokens inside keep the weight of ppo.importance_cap.",
+        source="kedge: none, since truncation is enough where sampler and trainer hardly differ. token: IcePop, whose "
+        "authors have 0.5 to 5; sequence: SkyRL's band, for a sampler with the same weights, not for stale responses",
+        too_high="a wide band: tokens that the sampler saw differently dominate the gradient",
+        too_low="a narrow band: most tokens are masked, and little is left to train on",
+    )
     surrogate_kl_coef: float = field(
         1.0,
         ge=0,
@@ -556,6 +570,14 @@ class PpoConfig(TrainedSection):
     )
 
     @property
+    def importance_band(self) -> tuple[Literal["token", "sequence"], float, float] | None:
+        """Kind of ratio of `importance_mask` and the ends of its band; None for no mask."""
+        if self.importance_mask is None:
+            return None
+        of = cast('Literal["token", "sequence"]', word(self.importance_mask))
+        return of, *parameter(self.importance_mask, {"token": (0.5, 2.0), "sequence": (0.99, 1.01)}[of])
+
+    @property
     def max_resamples(self) -> int:
         """Additional rounds of sampling with `constant_groups=resample`."""
         return parameter(self.constant_groups, 9)
@@ -651,6 +673,12 @@ class PpoConfig(TrainedSection):
             raise ValueError(
                 f"ppo.importance_cap={self.importance_cap:g} weighs tokens by π_trainer/π_sampler, which "
                 "ppo.old_logprobs=sampler has in the ratio already; remove one"
+            )
+        if self.importance_band is not None and self.importance_band[1] >= self.importance_band[2]:
+            of, low, high = self.importance_band
+            raise ValueError(
+                f"ppo.importance_mask={{{of}: [{low:g}, {high:g}]}} must name the lower and the upper end of the band, "
+                "such as [0.5, 2]"
             )
         return self
 

@@ -33,6 +33,7 @@ __all__ = ["RULES", "Examination", "diagnose", "examine", "merge", "one_line", "
 
 RULES: tuple[Rule, ...] = (
     sampling.rollout_too_old,
+    sampling.sampler_ratios_wide,
     sampling.sampler_trainer_mismatch,
     steps.not_finite,
     responses.rows_dropped,

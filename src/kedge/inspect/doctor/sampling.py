@@ -165,6 +165,13 @@ TRUNCATED = 0.05
 EFFECTIVE = 0.5
 """Effective share of the tokens: below it, half of the sampling is wasted."""
 
+BAND = (0.5, 2.0)
+NARROW_BAND = (0.99, 1.01)
+"""Ratios of tokens, and geometric means over responses, that `ppo.importance_mask` leaves in by default."""
+
+LONG = 100
+"""Tokens from which the noise of single tokens averages out in a response's geometric mean."""
+
 WAITING = 1 / 3
 """Share of an update's time that a side may wait."""
 
@@ -204,6 +211,56 @@ def rollout_too_old(run: RunRecord, share: Series) -> Symptom | None:
         (set_to("rollout.max_staleness", staleness - 1, "too_high"), scale("ppo.learning_rate", 0.5)),
         "smaller steps of the policy also make old responses less harmful",
     )
+
+
+def _has_ratios(run: RunRecord) -> bool:
+    """True if the sampler is not exact and no mask acts on the ratios."""
+    is_recorded = any("policy/sampler_ratio_p01" in row for row in run.metrics)
+    return is_recorded and run.setting("ppo.importance_mask") is None
+
+
+def _outside(run: RunRecord, name: str, band: tuple[float, float]) -> str:
+    """The quantiles of a ratio late in the run, in words, if one is outside a band; else empty."""
+    ends = [read(run, f"policy/sampler_{name}_p{percent}") for percent in ("01", "99")]
+    if ends[0] is None or ends[1] is None or (band[0] <= ends[0].late and ends[1].late <= band[1]):
+        return ""
+    return f"{fmt(ends[0].late)} at 1% and {fmt(ends[1].late)} at 99% ({ends[0].late_span})"
+
+
+@rule(
+    "Sampler and trainer give some tokens or responses very different probabilities. Truncated importance weights keep "
+    "these in the loss, and those that the trainer finds unlikely are not truncated at all.",
+    needs=("policy/sampler_ratio_p01", "policy/sampler_ratio_p99"),
+    also=("policy/sampler_response_p01", "policy/sampler_response_p99", "response/length"),
+    updates=MIN_LEVEL,
+    fits=_has_ratios,
+)
+def sampler_ratios_wide(run: RunRecord, low: Series, high: Series) -> Symptom | None:
+    """Seen: Without `ppo.importance_mask`: the quantiles of the raw ratio of trainer to sampler, of tokens or of
+    responses.
+
+    Try: `ppo.importance_cap=auto` if no weights are used; then `token` for `ppo.importance_mask` if it is single tokens
+    that differ, `sequence` if it is whole responses.
+
+    Threshold: In the last quarter of the run, more than 1% of the tokens below 0.5 or above 2: a warning. More than 1%
+    of the responses with a geometric mean below 0.99 or above 1.01, if they have 100 tokens or more and were sampled by
+    the weights that are trained: a note. Checked on synthetic runs only.
+    """
+    if run.setting("ppo.importance_mask") is not None:
+        return None
+    weighs = set_to("ppo.importance_cap", "auto", why="to weigh tokens by the ratio, truncated")
+    first = (
+        [weighs] if run.setting("ppo.importance_cap") is None and run.setting("ppo.old_logprobs") != "sampler" else []
+    )
+    if seen := _outside(run, "ratio", BAND):
+        mask = set_to("ppo.importance_mask", "token", why="to leave out tokens outside 0.5 to 2")
+        return Symptom("warning", f"the ratio of a token's probabilities is {seen}", (*first, mask))
+    length = read(run, "response/length")
+    is_long = length is not None and length.late >= LONG
+    if is_long and not _samples_ahead(run) and (seen := _outside(run, "response", NARROW_BAND)):
+        mask = set_to("ppo.importance_mask", "sequence", why="to leave out responses outside 0.99 to 1.01")
+        return Symptom("note", f"the geometric mean of a response's ratios is {seen}", (*first, mask))
+    return None
 
 
 @rule(

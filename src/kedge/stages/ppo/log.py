@@ -17,6 +17,7 @@ from kedge.inspect.diagnosis import LiveDoctor
 from kedge.logs.experience_metrics import (
     DETAILS_FILE,
     describe_experience,
+    describe_masked,
     describe_samples,
     describe_truncation,
     describe_update,
@@ -111,11 +112,13 @@ class PpoLog:
         """The metrics of the current update's experience, scores, optimizer steps, settings and memory."""
         trainer = self.trainer
         settings = self.trainer.settings
+        use = settings.estimation
         rates = trainer.learning_rates()
         return {
             **describe_experience(experience, is_exact=settings.exact),
             **(reference_error(experience) | _reward_error(trainer.roles.reward) if trainer.update == 1 else {}),
-            **(describe_truncation(experience) if settings.max_staleness else {}),
+            **(describe_truncation(experience) if settings.max_staleness and use.importance_cap else {}),
+            **(describe_masked(experience) if use.importance_band else {}),
             **batch.metrics(),
             **result.metrics(),
             **trainer.coefficients.metrics(),

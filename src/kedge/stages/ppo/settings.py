@@ -369,6 +369,7 @@ def _estimation_of(config: Config, own: OwnFunctions, *, exact: bool) -> Estimat
         positive_min_score=GOOD_SCORE if ppo.positive_nll_coef else None,
         old_from=ppo.old_logprobs,
         importance_cap=cap,
+        importance_band=ppo.importance_band,
         gamma=ppo.gamma,
         kl_coef=ppo.kl_coef,
         kl_estimator=ppo.kl_estimator,
