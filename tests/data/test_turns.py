@@ -92,7 +92,7 @@ def test_an_answer_that_was_given_before_is_not_rendered_again(monkeypatch):
 
 def test_a_template_that_drops_thoughts_is_refused_with_the_change():
     family = Family(R1, "<eos>", ("<A>", "<U>"), add_bos=True)
-    with pytest.raises(DataError, match=r"in another way when the conversation goes on: .*think.*; data.chat_template"):
+    with pytest.raises(DataError, match=r"differently once the conversation continues: .*think.*; data.chat_template"):
         TemplateTurns(family.tokenizer(), [2])
 
 

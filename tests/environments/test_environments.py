@@ -173,8 +173,11 @@ def test_what_opens_an_episode_is_checked(world):
     ("spec", "line"),
     [
         (f"{FILE}:Needs", "^Needs cannot be made without arguments: "),
-        (f"{FILE}:Nothing", "^Nothing is no environment: it has neither reset"),
-        (f"{FILE}:Undescribed", "^Undescribed.tool is no tool: .*; a tool has type hints and a docstring with Args:"),
+        (f"{FILE}:Nothing", "^Nothing is not an environment: it has neither reset"),
+        (
+            f"{FILE}:Undescribed",
+            "^Undescribed.tool is not a tool: .*; a tool has type hints and a docstring with Args:",
+        ),
         (f"{FILE}:Gues", "the module has no 'Gues'; did you mean 'Guess'"),
         ("nowhere.py:Guess", "environment file 'nowhere.py' does not exist"),
         ("nowhere", "environment 'nowhere' is not the name of a function"),

@@ -1,4 +1,4 @@
-"""Conversations that go on from the tokens that were sampled: the tokens of the turns in between.
+"""Continues conversations from the tokens that were sampled: the tokens of the turns in between.
 
 What the policy sampled is never decoded and encoded again, since other tokens can have the same text. The other side's
 messages are encoded alone, and added as the chat template writes them after an answer:
@@ -90,7 +90,7 @@ class TemplateTurns:
         description: Describes them before the first question, for a template that has no place for them.
 
     Raises:
-        DataError: The template changes earlier turns when a conversation goes on, or there is none.
+        DataError: The template rewrites earlier turns later in a conversation, or the tokenizer has no template.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class TemplateTurns:
         """The text that follows an answer: what closes it, the messages, and the header of the next answer.
 
         Raises:
-            RowError: The template writes the question or the answer in another way when the conversation goes on.
+            RowError: The template writes the question or the answer differently once the conversation continues.
         """
         begin = self._write([_user(QUESTION)])
         whole = self._write([_user(QUESTION), {"role": "assistant", "content": answer}, *self._told(messages)])
@@ -150,7 +150,7 @@ class TemplateTurns:
         if not whole.startswith(begin) or not rest.startswith(answer):
             at = num_shared(whole, begin + answer)
             raise RowError(
-                "the chat template writes an earlier answer in another way when the conversation goes on: "
+                "the chat template writes an earlier answer differently once the conversation continues: "
                 f"{(begin + answer)[at:][:_SHOWN]!r} becomes {whole[at:][:_SHOWN]!r}"
             )
         return rest[len(answer) :]
@@ -187,7 +187,7 @@ class TemplateTurns:
                 self._continuation(answer, [reply])
             except RowError as error:
                 raise DataError(
-                    f"a conversation cannot go on from the tokens that the policy sampled: {error}; "
+                    f"a conversation cannot continue from the tokens that the policy sampled: {error}; "
                     "data.chat_template names a template that keeps them"
                 ) from error
 

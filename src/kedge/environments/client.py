@@ -35,7 +35,7 @@ class Environment:
         log: The file for its output; None discards it.
 
     Raises:
-        EnvError: It cannot be imported, or is no environment.
+        EnvError: It cannot be imported, or is not an environment.
     """
 
     def __init__(self, given: str | Callable[[], Any], *, timeout: float = 30.0, log: Path | None = None) -> None:
@@ -77,7 +77,7 @@ class Environment:
         return {number: Turn(**turn) for number, turn in zip(said, turns, strict=True)}
 
     def finish(self, episodes: Sequence[int]) -> dict[int, float]:
-        """End episodes that have not ended by themselves; the reward of each that its turns did not pay."""
+        """End episodes that the environment has not ended; return what each earned besides its turns' rewards."""
         return dict(zip(episodes, self._call("finish", [{"episode": number} for number in episodes]), strict=True))
 
     def close(self) -> None:

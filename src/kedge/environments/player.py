@@ -59,7 +59,7 @@ class _State:
 
 
 class Earned:
-    """What an environment paid, as a reward source.
+    """A reward source that returns what an environment paid.
 
     Args:
         name: The environment's name.
@@ -102,7 +102,7 @@ class Player:
         log: See `Environment`.
 
     Raises:
-        EnvError: The environment cannot be imported, or is none.
+        EnvError: It cannot be imported, or is not an environment.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Player:
 
         Raises:
             EnvError: The environment failed.
-            DataError: A conversation cannot go on with this chat template, or opens with too many tokens.
+            DataError: A conversation cannot continue with this chat template, or opens with too many tokens.
         """
         self._stop_ids = frozenset(stop_ids)
         self._limits = replace(self._limits, prompt_tokens=prompt_tokens)
@@ -307,7 +307,7 @@ class Episodes:
         return tokens
 
     def _text(self, tokens: Sequence[int]) -> str:
-        """A turn as text, without the token that ends it; with a space where it begins with one."""
+        """The text of a turn, without the token that ends it."""
         ids = list(tokens)
         if ids and ids[-1] in self.stop_ids:
             ids = ids[:-1]

@@ -35,10 +35,10 @@ class Session:
     Args:
         kind: A class without arguments, or a function that makes an environment.
         name: Its name in errors.
-        timeout: Seconds that one call may take; None for no limit, as a call in the user's own process has none.
+        timeout: Seconds that one call may take; None for no limit, as in the user's own process.
 
     Raises:
-        EnvError: It is no environment.
+        EnvError: It is not an environment.
     """
 
     def __init__(self, kind: Callable[[], Any], name: str, timeout: float | None = None) -> None:
@@ -54,7 +54,7 @@ class Session:
         self.is_async = _is_async(kind, [] if self.tools is None else self.tools.names)
 
     def describe(self) -> dict[str, Any]:
-        """What a policy has to know: the tools and their description; and whether calls run concurrently."""
+        """Describe the tools, and say whether calls run concurrently."""
         tools = self.tools
         return {
             "tools": [] if tools is None else [dict(schema) for schema in tools.schemas],

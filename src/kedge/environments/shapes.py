@@ -75,7 +75,7 @@ class Turn:
     Attributes:
         messages: The messages that it reads next.
         reward: The reward of its turn.
-        ending: How the episode has ended; None if it goes on.
+        ending: How the episode has ended; None if it continues.
         num_calls: Tools that the policy called.
         num_errors: Calls that failed, or could not be read.
     """
@@ -197,7 +197,7 @@ async def _result(value: Any) -> Any:
 
 
 def _taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that a function takes, by name."""
+    """The arguments that a function takes, by name."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(given)

@@ -15,7 +15,7 @@ from kedge.system.texts import error_text
 __all__ = ["Call", "Tools"]
 
 RESERVED = frozenset({"reset", "step", "get_reward", "close"})
-"""Public methods of an environment that are no tools."""
+"""Public methods of an environment that are not tools."""
 
 HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 """Hermes, Qwen 2.5 and 3, and others."""
@@ -58,7 +58,7 @@ class Tools:
             name: Its name in errors.
 
         Raises:
-            EnvError: It has none, or one lacks a docstring or type hints.
+            EnvError: It has no tool, or one without a docstring or type hints.
         """
         from transformers.utils.chat_template_utils import get_json_schema
 
@@ -72,13 +72,13 @@ class Tools:
                 schemas.append(get_json_schema(method))
             except Exception as error:
                 raise EnvError(
-                    f"{name}.{each} is no tool: {error_text(error)}; a tool has type hints and a docstring with Args:, "
-                    "and a method that is none has a name that starts with _"
+                    f"{name}.{each} is not a tool: {error_text(error)}; a tool has type hints and a docstring with "
+                    "Args:, and a method that is not a tool a name that starts with _"
                 ) from error
         if not schemas:
             raise EnvError(
-                f"{name} is no environment: it has neither reset(row, seed) with step(text), nor a public method that "
-                "is a tool"
+                f"{name} is not an environment: it has neither reset(row, seed) with step(text), nor a public method "
+                "that is a tool"
             )
         return cls(schemas)
 
@@ -89,7 +89,7 @@ class Tools:
 
     @property
     def description(self) -> str:
-        """What a policy is told about the tools if its chat template has no place for them."""
+        """The description of the tools for a policy with a chat template that does not show them."""
         listed = "\n".join(f"- {_signature(schema['function'])}" for schema in self.schemas)
         return (
             "You can use tools. To use one, write its arguments as JSON in a tag with its name, such as "
@@ -97,7 +97,7 @@ class Tools:
         )
 
     def calls_in(self, text: str) -> list[Call]:
-        """The calls in a turn, in the order of the text; empty if there are none.
+        """The calls in a turn, in the order of the text.
 
         Read are the formats of Hermes and Qwen (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`), Mistral
         (`[TOOL_CALLS][…]`), Llama 3 (the turn is one JSON object) and plain tags (`<NAME>{…}</NAME>`, or the only

@@ -211,7 +211,7 @@ class Sampler:
             forget: list[int] = []
             kept = [place for place, row in enumerate(rows) if answers[row] is not None]
             for row in (rows[place] for place in kept):
-                # The last sampled token was not read yet, or was read among those of rows that went on.
+                # The last sampled token has not been read, or was read for nothing while longer turns were sampled.
                 texts.append([said[row][-1], *(answers[row] or ())])
                 forget.append(steps - len(said[row]) + 1)
                 responses.append(row, answers[row] or ())
@@ -234,10 +234,10 @@ class Sampler:
         *,
         longest_turn: int | None = None,
     ) -> int:
-        """Go on with the responses of some rows, up to a stop token; returns the number of steps of the decoder.
+        """Sample the next turn of some rows, up to a stop token; return the number of the decoder's steps.
 
         Finished rows are still computed, and ignored, until enough of them have finished to be worth dropping. Rows
-        that go on after a turn are not dropped.
+        that continue after a turn are not dropped.
         """
         running = torch.ones_like(rows, dtype=torch.bool)
         places = responses.lengths[rows]

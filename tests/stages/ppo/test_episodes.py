@@ -176,7 +176,7 @@ def test_a_failing_environment_ends_the_run_with_one_line_and_the_policy_saved(t
     [
         (["environment.max_turn_tokens=99"], "environment.max_turn_tokens=99 is more than an episode has"),
         (["critic_check=1"], "ppo.critic_check continues responses from their middle"),
-        ([f"environment.source={worlds.__file__}:Nothing"], "Nothing is no environment"),
+        ([f"environment.source={worlds.__file__}:Nothing"], "Nothing is not an environment"),
         (["environment.source=nowhere.py:A"], "environment file 'nowhere.py' does not exist"),
         (["environment.max_turns=0"], "environment.max_turns"),
     ],

@@ -29,7 +29,7 @@ class EnvironmentConfig(Section):
         ge=1,
         meaning="Tokens of one turn of the policy: longer turns are cut there and answered; null is as many as are "
         "left of rollout.max_new_tokens.",
-        source="kedge: turns end by themselves",
+        source="kedge: turns end with a stop token",
         too_high="policies that do not stop spend the whole episode on one turn",
         too_low="turns are cut off before they end",
     )

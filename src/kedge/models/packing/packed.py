@@ -504,7 +504,7 @@ class KeyValues:
         return attend(grouped, key, value, scaling=scaling, mask=mask).reshape(rows, 1, heads, value.shape[-1])
 
     def _mask_of_block(self, count: int, dtype: torch.dtype) -> Tensor:
-        """What each of the last `count` columns attends to, `[rows, 1, count, columns]`."""
+        """The mask of the last `count` columns over all columns, `[rows, 1, count, columns]`."""
         assert self._mask is not None, "`advance_by` makes one"
         seen = self._mask[..., : self.length].to(dtype)
         later = torch.ones(count, self.length, dtype=torch.bool, device=seen.device).triu(self.length - count + 1)

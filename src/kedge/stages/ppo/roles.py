@@ -178,7 +178,7 @@ def _reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, bas
 
 
 def load_player(config: Config, run: Run, environment: Callable[[], Any] | None) -> Player | None:
-    """What plays the episodes of a run with an environment; None for a run without one.
+    """Load what plays the episodes of a run; None for a run without an environment.
 
     Args:
         config: Names the environment and its limits.
@@ -186,7 +186,7 @@ def load_player(config: Config, run: Run, environment: Callable[[], Any] | None)
         environment: A class instead of the configured one.
 
     Raises:
-        EnvError: The environment cannot be imported, or is none.
+        EnvError: It cannot be imported, or is not an environment.
     """
     given = environment or config.environment.source
     if given is None:
