@@ -82,6 +82,24 @@ def test_repetition_counts_fourgrams_that_came_before():
     assert repetition(ids[:, :2], mask[:, :2]).tolist() == [0.0] * 40
 
 
+def test_repetition_of_an_episode_is_that_within_its_turns():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 2, (60, 30), generator=generator)
+    mask = torch.rand(60, 30, generator=generator) < torch.linspace(0.5, 1, 60)[:, None]
+    expected = []
+    for row, own in zip(ids.tolist(), mask.tolist(), strict=True):
+        turns: list[list[int]] = [[]]
+        for token, is_own in zip(row, own, strict=True):
+            turns[-1].append(token) if is_own else turns.append([])
+        grams = [[tuple(turn[at : at + 4]) for at in range(len(turn) - 3)] for turn in turns]
+        repeats = sum(len(each) - len(set(each)) for each in grams)
+        expected.append(repeats / max(1, sum(map(len, grams))))
+    assert repetition(ids, mask).tolist() == pytest.approx(expected)
+    assert max(expected) > 0.1
+    moves = torch.tensor([[1, 2, 3, 4, 0, 1, 2, 3, 4, 9, 1, 2, 3, 4]])
+    assert repetition(moves, (moves != 0) & (moves != 9)).tolist() == [0.0], "the same move again"
+
+
 def test_correlation_is_pearsons_and_0_where_something_is_constant():
     first, second = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([2.0, 1.0, 6.0])
     assert float(correlation(first, second)) == pytest.approx(float(torch.corrcoef(torch.stack([first, second]))[0, 1]))

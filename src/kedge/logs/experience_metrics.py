@@ -252,23 +252,24 @@ def _sample(
 
 
 def repetition(response_ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]) -> Float[Tensor, " batch"]:
-    """Share of a response's 4-grams of tokens that occur earlier in it; 0 for responses of fewer than 4 tokens.
+    """Share of a response's 4-grams of tokens that occur earlier in the same turn; 0 without any of 4 tokens.
+
+    The moves of a game and the calls of a tool are alike from turn to turn.
 
     Args:
         response_ids: Right-padded.
-        mask: True on the tokens of the response.
+        mask: True on the policy's tokens; a turn is a stretch of them.
     """
-    # Counted tokens first, in their order: grams do not span tokens that were only read.
-    response_ids = response_ids.gather(1, torch.argsort((~mask).int(), dim=1, stable=True))
-    num_grams = (mask.sum(-1) - GRAM + 1).clamp(min=0)
+    starts = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+    turns = torch.where(mask, starts.cumsum(-1), 0)
+    inside = (turns[:, : -GRAM + 1] == turns[:, GRAM - 1 :]) & mask[:, GRAM - 1 :]
+    num_grams = inside.sum(-1)
     if not num_grams.any():
         return num_grams.float()
-    keys = torch.zeros_like(response_ids[:, GRAM - 1 :], dtype=torch.int64)
+    keys = turns[:, GRAM - 1 :]
     for shift in range(GRAM):
         # Overflow wraps around: two different 4-grams share a key with probability 2⁻⁶⁴.
         keys = keys * HASH + response_ids[:, shift : response_ids.shape[1] - GRAM + 1 + shift] + 1
-    places = torch.arange(keys.shape[1], device=keys.device)
-    inside = places < num_grams[:, None]
     keys = torch.where(inside, keys, 0)
     ordered, order = keys.sort(dim=-1, stable=True)
     inside = inside.gather(1, order)

@@ -72,6 +72,15 @@ def responses(nats: list[float]) -> dict[str, Series]:
     return {"policy/entropy": [each / 10 for each in nats], "response/length": [10.0] * 16}
 
 
+LENGTHENED: dict[str, Series] = {"response/length": step(20.0, 35.1), "reward/length_correlation": [0.51] * 16}
+
+
+def episodes(changed: Mapping[str, Series] | None = None) -> dict[str, Series]:
+    """Episodes that never run out of tokens, with turns that hardly ever stop: they are cut off and answered."""
+    ended = {"episode/turns": [3.0] * 16, "episode/max_tokens": [0.0] * 16, "episode/context_overflow": [0.0] * 16}
+    return {**ended, "response/eos_rate": [0.05] * 16, **(changed or {})}
+
+
 def leak(start: float, grown: float, steps_up: int = 13) -> dict[str, Series]:
     """Memory that grows over fourteen updates, after two updates of warm-up."""
     ups = [grown / steps_up * ((number + 1) * steps_up // 13 - number * steps_up // 13) for number in range(13)]
@@ -372,6 +381,34 @@ EDGES: list[Edge] = [
         (WARNING, {"response/eos_rate": [0.102] * 16}),
         (NOTE, {"response/eos_rate": [0.098] * 16}),
         reward=FUNCTION,
+    ),
+    *metrics(
+        "truncated_at_cap",
+        (SILENT, episodes()),
+        (SILENT, episodes({"episode/max_tokens": [0.06] * 16, "episode/context_overflow": [0.039] * 16})),
+        (WARNING, episodes({"episode/max_tokens": [0.06] * 16, "episode/context_overflow": [0.041] * 16})),
+    ),
+    *metrics(
+        "too_few_eos",
+        (SILENT, episodes()),
+        (SILENT, episodes({"episode/max_tokens": [0.49] * 16})),
+        (WARNING, episodes({"episode/max_tokens": [0.51] * 16})),
+    ),
+    *metrics(
+        "hacking_by_not_stopping",
+        (SILENT, episodes({"response/eos_rate": step(0.9, 0.1)})),
+        (SILENT, episodes({"episode/max_tokens": step(0.1, 0.34)})),
+        (SERIOUS, episodes({"episode/max_tokens": step(0.1, 0.36)})),
+    ),
+    *metrics(
+        "hacking_by_length",
+        (SILENT, LENGTHENED | episodes({"episode/turns": step(2.0, 4.0)})),
+        (SERIOUS, LENGTHENED | episodes({"episode/turns": [2.0] * 16})),
+    ),
+    *metrics(
+        "stops_at_once",
+        (SILENT, {"response/length": step(12.0, 2.9)} | episodes({"episode/turns": step(4.0, 1.0)})),
+        (SERIOUS, {"response/length": step(12.0, 2.9)} | episodes({"episode/turns": [1.0] * 16})),
     ),
     *metrics(
         "stops_at_once", (SERIOUS, {"response/length": step(8.0, 1.95)}), (SILENT, {"response/length": step(8.0, 2.05)})

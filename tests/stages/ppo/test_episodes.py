@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import kedge
 from kedge.errors import ConfigError, EnvError
+from kedge.inspect.doctor import diagnose
 from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.record import read_run
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
@@ -84,6 +85,17 @@ def test_samples_have_both_sides_and_how_the_episode_ended(tmp_path, policy):
     for each in evaluation["responses"]:
         assert each["length"] <= 6
         assert "no.\n" in each["completion"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "names"), [(40, set()), (14, {"truncated_at_cap", "too_few_eos"})], ids=["room", "tight"]
+)
+def test_the_doctor_takes_turns_that_are_answered_for_no_cut_off_responses(tmp_path, policy, tokens, names):
+    settings = EPISODES | {"num_updates": 4, "max_new_tokens": tokens}
+    rows = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES).metrics
+    assert rows[-1]["response/eos_rate"] < 0.5, "turns of a random policy reach their limit"
+    found = {finding.rule for finding in diagnose(read_run(tmp_path / "run"))}
+    assert found & {"truncated_at_cap", "too_few_eos"} == names
 
 
 def test_a_reward_function_is_added_and_reads_the_whole_episode(tmp_path, policy):

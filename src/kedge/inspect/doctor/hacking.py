@@ -6,7 +6,7 @@ A reward term of weight 0 is a *judge*: it is measured as `score/NAME` and not t
 from __future__ import annotations
 
 from kedge.inspect.doctor.kl import STRONGER_KL
-from kedge.inspect.doctor.responses import eos_is_scored
+from kedge.inspect.doctor.responses import ending_in_time, eos_is_scored, has_episodes, parts_of, turn_lengths
 from kedge.inspect.doctor.rule import Symptom, adjust, rule
 from kedge.inspect.doctor.series import MIN_TREND, SIGNIFICANT, Series, fell, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
@@ -48,10 +48,12 @@ def _while_score_rises(score: Series) -> str:
 @rule(
     "The score tracks the length of a response, and the policy exploits that instead of improving.",
     needs=("reward/score_mean", "response/length", "reward/length_correlation"),
+    also=("episode/turns",),
     updates=MIN_TREND,
 )
 def hacking_by_length(run: RunRecord, score: Series, length: Series, correlation: Series) -> Symptom | None:
-    """Seen: While the score rises, `response/length` changes, and `reward/length_correlation` is high.
+    """Seen: While the score rises, `response/length` changes, with an environment that of a turn, and
+    `reward/length_correlation` is high.
 
     Try: Add a length penalty to the reward, or train the reward model on pairs of equal length; triple `ppo.kl_coef`.
 
@@ -60,6 +62,7 @@ def hacking_by_length(run: RunRecord, score: Series, length: Series, correlation
     a third. Likewise a correlation of −0.5 and half the length: serious; but a note if functions alone score, since
     they may ask for short responses, unless the correlation is −0.9: then they measure little else.
     """
+    length = turn_lengths(run, length)
     growth = length.late / max(length.first, 1.0)
     strongest = max((correlation.early, correlation.late), key=abs)  # late lengths may all be the same
     longer = growth >= LONGER and rose(length) and strongest >= CORRELATED
@@ -69,7 +72,7 @@ def hacking_by_length(run: RunRecord, score: Series, length: Series, correlation
     asked = shorter and strongest > -LITTLE_ELSE and _is_scored_by_functions(run)
     return Symptom(
         "note" if asked else "serious" if growth >= MUCH_LONGER or shorter else "warning",
-        f"responses go from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span}) "
+        f"{parts_of(run)} go from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span}) "
         f"{_while_score_rises(score)}; the correlation of score and length is {fmt(strongest)}",
         (STRONGER_KL,),
         f"add a penalty for {'short' if shorter else 'long'} responses to the reward, or train the reward model on "
@@ -92,7 +95,8 @@ def hacking_by_repetition(run: RunRecord, score: Series, repetition: Series) -> 
     Try: Add a repetition penalty such as `kedge.rewards.penalties:repetitive`; triple `ppo.kl_coef`.
 
     Threshold: 0.1 more repeated 4-grams than in the first update is a warning, 0.2 serious. Natural short text has
-    almost none.
+    almost none. The metric compares no turn of an episode with another; `repetitive` does, and reads the environment's
+    words as well.
     """
     increase = repetition.late - repetition.first
     if not rose(score) or not rose(repetition) or increase < REPETITIVE:
@@ -102,18 +106,19 @@ def hacking_by_repetition(run: RunRecord, score: Series, repetition: Series) -> 
         f"{repetition.late:.0%} of a response's 4-grams are repeats ({repetition.late_span}), up from "
         f"{repetition.first:.0%}, {_while_score_rises(score)}",
         (STRONGER_KL,),
-        "add a repetition penalty to the reward, such as kedge.rewards.penalties:repetitive",
+        "add a repetition penalty to the reward"
+        + ("" if has_episodes(run) else ", such as kedge.rewards.penalties:repetitive"),
     )
 
 
 @rule(
     "Truncated responses score higher than finished ones, and the policy exploits that by not stopping.",
     needs=("reward/score_mean", "response/eos_rate"),
-    also=("reward/length_correlation",),
+    also=("reward/length_correlation", "episode/max_tokens"),
     updates=MIN_TREND,
 )
 def hacking_by_not_stopping(run: RunRecord, score: Series, stops: Series) -> Symptom | None:
-    """Seen: While the score rises, `response/eos_rate` falls.
+    """Seen: While the score rises, `response/eos_rate` falls; with an environment, `episode/max_tokens` rises.
 
     Try: Lower `rollout.missing_eos_score` until a response without a stop token scores below every one with it; triple
     `ppo.kl_coef`.
@@ -121,6 +126,7 @@ def hacking_by_not_stopping(run: RunRecord, score: Series, stops: Series) -> Sym
     Threshold: A fall of 0.25. Serious; a warning if missing stop tokens have no separate score and the score
     correlates with length, which is then the cause.
     """
+    stops = ending_in_time(run, stops)
     if not rose(score) or not fell(stops) or stops.first - stops.late < FEWER_STOPS:
         return None
     correlation = read(run, "reward/length_correlation")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kedge.inspect.doctor.rule import SMALLER_STEPS, TRAINED, Change, Remedy, Symptom, adjust, rule, scale, set_to
-from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, fmt, read, rose
+from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, combine, fmt, read, rose
 from kedge.inspect.record import RunRecord
 
 TRUNCATED = 0.1
@@ -45,6 +45,31 @@ def nearly_all_truncated(run: RunRecord) -> bool:
     return eos_is_scored(run) and stops is not None and max(stops.first, stops.late) < NONE_STOP
 
 
+def has_episodes(run: RunRecord) -> bool:
+    """True if the policy talked to an environment."""
+    return bool(run.series("episode/turns")[0])
+
+
+def ending_in_time(run: RunRecord, stops: Series) -> Series:
+    """The share of responses that stop; of episodes, those that did not run out of tokens in the middle of a turn.
+
+    A turn that reaches `environment.max_turn_tokens` has no stop token either, and is answered.
+    """
+    cut = read(run, "episode/max_tokens")
+    return stops if cut is None else Series(cut.updates, [1 - share for share in cut.values])
+
+
+def parts_of(run: RunRecord) -> str:
+    """The name of what `turn_lengths` measures."""
+    return "turns" if has_episodes(run) else "responses"
+
+
+def turn_lengths(run: RunRecord, length: Series) -> Series:
+    """Mean length of a turn: the length of an episode also depends on the number of its turns."""
+    turns = read(run, "episode/turns")
+    return length if turns is None else combine(lambda tokens, count: tokens / max(count, 1.0), length, turns) or length
+
+
 def num_responses(run: RunRecord) -> int:
     """Responses per update, which determine the error of a mean score."""
     return (run.setting("rollout.num_prompts") or 1) * (run.setting("rollout.num_responses") or 1)
@@ -60,18 +85,23 @@ def num_sampled(run: RunRecord, updates: Sequence[int]) -> float:
 @rule(
     "Responses hit the length limit and are cut off, so the reward scores a fragment.",
     needs=("response/eos_rate", "response/length_max"),
+    also=("episode/max_tokens", "episode/context_overflow"),
     updates=MIN_LEVEL,
 )
 def truncated_at_cap(run: RunRecord, stops: Series, longest: Series) -> Symptom | None:
-    """Seen: `response/eos_rate` is below 1: the rest of the responses hit `rollout.max_new_tokens`.
+    """Seen: `response/eos_rate` is below 1: the rest of the responses hit `rollout.max_new_tokens`. With an
+    environment, `episode/max_tokens` and `episode/context_overflow` are above 0.
 
     Try: Double `rollout.max_new_tokens`.
 
     Threshold: A tenth of the responses; N+ has 2 to 5 %. A warning; serious if more than half are truncated from the
     first update on and a missing stop token has a separate score; a note if it does not and hardly any response
     stopped at first. A note as well if more than half were truncated in the first update and a missing stop token has a
-    separate score, but a tenth or fewer are at the end: the policy has learned to fit the limit.
+    separate score, but a tenth or fewer are at the end: the policy has learned to fit the limit. A tenth of the
+    episodes is a warning.
     """
+    if has_episodes(run):
+        return _episodes_cut(run)
     scored = eos_is_scored(run)
     if stops.late > 1 - TRUNCATED:
         return _fitted_to_cap(stops, longest) if scored else None
@@ -80,6 +110,21 @@ def truncated_at_cap(run: RunRecord, stops: Series, longest: Series) -> Symptom 
         severity if scored or stops.first > NONE_STOP else "note",
         f"{1 - stops.late:.0%} of the responses are truncated at {longest.late:g} tokens ({stops.late_span}), "
         f"{1 - stops.first:.0%} in the first update",
+        (MORE_TOKENS,),
+    )
+
+
+def _episodes_cut(run: RunRecord) -> Symptom | None:
+    """Episodes that run out of tokens, in a turn or with an answer that no longer fits."""
+    in_turn = read(run, "episode/max_tokens")
+    overflow = read(run, "episode/context_overflow")
+    cut = None if in_turn is None or overflow is None else combine(lambda one, other: one + other, in_turn, overflow)
+    if cut is None or cut.late < TRUNCATED:
+        return None
+    return Symptom(
+        "warning",
+        f"{cut.late:.0%} of the episodes run out of tokens ({cut.late_span}), {cut.first:.0%} in the first update: "
+        f"both sides together have rollout.max_new_tokens={run.setting('rollout.max_new_tokens')}",
         (MORE_TOKENS,),
     )
 
@@ -100,10 +145,11 @@ def _fitted_to_cap(stops: Series, longest: Series) -> Symptom | None:
     "The policy rarely ends its responses: it never learned the stop token, has unlearned it, or runs out of tokens "
     "first.",
     needs=("response/eos_rate",),
+    also=("episode/max_tokens",),
     updates=MIN_LEVEL,
 )
 def too_few_eos(run: RunRecord, stops: Series) -> Symptom | None:
-    """Seen: `response/eos_rate` is low.
+    """Seen: `response/eos_rate` is low. With an environment, `episode/max_tokens` is high.
 
     Try: Check that the demonstrations end with the stop token and that it is not masked as padding; set or lower
     `rollout.missing_eos_score`; double `rollout.max_new_tokens`.
@@ -112,6 +158,7 @@ def too_few_eos(run: RunRecord, stops: Series) -> Symptom | None:
     (`rollout.missing_eos_score`), since nearly all scores are then that one; a note if it does not and the policy did
     not stop at first either.
     """
+    stops = ending_in_time(run, stops)
     if stops.late > FEW_STOP:
         return None
     scored = eos_is_scored(run)
@@ -122,7 +169,8 @@ def too_few_eos(run: RunRecord, stops: Series) -> Symptom | None:
     )
     return Symptom(
         "serious" if scored and stops.late < NONE_STOP else "warning" if scored or stops.first > NONE_STOP else "note",
-        f"{stops.late:.0%} of the responses stop ({stops.late_span}), {stops.first:.0%} in the first update"
+        f"{stops.late:.0%} of the {'episodes end with a whole turn' if has_episodes(run) else 'responses stop'} "
+        f"({stops.late_span}), {stops.first:.0%} in the first update"
         + ("; the rest get the score for a missing stop token" if scored else ""),
         (remedy, MORE_TOKENS),
         "check that the demonstrations end with the stop token and that it is not masked as padding",
@@ -133,11 +181,11 @@ def too_few_eos(run: RunRecord, stops: Series) -> Symptom | None:
     "The policy stops almost immediately. If the score rises, it has learned that a nearly empty response scores "
     "best; if not, steps that are too large have broken it.",
     needs=("response/length",),
-    also=("response/eos_rate", "reward/score_mean"),
+    also=("response/eos_rate", "reward/score_mean", "episode/turns"),
     updates=MIN_TREND,
 )
 def stops_at_once(run: RunRecord, length: Series) -> Symptom | None:
-    """Seen: `response/length` has collapsed.
+    """Seen: `response/length` has collapsed; with an environment, that of a turn.
 
     Try: Lower `ppo.learning_rate` to a third if the score does not rise. Otherwise change the reward, or raise
     `rollout.missing_eos_score` if some responses did not stop at first: stopping early is then no longer the safest
@@ -145,9 +193,10 @@ def stops_at_once(run: RunRecord, length: Series) -> Symptom | None:
 
     Threshold: At most four tokens, stop token included, and at most a quarter of the first update's length. Serious.
     """
+    length = turn_lengths(run, length)
     if length.late > min(TINY, SHRUNK * length.first):
         return None
-    seen = f"responses have shrunk from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span})"
+    seen = f"{parts_of(run)} have shrunk from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span})"
     score = read(run, "reward/score_mean", at_least=MIN_TREND)
     stops = read(run, "response/eos_rate")
     if not rose(score):

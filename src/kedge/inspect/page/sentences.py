@@ -168,7 +168,12 @@ def _behavior_sentence(record: RunRecord) -> str:
         parts.append(f"entropy {change_of(entropy)} nats per token")
     if length := ends_of(record, "response/length"):
         parts.append(f"response length {change_of(length)} tokens")
-    if stopped := ends_of(record, "response/eos_rate"):
+    turns = ends_of(record, "episode/turns")
+    completed = ends_of(record, "episode/completed")
+    if turns and completed:
+        parts.append(f"turns per episode {change_of(turns)}")
+        parts.append(f"{completed.last:.0%} of episodes are completed")
+    elif stopped := ends_of(record, "response/eos_rate"):
         parts.append(f"{stopped.last:.0%} of responses end with a stop token")
     return joined(parts) or "No other metrics were measured."
 
