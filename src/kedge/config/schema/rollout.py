@@ -1,4 +1,4 @@
-"""`rollout`: how responses are sampled, by kedge or by vLLM servers, and how those without a stop token score."""
+"""`rollout` and `environment`: how responses are sampled, how those without a stop token score, and episodes."""
 
 from typing import Annotated, Literal, cast
 
@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from kedge.config.schema.field import field
 from kedge.config.schema.section import ONE, Section, StringList, parameter
 
-__all__ = ["RolloutConfig", "VllmConfig", "check_responses"]
+__all__ = ["EnvironmentConfig", "RolloutConfig", "VllmConfig", "check_responses"]
 
 
 class VllmConfig(Section):
@@ -65,6 +65,44 @@ TokenId = Annotated[int, Field(strict=True)]
 
 MOST_RESPONSES = 1_000_000
 """Responses that are sampled before a step; the largest published batches have some ten thousand."""
+
+
+class EnvironmentConfig(Section):
+    """Episodes of several turns with an environment or tools; rollout.max_new_tokens counts both sides."""
+
+    source: str | None = field(
+        None,
+        meaning="The environment's class, `file.py:Class` or `package.module:Class`: with `reset(row, seed)` and "
+        "`step(text)`, or with public methods that are tools; null is a single turn.",
+        source="kedge: a single turn",
+        text="a class",
+    )
+    max_turns: int = field(
+        8,
+        ge=1,
+        meaning="Turns of the policy in an episode; more end it.",
+        source="kedge",
+        too_high="policies that never finish make long episodes",
+        too_low="the task cannot be solved in time",
+    )
+    max_turn_tokens: int | None = field(
+        None,
+        ge=1,
+        meaning="Tokens of one turn of the policy: longer turns are cut there and answered; null is as many as are "
+        "left of rollout.max_new_tokens.",
+        source="kedge: turns end with a stop token",
+        too_high="policies that do not stop spend the whole episode on one turn",
+        too_low="turns are cut off before they end",
+    )
+    timeout: float = field(
+        30.0,
+        gt=0,
+        meaning="Seconds that one call of an episode may take. A later answer ends the episode; a call that opens one, "
+        "or that cannot be interrupted, ends the run.",
+        source="kedge",
+        too_high="a hanging environment blocks the run for this long",
+        too_low="slow answers end episodes",
+    )
 
 
 class RolloutConfig(Section):

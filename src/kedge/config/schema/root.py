@@ -11,14 +11,13 @@ from kedge.config.schema.adapter import AdapterConfig
 from kedge.config.schema.checkpoint import CheckpointConfig, PushConfig
 from kedge.config.schema.critic import CriticConfig
 from kedge.config.schema.data import DataConfig
-from kedge.config.schema.environment import EnvironmentConfig
 from kedge.config.schema.evaluate import EvaluateConfig, GenerateConfig
 from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import OptimizationConfig, TrainedSection
 from kedge.config.schema.ppo import PpoConfig
 from kedge.config.schema.rewards import RewardFunctionsConfig, RewardTermConfig
 from kedge.config.schema.rlhf import RlhfConfig
-from kedge.config.schema.rollout import RolloutConfig
+from kedge.config.schema.rollout import EnvironmentConfig, RolloutConfig
 from kedge.config.schema.runtime import RuntimeConfig
 from kedge.config.schema.section import Section, as_list, word
 from kedge.config.schema.supervised import RewardModelConfig, SftConfig
