@@ -270,6 +270,12 @@ CASES = [
     metrics("no_exploration", "serious", {"policy/entropy": [0.03] * 16}, {"policy/entropy": [0.034] * 16}),
     metrics("duplicated_prompts", "warning", {"prompt/distinct": [0.75] * 16}, {"prompt/distinct": [0.85] * 16}),
     metrics("duplicated_prompts", "serious", {"prompt/distinct": [0.35] * 16}, {"prompt/distinct": [0.85] * 16}),
+    metrics(  # a game has one prompt, and each episode its own seed
+        "duplicated_prompts",
+        "serious",
+        {"prompt/distinct": [0.01] * 16},
+        {"prompt/distinct": [0.01] * 16, "episode/turns": [3.0] * 16},
+    ),
     metrics(
         "proxy_up_judge_down",
         "serious",

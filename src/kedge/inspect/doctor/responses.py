@@ -82,6 +82,11 @@ def num_sampled(run: RunRecord, updates: Sequence[int]) -> float:
     return sum(known.get(update, num_responses(run)) for update in updates)
 
 
+def plays_episodes(run: RunRecord) -> bool:
+    """True if an environment answers the policy."""
+    return read(run, "episode/turns", at_least=1) is not None
+
+
 @rule(
     "Responses hit the length limit and are cut off, so the reward scores a fragment.",
     needs=("response/eos_rate", "response/length_max"),
@@ -213,6 +218,7 @@ def stops_at_once(run: RunRecord, length: Series) -> Symptom | None:
     "and the policy memorizes these prompts.",
     needs=("prompt/distinct",),
     updates=MIN_LEVEL,
+    fits=lambda run: not plays_episodes(run),
 )
 def duplicated_prompts(run: RunRecord, distinct: Series) -> Symptom | None:
     """Seen: `prompt/distinct` is low.
@@ -220,9 +226,9 @@ def duplicated_prompts(run: RunRecord, distinct: Series) -> Symptom | None:
     Try: Add prompts to `data.prompts` and remove duplicates; halve `rollout.num_prompts`.
 
     Threshold: 0.8 or less is a warning, below 0.4 serious. A file with fewer prompts than `rollout.num_prompts` repeats
-    them.
+    them. Runs with an environment are not checked: with another seed, a prompt opens another episode.
     """
-    if distinct.late > REPEATED:
+    if distinct.late > REPEATED or plays_episodes(run):
         return None
     return Symptom(
         "serious" if distinct.late < MOSTLY_REPEATED else "warning",
