@@ -181,6 +181,13 @@ MUTATIONS = (
         f"{VERDICTS}::test_verdicts_survive_json",
     ),
     Mutation(
+        "resting-prompts-decided-anew-on-resuming",
+        "PromptStream.load_state_dict",
+        'self._left_out = set(state.get("left_out", ()))',
+        "self._left_out = {row for row in self._rested if self._rests(row, self._epoch)}",
+        "tests/data/test_prompts.py::test_resting_prompts_are_resumed_at_any_point",
+    ),
+    Mutation(
         "masked-tokens-keep-their-weight",
         "collect_experience",
         "importance_weights = keep_counted(weights, kept)",

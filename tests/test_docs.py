@@ -296,6 +296,8 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     # With rollout.engine=vllm.
     elsewhere |= {"policy/sampler_k3", "policy/sampler_share", "rollout/restarts", "time/restarts"}
     elsewhere |= {f"policy/sampler_{of}_p{percent}" for of in ("ratio", "response") for percent in ("01", "50", "99")}
+    # With data.rest.
+    elsewhere |= {"prompt/resting"}
     # With ppo.importance_mask.
     elsewhere |= {"policy/sampler_masked"}
     # With rollout.max_staleness=1.

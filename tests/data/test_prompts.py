@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.data import Comparison, Demonstration, Prompt, PromptStream, Ranking, split_eval
+from kedge.data.prompts import Mixture
 from kedge.errors import DataError
 
 POOL = [Prompt(str(index)) for index in range(10)]
@@ -45,6 +46,40 @@ def test_a_curriculum_starts_with_the_easy_prompts_and_shuffles_the_later_passes
     assert any(texts(PromptStream(pool, seed=seed, curriculum="steps").next(3)) != easy for seed in range(1, 6))
     second = [prompt.columns["steps"] for prompt in resumed.next(10)]
     assert sorted(second) == sorted(levels) != second
+
+
+def test_a_prompt_that_rests_is_left_out_of_the_next_passes_and_comes_back():
+    stream = PromptStream(POOL, seed=0, rest=2)
+    first = stream.next(10)
+    assert stream.rest(first[:3]) == pytest.approx(0.3)
+    tired = set(texts(first[:3]))
+    for _ in range(2):
+        assert sorted(texts(stream.next(7))) == sorted(set(texts(POOL)) - tired)
+    assert sorted(texts(stream.next(10))) == sorted(texts(POOL))
+    assert PromptStream(POOL, seed=0, rest=2).state_dict() == {"epoch": 0, "position": 0, "num_prompts": 10}
+
+
+def test_a_pass_has_all_prompts_where_all_of_them_rest():
+    stream = PromptStream(POOL, seed=0, rest=5)
+    stream.rest(stream.next(10))
+    assert sorted(texts(stream.next(10))) == sorted(texts(POOL))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.sets(st.integers(0, 5), max_size=6)), min_size=1, max_size=20),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_resting_prompts_are_resumed_at_any_point(steps, rest, is_mixed):
+    pool = POOL[:4]
+    mixture = Mixture([0, 0, 0, 1], [1, 2], seed=3) if is_mixed else None
+    whole = PromptStream(pool, seed=0, rest=rest, mixture=mixture)
+    for count, tired in steps:
+        split = PromptStream(pool, seed=0, rest=rest, mixture=mixture)
+        split.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+        drawn = whole.next(count)
+        assert texts(split.next(count)) == texts(drawn)
+        whole.rest([prompt for number, prompt in enumerate(drawn) if number in tired])
 
 
 @pytest.mark.parametrize(

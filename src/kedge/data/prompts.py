@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kedge.data.fields import field_of, number_of
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, RowError
@@ -59,6 +59,8 @@ class PromptStream:
     With a curriculum the first pass goes from the lowest value of a column to the highest, equal ones shuffled; the
     later passes, which have seen every level, are shuffled.
 
+    A prompt can be left out of the next passes, see `rest`.
+
     Source: spec §2.6.
     """
 
@@ -69,6 +71,7 @@ class PromptStream:
         seed: int,
         curriculum: str | None = None,
         mixture: Mixture | None = None,
+        rest: int = 0,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -79,6 +82,7 @@ class PromptStream:
             seed: seed of the shuffles, the same on every rank.
             curriculum: column with the difficulty of a prompt, a number; None shuffles the first pass as well.
             mixture: shares of several sources; None for one pass over all prompts after the other.
+            rest: passes that a prompt is left out of after a call of `rest`.
             rank: this process, 0 to world_size − 1.
             world_size: number of processes that draw.
 
@@ -93,6 +97,9 @@ class PromptStream:
         self._prompts = prompts
         self._mixture = mixture
         self._seed = seed
+        self._passes = rest
+        self._rested: dict[int, int] = {}
+        self._left_out = set[int]()
         self._rank = rank
         self._world_size = world_size
         self._epoch = self._position = 0
@@ -103,11 +110,26 @@ class PromptStream:
         drawn = [self._advance() for _ in range(num_prompts * self._world_size)]
         return [self._prompts[index] for index in drawn[self._rank * num_prompts :][:num_prompts]]
 
-    def state_dict(self) -> dict[str, int]:
-        """The stream's position, the same on every rank, as plain numbers."""
-        return {"epoch": self._epoch, "position": self._position, "num_prompts": len(self._prompts)}
+    def rest(self, prompts: Sequence[Prompt]) -> float:
+        """Leave prompts out of the next passes; returns the share of all prompts that the next one leaves out.
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+        A pass that would be empty has all prompts.
+
+        Args:
+            prompts: drawn from this stream.
+        """
+        drawn = {id(prompt) for prompt in prompts}
+        self._rested |= {row: self._epoch for row, prompt in enumerate(self._prompts) if id(prompt) in drawn}
+        return sum(self._rests(row, self._epoch + 1) for row in self._rested) / len(self._prompts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The stream's position and its resting prompts, the same on every rank, as plain numbers."""
+        rested: dict[str, Any] = {}
+        if self._rested:
+            rested = {"rested": [list(each) for each in self._rested.items()], "left_out": sorted(self._left_out)}
+        return {"epoch": self._epoch, "position": self._position, "num_prompts": len(self._prompts), **rested}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`.
 
         Raises:
@@ -118,17 +140,28 @@ class PromptStream:
                 f"the run was saved with {state['num_prompts']} prompts, but the data has {len(self._prompts)}; "
                 "resume with the original data"
             )
+        self._rested = dict(state.get("rested", ()))
         self._epoch = state["epoch"]
         self._position = state["position"]
+        self._left_out = set(state.get("left_out", ()))
         self._order = self._shuffled()
 
     def _advance(self) -> int:
         if self._position == len(self._order):
             self._epoch = self._epoch + 1
             self._position = 0
+            self._left_out = {row for row in self._rested if self._rests(row, self._epoch)}
             self._order = self._shuffled()
+            if not self._order:
+                self._left_out = set()
+                self._order = self._shuffled()
         self._position += 1
         return self._order[self._position - 1]
+
+    def _rests(self, row: int, epoch: int) -> bool:
+        """True if a pass leaves a prompt out: one of those after the pass in which it was put to rest."""
+        rested = self._rested.get(row)
+        return rested is not None and rested < epoch <= rested + self._passes
 
     def _shuffled(self) -> list[int]:
         # The order depends on seed and pass number only, so that resuming needs no generator state.
@@ -137,6 +170,7 @@ class PromptStream:
             random.Random(f"prompts {self._seed} {self._epoch}").shuffle(order)
         else:
             order = self._mixture.order(self._epoch)
+        order = [row for row in order if row not in self._left_out]
         levels = self._levels
         return order if levels is None or self._epoch > 0 else sorted(order, key=levels.__getitem__)
 

@@ -51,7 +51,7 @@ def _data(flag: Flag) -> Flag:
 SHARED = ("data", "runtime", "checkpoint")
 TRAINED = ("optimization", *SHARED)
 SCORED = (*SHARED, "reward_functions")
-FOR_PPO = ("data.prompts", "data.eval_prompts", "data.pretraining", "data.curriculum")
+FOR_PPO = ("data.prompts", "data.eval_prompts", "data.pretraining", "data.curriculum", "data.rest")
 NEEDS_MODEL = {"model": "--model"}
 NEEDS_PROMPTS = {"data.prompts": "--prompts"}
 NEEDS_REWARD = {"reward": "--reward"}

@@ -162,7 +162,25 @@ def test_a_round_draws_what_should_be_enough_and_never_more_than_a_whole_update(
     assert next_round_size(64, 128, 0) == 64
 
 
+def test_prompts_without_spread_rest_and_the_run_resumes_to_the_bit(policy: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"constant_groups": "keep", "num_prompts": 2, "num_updates": 6, "data": {"rest": 2}}
+    rows = train(policy, tmp_path / "whole", Reward(), **settings)
+    samples = read_samples(tmp_path / "whole")
+    prompts = [{each["prompt"] for each in samples if each["update"] == update} for update in range(1, 7)]
+    # A pass over six prompts, of which four are solved; then two passes over the others, and one over all.
+    assert set.union(*prompts[:3]) == set(PROMPTS)
+    assert prompts[3] == prompts[4] == set(PROMPTS) - set(SOLVED)
+    assert prompts[5] & set(SOLVED)
+    solved = [len(set.union(*prompts[: update + 1]) & set(SOLVED)) for update in range(3)]
+    assert [row["prompt/resting"] for row in rows[:3]] == pytest.approx([count / 6 for count in solved])
+    with pytest.raises(KeyboardInterrupt):
+        train(policy, tmp_path / "run", Reward(limit=4), **settings)
+    assert train(policy, tmp_path / "run", Reward(), resume=Resume(), **settings) == rows
+
+
 def test_groups_of_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^data.rest=1 compares the responses .* rollout.num_responses=1"):
+        configure(tmp_path, tmp_path / "run", data={"rest": 1})
     with pytest.raises(ConfigError, match=r"^ppo.constant_groups=drop compares .* rollout.num_responses=1"):
         configure(tmp_path, tmp_path / "run", constant_groups="drop")
 

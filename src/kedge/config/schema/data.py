@@ -170,6 +170,15 @@ class DataConfig(Section):
         source="kedge: off; shuffled prompts are what the papers use",
         text="the name of a column",
     )
+    rest: int = field(
+        0,
+        ge=0,
+        meaning="Passes over the prompts in which PPO leaves out a prompt after all responses to it scored the same: "
+        "it is solved, or out of reach, and comes back to be tried again. 0 leaves none out.",
+        source="kedge: off; ppo.constant_groups leaves out such responses only once they are sampled and scored",
+        too_high="prompts that the policy has come to solve, or has forgotten, are noticed late",
+        too_low="most of the sampling goes into prompts that teach nothing",
+    )
     train_on: Literal["all", "last"] = field(
         "all",
         meaning="Which of the assistant's messages in a conversation (`messages`) SFT learns: all of them, or the last "

@@ -123,6 +123,7 @@ def as_first_update(config: Config, *, holds_out: bool) -> Config:
             "rollout.engine": "builtin",
             "evaluate.judge": None,
             "data.curriculum": None,
+            "data.rest": 0,
         },
     )
 

@@ -94,7 +94,7 @@ def open_sampling(
     check = (lambda _: None) if trainer.guard is None else trainer.guard.check_rollout
     engine = trainer.roles.engine
     if not isinstance(engine, BackgroundEngine):
-        return Sampling(prompts, trainer, check=check, say=say)
+        return Sampling(prompts, trainer, check=check, say=say, rest=prompts.rest if config.data.rest else None)
     ahead = SamplingAhead(prompts, trainer, engine, check=check, say=say)
     loop.register_ahead(ahead)
     return ahead
@@ -104,7 +104,9 @@ def prompt_stream(config: Config, trainer: Trainer, loop: CheckpointedLoop) -> P
     """The stream of a run's prompts, resumed with the run."""
     roles = trainer.roles
     seed = stream_seed(trainer.run_settings.seed, "prompts")
-    prompts = PromptStream(roles.prompts, seed=seed, curriculum=config.data.curriculum, mixture=roles.mixture)
+    prompts = PromptStream(
+        roles.prompts, seed=seed, curriculum=config.data.curriculum, mixture=roles.mixture, rest=config.data.rest
+    )
     loop.register("prompts", prompts)
     return prompts
 

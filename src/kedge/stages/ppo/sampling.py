@@ -146,6 +146,8 @@ class Sampling:
         check: Called with the responses of each round before they are scored.
         say: Prints a line to the user.
         sampled: Returns responses that exist already; None to sample them.
+        rest: Called with the prompts whose responses all score the same; returns the share of prompts that the next
+            pass leaves out. None for none.
     """
 
     def __init__(
@@ -156,22 +158,30 @@ class Sampling:
         check: Callable[[Rollout], None] = lambda _: None,
         say: Callable[[str], None],
         sampled: Callable[[], Rollout] | None = None,
+        rest: Callable[[Sequence[Prompt]], float] | None = None,
     ) -> None:
         self._prompts = prompts
         self._trainer = trainer
         self._check = check
         self._say = say
         self._existing = sampled
+        self._rest = rest
         self._shown: set[str] = set()
         self._published: Mapping[str, float] = {}
 
     def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
         """The responses of an update; see `Batches`."""
         self._published = self._trainer.publish(update - 1)
-        return self.sampled(self._trainer, clock)
+        batch = self.sampled(self._trainer, clock)
+        if self._rest is not None:
+            groups = batch.groups
+            alike = groups.group[~groups.has_spread & (groups.count > 1)].tolist()
+            resting = self._rest([batch.prompts[number] for number in alike])
+            self._published = {**self._published, "prompt/resting": resting}
+        return batch
 
     def metrics(self) -> dict[str, float]:
-        """Cost of sending the weights to the engine; the clock of `batch` has the rest."""
+        """Cost of sending the weights to the engine, which the clock of `batch` lacks, and the resting prompts."""
         return dict(self._published)
 
     def sampled(self, trainer: Trainer, clock: Stopwatch) -> SampledBatch:
