@@ -196,6 +196,7 @@ def ppo(
     reward: Weighted | None = None,
     environment: Callable[[], Any] | str | None = None,
     policy: Model | None = None,
+    teacher: Model | None = None,
     critic: Model | None = None,
     eval_prompts: Data | None = None,
     advantage: Callable[..., object] | str | Mapping[str, int] | None = None,
@@ -210,9 +211,12 @@ def ppo(
     Args:
         model: Folder or hub id of the policy to start from.
         prompts: Texts, or rows with `prompt`; their other columns are passed to reward functions.
-        reward: Reward model or function; a list of them, or a mapping to weights. Optional with an environment.
+        reward: Reward model or function; a list of them, or a mapping to weights. Optional with an environment or a
+            teacher.
         environment: A class for episodes of several turns, or `file.py:Class`; see `kedge.environments.shapes`.
         policy: Another name of `model`.
+        teacher: The model that the KL is measured to, in place of the policy's start; then no reward is needed, and
+            `preset="distill"` learns from the KL alone.
         critic: A trained critic to start from, such as a run of `kedge.critic`; or its kind, as `ppo.critic`.
         eval_prompts: Prompts for `eval_every` and `critic_check`; without them, some of the prompts are held out.
         advantage: An estimator of your own, `(rewards, mask, values=, group=)` → `(advantages, returns)` with tensors

@@ -231,6 +231,7 @@ def test_how_often_an_algorithm_of_the_family_uses_its_samples() -> None:
         "cispo": (16, 1, 16),  # MiniMax-M1 §3.1: 16 rounds per batch; 16 responses in ScaleRL
         "vapo": (16, 1, 16),  # §5.1: 512 × 16 responses, 512 per step
         "sao": (1, 1, 1),  # §4.1: 128 responses per step, group size 1
+        "distill": (1, 1, 1),  # tinker-cookbook, train_on_policy.py: num_substeps=1; the recipe's group size is 4
     }
 
 

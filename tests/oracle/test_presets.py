@@ -67,6 +67,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "cispo": {**GROUPS, "num_minibatches": 4, "learning_rate": 1e-2},  # ratios beyond a clip range
     "vapo": {**GROUPS, **WARM, "num_minibatches": 4},
     "sao": {**WARM, "num_updates": 5, "learning_rate": 2e-2},  # far enough for tokens to leave its clip range
+    "distill": {"reference": "teacher", "num_minibatches": 2, "learning_rate": 2e-2},  # ratios beyond a clip range
 }
 """What is smaller than in each preset; `reward` is what scores, a function unless it is given."""
 
@@ -95,13 +96,14 @@ def rewarded(completion_ids: list[list[int]]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, Path]:
-    """A policy that stops at one token in five, by EOS or a full stop, and a reward model."""
+    """A policy that stops at one token in five, by EOS or a full stop, a reward model, and a teacher."""
     folder, policy = tmp_path_factory.mktemp("models"), tiny_causal_lm("llama", len(TOKENIZER)).eval()
     with torch.no_grad():
         states = [policy.model(torch.tensor([TOKENIZER.encode(text)])).last_hidden_state[0] for text in TEXTS]
         direction = torch.cat(states).mean(0)
         policy.lm_head.weight[TOKENIZER.encode("<eos>.")] = 1.8 * direction / direction.norm()
     found = {"policy": policy, "model": tiny_reward_model("llama", len(TOKENIZER), seed=3)}
+    found["teacher"] = tiny_causal_lm("llama", len(TOKENIZER), seed=5).eval()
     for name, model in found.items():
         model.save_pretrained(folder / name)
         TOKENIZER.save_pretrained(folder / name)
@@ -168,7 +170,7 @@ def oracle_of(config: Config, models: Mapping[str, Path], *, by_model: bool) -> 
     return SlowPpo(
         {**settings["rollout"], **config.optimization.arguments, **settings["ppo"], **parts},
         policy,
-        reference=load(AutoModelForCausalLM, "policy"),
+        reference=load(AutoModelForCausalLM, "policy" if config.ppo.reference is None else "teacher"),
         pad_id=TOKENIZER.encode("<pad>")[0],
         stop_ids=TOKENIZER.encode(config.rollout.stop_token or "<eos>"),
         head=head,
@@ -189,6 +191,8 @@ def run_preset(
     sizes = SIZES[preset] | changes
     reward = [str(models["model"])] if sizes.pop("reward", None) == "model" else rewarded
     named = {} if preset == "ppo" else {"preset": preset}
+    if "reference" in sizes:
+        named["reference"] = str(models[sizes.pop("reference")])
     config = config_from_settings("ppo", {**SMALL, **sizes, **named, "model": str(models["policy"]), "out": str(out)})
     weights: dict[int, Weights] = {}
 
@@ -260,6 +264,7 @@ def test_every_field_of_a_preset_acts(preset, models, tmp_path):
         if section not in ("ppo", "rollout", "optimization") or cited.value == default:
             continue
         other = "separate" if cited.value == "shared" else OTHERS.get(name, default)
+        other = default if other == cited.value else other
         try:
             _, _, weights = run_preset(preset, models, tmp_path / name, **{field_name: other})
         except ConfigError:

@@ -184,6 +184,15 @@ def sao(lp: Tensor) -> Tensor:
     return token_mean(lp, length_adaptive(1.5), kept)
 
 
+def distill(lp: Tensor) -> Tensor:
+    """Minus each token's own log ratio to the teacher, REF; and the score, if there is a reward, at the last token."""
+    rows = [
+        [float(SCORES[i]) * (t == LENGTHS[i] - 1) - float(OLD[i, t] - REF[i, t]) for t in range(LENGTHS[i])]
+        for i in range(6)
+    ]
+    return token_mean(lp, rows, lambda ratio, advantage: ratio * advantage)
+
+
 PAPERS = {
     "rloo": rloo,
     "grpo": grpo,
@@ -194,6 +203,7 @@ PAPERS = {
     "cispo": cispo,
     "vapo": vapo,
     "sao": sao,
+    "distill": distill,
 }
 
 

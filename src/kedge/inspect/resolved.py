@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kedge.inspect.record import RunRecord
 
-__all__ = ["KL_COSTS", "charges_kl", "critic_of", "value_warmup_of"]
+__all__ = ["KL_COSTS", "charges_kl", "critic_of", "learns_from_teacher", "value_warmup_of"]
 
 CRITIC_FREE = ("to_go", "total", "rloo", "grpo", "dr_grpo", "reinforce++", "reinforce++_baseline", "remax", "opo")
 """Advantages that need no values."""
@@ -37,3 +37,9 @@ def value_warmup_of(run: RunRecord) -> int:
     if run.setting("ppo.value_warmup_until") is None:
         return int(run.setting("ppo.value_warmup_updates") or 0)
     return max((update for update, alone in zip(*run.series("value/warmup"), strict=True) if alone), default=0)
+
+
+def learns_from_teacher(run: RunRecord) -> bool:
+    """True for a run without a reward, that learns from the KL to another model alone."""
+    is_scored = run.config.get("reward") or run.setting("environment.source") is not None
+    return run.setting("ppo.reference") is not None and not is_scored

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from kedge.algorithm.experience import ENDINGS, Experience, Rollout
 from kedge.algorithm.logprobs import response_log_ratios, sampler_mismatch
 from kedge.algorithm.shaping import group_scores
 from kedge.data.tokens import turn_pieces
+from kedge.logs.json_lines import OF_SCORES
 from kedge.logs.samples import Sample
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "describe_update",
     "reference_error",
     "repetition",
+    "without_scores",
 ]
 
 DETAILS_FILE = "details.jsonl"
@@ -165,6 +168,11 @@ def describe_lengths(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[
     return {name: float(each.mean()) for name, each in kinds.items() if len(each)}
 
 
+def without_scores(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a run without a reward: all but those of scores and of their spread."""
+    return {name: value for name, value in metrics.items() if not name.startswith(OF_SCORES)}
+
+
 def _describe_critic(experience: Experience, values: Tensor) -> dict[str, Tensor]:
     slots = experience.reward_mask
     counted = values[slots]
@@ -190,6 +198,7 @@ def describe_samples(
     entropies: Float[Tensor, "batch time"] | None = None,
     new_logprobs: Float[Tensor, "batch time"] | None = None,
     reasons: Sequence[str | None] | None = None,
+    has_scores: bool = True,
 ) -> list[Sample]:
     """The first `count` responses with their values per token.
 
@@ -201,11 +210,13 @@ def describe_samples(
         entropies: Entropy of each token's distribution, nats; NaN where unknown.
         new_logprobs: Log probability of each token after the epochs, nats; NaN where unknown.
         reasons: The reason for each response's score; None if the rewards give none.
+        has_scores: False for a run without a reward.
     """
-    return [
+    samples = [
         _sample(experience, row, prompts[row], tokenizer, entropies, new_logprobs, reasons[row] if reasons else None)
         for row in range(min(count, len(prompts)))
     ]
+    return samples if has_scores else [replace(sample, score=None) for sample in samples]
 
 
 def _sample(

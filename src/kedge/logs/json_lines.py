@@ -24,6 +24,7 @@ __all__ = [
     "EVALUATIONS_FILE",
     "MEASURED",
     "METRICS_FILE",
+    "OF_SCORES",
     "EvaluationsLog",
     "JsonLines",
     "MetricsLog",
@@ -40,6 +41,8 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 CRITIC_CHECKS_FILE = "critic_checks.jsonl"
 MEASURED = ("time/", "tokens_per_second", "memory/")
 """Prefixes of the metrics that differ between two runs with the same seed."""
+OF_SCORES = ("reward/score_", "reward/length_correlation", "group/")
+"""Prefixes of the metrics that a run without a reward does not have: every score would be 0."""
 
 PIECE_BYTES = 1 << 16
 

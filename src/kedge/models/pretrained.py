@@ -233,13 +233,18 @@ def _saved_dtype(source: str) -> str:
 
 def context_length(model: PreTrainedModel) -> int | None:
     """Maximum tokens per row; None if the architecture has no limit."""
-    config = model.config.get_text_config()
+    known = configured_length(model.config)
+    return min([*([] if known is None else [known]), *_numbered_positions(model)], default=None)
+
+
+def configured_length(config: PreTrainedConfig) -> int | None:
+    """Maximum tokens per row by config.json alone; None if it names none."""
+    config = config.get_text_config()
     # MiniMax-M3 attends to the best blocks of tokens. It counts blocks from the left, padding included, so that it is
     # right only while a row has no more blocks than it attends to. No short trial shows it.
     blocks = (getattr(config, "index_topk_blocks", None) or 0) * getattr(config, "index_block_size", 0)
     limits = (getattr(config, "max_position_embeddings", None), blocks)
-    known = [int(limit) for limit in limits if limit and limit > 0]
-    return min([*known, *_numbered_positions(model)], default=None)
+    return min((int(limit) for limit in limits if limit and limit > 0), default=None)
 
 
 def _numbered_positions(model: PreTrainedModel) -> list[int]:

@@ -125,6 +125,11 @@ class ModelReward:
 
 
 def share_tokens(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """True if two tokenizers have the same vocabulary and end a text with the same token."""
+    return share_vocabulary(tokenizer, other) and tokenizer.eos_token_id == other.eos_token_id
+
+
+def share_vocabulary(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
     """True if two tokenizers assign the same ids to the same tokens.
 
     Pad tokens are ignored: they never occur in a text.
@@ -133,7 +138,7 @@ def share_tokens(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerB
     ours, theirs = (
         {token: index for token, index in each.get_vocab().items() if token not in pads} for each in (tokenizer, other)
     )
-    return ours == theirs and tokenizer.eos_token_id == other.eos_token_id
+    return ours == theirs
 
 
 class Reader:

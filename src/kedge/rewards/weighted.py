@@ -128,21 +128,24 @@ class WeightedReward:
 
     Args:
         terms: Pairs of a source and its weight. Sources of the same name are numbered.
+        may_be_empty: There may be no terms; then every score is 0.
 
     Raises:
         RewardError: No terms, all weights are 0, or a weight is not finite.
     """
 
-    def __init__(self, terms: Sequence[tuple[RewardSource, float]]) -> None:
-        if not terms:
+    def __init__(self, terms: Sequence[tuple[RewardSource, float]], *, may_be_empty: bool = False) -> None:
+        if not terms and not may_be_empty:
             raise RewardError("no reward given; name a reward model or a function")
         for source, weight in terms:
             if not math.isfinite(weight):
                 raise RewardError(f"the weight of reward {source.name!r} is {weight}; expected a finite number")
-        if not any(weight for _, weight in terms):
+        if terms and not any(weight for _, weight in terms):
             raise RewardError("every reward has weight 0, so there is nothing to learn from; give one of them a weight")
         self.sources = [source for source, _ in terms]
         self.weights = [float(weight) for _, weight in terms]
+        self.is_empty = not terms
+        """A run learns from a teacher alone: every score is 0."""
         self.names = _distinct([source.name for source in self.sources])
 
     @property
@@ -208,7 +211,7 @@ class WeightedReward:
         token_scores = [_token_total(row) for row in entries]
         named = list(zip(self.names, results, strict=True))
         return ScoredTerms(
-            scores=[_total(row) for row in entries],
+            scores=[_total(row) for row in entries] if not self.is_empty else [0.0] * len(responses),
             terms={name: each.scores for name, each in named},
             failures=failures,
             token_scores=None if all(row is None for row in token_scores) else token_scores,

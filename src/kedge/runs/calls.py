@@ -211,7 +211,7 @@ def resuming_call(
     for name in _DATA:
         if settings.pop(f"data.{name}", None) or f"data.{name}" in find_stage(stage).needs:
             arguments[name] = _given(getattr(config.data, name))
-    if "reward" in find_stage(stage).needs or config.reward:
+    if "reward" in find_stage(stage).needed(config) or config.reward:
         arguments["reward"] = _rewards(config)
     return Call(stage, {**arguments, "out": (str(folder),), "resume": ("True",)}, settings)
 

@@ -97,6 +97,7 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
         "model": config.model,
         "reward_model.base": config.reward_model.base,
         "critic.base": None if config.critic.base in ("auto", "reward", "policy") else config.critic.base,
+        "ppo.reference": config.ppo.reference,
         "ppo.critic_init": config.ppo.critic_init if config.ppo.names_critic else None,
     }
     data = ("demonstrations", "comparisons", "prompts", "eval_prompts", "pretraining")

@@ -64,6 +64,7 @@ SUPERVISED_BEST = {"eval/loss": LOWER, "loss": LOWER}
 PPO_BEST = {
     "eval/score": HIGHER,
     "eval/win_rate": HIGHER,
+    "eval/total": HIGHER,
     "reward/score_mean": HIGHER,
     "reward/total": HIGHER,
     "eval/score/": HIGHER,
@@ -75,6 +76,8 @@ single reward terms, such as a judge."""
 
 def _check_sampling(config: Config) -> None:
     """Check what PPO needs, also as a part of a chain."""
+    if "distill" in config.preset and config.ppo.reference is None:
+        raise ConfigError("preset distill learns from a teacher: pass --teacher, or set ppo.reference")
     ptx_coef = config.ppo.ptx_coef
     if ptx_coef > 0 and not config.data.pretraining:
         raise ConfigError(f"ppo.ptx_coef={ptx_coef:g} needs texts: set data.pretraining")
@@ -90,12 +93,25 @@ def _check_ppo(config: Config) -> None:
     evaluation = config.ppo
     if evaluation.max_kl is not None and not config.ppo.needs_reference:
         raise ConfigError("ppo.max_kl needs the KL to the reference: set ppo.measure_kl=true")
+    is_scored = config.reward or config.environment.source is not None
+    if evaluation.reference is not None and not is_scored and evaluation.constant_groups != "keep":
+        raise ConfigError(
+            "ppo.constant_groups leaves out prompts whose responses all score the same, and without a reward all "
+            "scores are 0; use ppo.constant_groups=keep"
+        )
     wanted = config.checkpoint.keep_best
     if evaluation.eval_patience is not None:
         if evaluation.eval_every is None:
             raise ConfigError("ppo.eval_patience counts evaluations: set ppo.eval_every")
         if wanted not in ("auto", "none") and not wanted.startswith("eval/"):
             raise ConfigError(f"ppo.eval_patience needs a held-out metric in checkpoint.keep_best, not {wanted}")
+
+
+def _best_in_ppo(config: Config) -> str:
+    """The judge's opinion; or the score, less the cost of the KL if that is measured to a teacher."""
+    if config.evaluate.judge:
+        return "eval/win_rate"
+    return "eval/score" if config.ppo.reference is None else "eval/total"
 
 
 def _check_rlhf(config: Config) -> None:
@@ -189,6 +205,7 @@ CRITIC = Stage(
         ("optimization", "data", "reward_functions", "checkpoint"),
         ("ppo",),
     ),
+    unread=("ppo.reference",),
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS, **NEEDS_REWARD},
     flags=(MODEL, PROMPTS, REWARD),
     arguments={"prompts": "data.prompts", "eval_prompts": "data.eval_prompts", "reward": "reward"},
@@ -216,8 +233,8 @@ PPO = Stage(
         ("environment",),
     ),
     unread=("data.demonstrations", "data.comparisons"),
-    needs={**NEEDS_MODEL, **NEEDS_PROMPTS, **NEEDS_REWARD},
-    needs_with={"environment.source": ("model", "data.prompts")},
+    needs={**NEEDS_MODEL, **NEEDS_PROMPTS, "reward": "--reward, or --teacher to distill"},
+    needs_with=dict.fromkeys(("environment.source", "ppo.reference"), ("model", "data.prompts")),
     flags=(
         MODEL,
         PROMPTS,
@@ -227,6 +244,13 @@ PPO = Stage(
             "environment.source",
             "CLASS",
             "Environment or tools for episodes of several turns: file.py:Class or module:Class. It may pay the reward.",
+        ),
+        Flag(
+            ("--teacher",),
+            "ppo.reference",
+            "MODEL",
+            "Model with the policy's vocabulary that the KL is measured to, instead of the start; --preset distill "
+            "learns from it alone. Names as for --model.",
         ),
         Flag(
             ("--critic",),
@@ -256,7 +280,7 @@ PPO = Stage(
     bounds=("ppo.eval_patience", "ppo.max_kl"),
     best_metrics=PPO_BEST,
     evaluations="ppo.eval_every",
-    best_by_default=lambda config: "eval/win_rate" if config.evaluate.judge else "eval/score",
+    best_by_default=_best_in_ppo,
     check=_check_ppo,
 )
 

@@ -12,6 +12,9 @@ FUNCTION = [{"source": "mine.py:brief", "weight": 1.0, "name": None}]
 JUDGED = [{"source": "runs/reward/model", "weight": 1.0}, {"source": "gold.py:gold", "weight": 0, "name": None}]
 AHEAD = {"rollout.max_staleness": 1, "rollout.engine": "builtin"}
 GROUPS = {"ppo.advantage": "grpo", "ppo.aggregation": "sequence", "rollout.num_responses": 8}
+TAUGHT = {"ppo.reference": "teacher", "reward": []}
+"""A run that learns from a teacher alone."""
+NO_SCORES = dict.fromkeys(("reward/score_mean", "reward/score_std", "reward/length_correlation", "score/model"))
 
 CLOSE = {"policy/sampler_ratio_p01": 0.95, "policy/sampler_ratio_p99": 1.05,
          "policy/sampler_response_p01": 1.0, "policy/sampler_response_p99": 1.0}  # fmt: skip
@@ -29,6 +32,11 @@ class Case(NamedTuple):
 def metrics(rule: str, severity: str, faulty: dict[str, Any], healthy: dict[str, Any], **common: Any) -> Case:
     """Two runs that differ in their metrics."""
     return Case(rule, severity, synthetic_run(metrics=faulty, **common), synthetic_run(metrics=healthy, **common))
+
+
+def approached(left: float) -> dict[str, Any]:
+    """The KL to a teacher, 2 nats per token at first, of which a share is left; and no scores."""
+    return {"objective/kl": [40.0] * 8 + [40.0 * left] * 8, "response/length": [20.0] * 16, **NO_SCORES}
 
 
 def spike(height: float) -> list[float]:
@@ -379,6 +387,8 @@ CASES = [
         {"objective/kl": towards(0.0, 9.5)},
         settings={"ppo.kl_controller": "ziegler", "ppo.kl_target": 3.0},
     ),
+    metrics("teacher_not_approached", "warning", approached(0.95), approached(0.85), settings=TAUGHT),
+    metrics("teacher_not_approached", "serious", approached(1.15), approached(0.5), settings=TAUGHT),
     metrics(
         "entropy_collapse",
         "warning",

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kedge.inspect.doctor import Finding, diagnose
-from tests.inspect.doctor.cases import CASES, Case
+from kedge.inspect.doctor import Finding, diagnose, examine
+from tests.inspect.doctor.cases import CASES, NO_SCORES, TAUGHT, Case
 from tests.inspect.doctor.edges import EDGES, MIN_UPDATES, Edge
-from tests.inspect.doctor.synthetic import ALL_RULES, synthetic_run
+from tests.inspect.doctor.synthetic import ALL_RULES, synthetic_run, towards
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.severity}")
@@ -73,6 +73,37 @@ def test_wrong_values_ask_for_easier_prompts_and_judges_do_not_count() -> None:
 def test_verdicts_of_several_rewards_have_their_names() -> None:
     found = the_finding("reward_flat", **{"verdict/a/right": 0.1, "verdict/a/odd": 0.9, "verdict/b/right": 1.0})
     assert found.seen.startswith("all scores are 0: a: 90% odd, 10% right; b: 100% right; ")
+
+
+DISTILLED = {
+    **NO_SCORES,
+    "objective/kl": towards(60.0, 0.9),
+    "reward/total": towards(-60.0, -0.9),
+    "policy/entropy": towards(2.0, 0.2),
+    "response/length": towards(40.0, 2.0),
+    "response/eos_rate": 0.2,
+    "value/explained_variance": None,
+}
+"""A student far from its teacher, whose shorter and less varied responses it takes over."""
+
+
+def test_a_teacher_alone_is_not_judged_as_a_reward_would_be() -> None:
+    taught = synthetic_run(metrics=DISTILLED, settings=TAUGHT)
+    assert diagnose(taught) == []
+    assert not [
+        gap.rule for gap in examine(taught).gaps if gap.rule in ("reward_flat", "score_falling", "beta_too_large")
+    ]
+    scored = {name: value for name, value in DISTILLED.items() if name not in NO_SCORES}
+    without = {finding.rule for finding in diagnose(synthetic_run(metrics=scored))}
+    assert without >= {"entropy_collapse", "too_few_eos", "stops_at_once"}
+
+
+def test_a_reference_far_from_the_start_is_not_a_kl_that_explodes() -> None:
+    """As where PPO goes on from an earlier run, with the KL to the fine-tuned model."""
+    elsewhere = {"ppo.reference": "runs/sft"}
+    for end, expected in ((29.0, False), (60.0, True)):
+        run = synthetic_run(metrics={"objective/kl": towards(30.0, end)}, settings=elsewhere)
+        assert ("kl_exploding" in [finding.rule for finding in diagnose(run)]) == expected
 
 
 def test_every_rule_has_a_case() -> None:

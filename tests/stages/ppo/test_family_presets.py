@@ -22,6 +22,8 @@ def test_a_preset_trains(tmp_path, policy, preset):
     small |= {"num_epochs": 1, "constant_groups": "keep"} | ({"value_warmup_updates": 1} if warms_up else {})
     if "rollout.num_responses" in preset.values:
         small["num_responses"] = 2
+    if preset.name == "distill":
+        small["reference"] = str(save_tiny_policy(tmp_path / "teacher", seed=1))
     run = run_ppo(configure(policy, tmp_path / "run", preset=preset.name, **small), prompts=PROMPTS, reward=vowels)
     last = run.metrics[-1]
     assert last["policy/optimizer_steps"] == 2

@@ -79,11 +79,12 @@ def test_training_is_the_same_to_the_bit_without_evaluation(whole, policy, tmp_p
 def test_the_start_every_interval_and_the_end_are_measured(whole):
     rows = read_json_lines(whole / EVALUATIONS_FILE)
     assert [row["update"] for row in rows] == [0, 2, 4, 5]
-    measured = {"eval/score", "eval/kl", "eval/length", "eval/eos_rate", "eval/win_rate"}
+    measured = {"eval/score", "eval/kl", "eval/total", "eval/length", "eval/eos_rate", "eval/win_rate"}
     measured |= {"eval/score/draws", "eval/score/vowels"}
     assert all(measured == row.keys() - {"update", "responses"} for row in rows)
     assert rows[0]["eval/kl"] == pytest.approx(0.0, abs=1e-5)
     assert rows[0]["eval/win_rate"] == 0.5
+    assert all(row["eval/total"] == pytest.approx(row["eval/score"] - 0.05 * row["eval/kl"]) for row in rows[:1])
     assert abs(rows[-1]["eval/kl"]) > 1e-3  # an estimate from three responses may be negative
     logged = {row["update"]: row for row in metrics_without_times(whole)}
     assert "eval/score" not in logged[3]

@@ -228,6 +228,14 @@ class PpoConfig(TrainedSection):
         meaning="Measure the KL to the reference even if it is not penalized (ppo.kl_coef=0).",
         source="kedge: if off and ppo.kl_coef=0, no reference model is loaded",
     )
+    reference: str | None = field(
+        None,
+        meaning="The reference, such as a teacher (`--teacher`): a model with the policy's vocabulary. Null: the "
+        "policy that the run starts from. With one, a run needs no reward: it can learn from the KL alone, as with "
+        "the preset distill.",
+        source="null: Ziegler, S4, InstructGPT, N+. A teacher: MiniLLM, GKD, On-Policy Distillation",
+        text="a folder, a hub id or a run",
+    )
     kl_in: Literal["reward", "score", "loss"] | Annotated[dict[Place, Literal["k1", "k2", "k3"]], ONE] = field(
         "reward",
         meaning="Place of the KL: each token's in its own reward, a response's sum in its score, or each token's "
@@ -687,6 +695,11 @@ class PpoConfig(TrainedSection):
         if self.kl_controller != "fixed" and self.kl_coef == 0:
             raise ValueError(
                 f"ppo.kl_controller={word(self.kl_controller)} scales ppo.kl_coef, which is 0; start from e.g. 0.05"
+            )
+        if self.reference is not None and not self.needs_reference:
+            raise ValueError(
+                f"ppo.reference={self.reference} has no effect with ppo.kl_coef=0: raise ppo.kl_coef (distillation has "
+                "1), or set ppo.measure_kl=true"
             )
         if self.kl_in == {"loss": "k1"}:
             raise ValueError("ppo.kl_in={loss: k1} has no gradient on average; use k2 or k3")

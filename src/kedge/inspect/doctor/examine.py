@@ -58,6 +58,7 @@ RULES: tuple[Rule, ...] = (
     steps.first_update_too_large,
     kl.entropy_collapse,
     kl.kl_exploding,
+    kl.teacher_not_approached,
     responses.too_few_eos,
     responses.truncated_at_cap,
     critic.value_scale_mismatch,

@@ -92,6 +92,7 @@ def plays_episodes(run: RunRecord) -> bool:
     needs=("response/eos_rate", "response/length_max"),
     also=("episode/max_tokens", "episode/context_overflow"),
     updates=MIN_LEVEL,
+    of_reward=True,
 )
 def truncated_at_cap(run: RunRecord, stops: Series, longest: Series) -> Symptom | None:
     """Seen: `response/eos_rate` is below 1: the rest of the responses hit `rollout.max_new_tokens`. With an
@@ -152,6 +153,7 @@ def _fitted_to_cap(stops: Series, longest: Series) -> Symptom | None:
     needs=("response/eos_rate",),
     also=("episode/max_tokens",),
     updates=MIN_LEVEL,
+    of_reward=True,
 )
 def too_few_eos(run: RunRecord, stops: Series) -> Symptom | None:
     """Seen: `response/eos_rate` is low. With an environment, `episode/max_tokens` is high.
@@ -188,6 +190,7 @@ def too_few_eos(run: RunRecord, stops: Series) -> Symptom | None:
     needs=("response/length",),
     also=("response/eos_rate", "reward/score_mean", "episode/turns"),
     updates=MIN_TREND,
+    of_reward=True,
 )
 def stops_at_once(run: RunRecord, length: Series) -> Symptom | None:
     """Seen: `response/length` has collapsed; with an environment, that of a turn.

@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args
 
 from kedge.inspect.doctor.series import read
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import learns_from_teacher
+from kedge.logs.json_lines import OF_SCORES
 from kedge.system.texts import printable
 
 __all__ = [
@@ -177,6 +179,8 @@ class Rule:
         updates: Smallest number of updates with the metrics.
         stages: The stages that it is about.
         of_policy: Whether the updates that train the critic alone do not count.
+        of_reward: Whether it judges what a reward does to the policy, and so no run that learns from a teacher alone:
+            there a changed length or entropy is the teacher's. Rules that need scores need not set it.
         fits: True if it applies to a run with these settings.
         lacks: Anything else that is missing, or an empty text.
     """
@@ -191,6 +195,7 @@ class Rule:
     updates: int = 1
     stages: tuple[str, ...] = PPO
     of_policy: bool = False
+    of_reward: bool = False
     fits: Callable[[RunRecord], bool] = lambda run: True
     lacks: Callable[[RunRecord], str] = lambda run: ""
 
@@ -201,6 +206,8 @@ class Rule:
 
     def find(self, run: RunRecord) -> Symptom | None:
         """The problem in a run; None without a sign of it, or with too little data."""
+        if self._lacks_reward(run):
+            return None
         metrics = (name for name in self.needs if "|" not in name)
         series = [read(run, name, at_least=self.updates, of_policy=self.of_policy) for name in metrics]
         given = [*series, *(_figure(run, name) for name in self.figures)]
@@ -208,7 +215,11 @@ class Rule:
 
     def concerns(self, run: RunRecord) -> bool:
         """True if it is about this stage and these settings. A run without a stage may be any."""
-        return (not run.stage or run.stage in self.stages) and self.fits(run)
+        return (not run.stage or run.stage in self.stages) and self.fits(run) and not self._lacks_reward(run)
+
+    def _lacks_reward(self, run: RunRecord) -> bool:
+        scored = any(name.startswith(OF_SCORES) for name in self.needs)
+        return (self.of_reward or scored) and learns_from_teacher(run)
 
     def gap(self, run: RunRecord) -> Gap | None:
         """Why it cannot judge the run; None if it can."""

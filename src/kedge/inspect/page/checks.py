@@ -19,7 +19,7 @@ from kedge.inspect.page.numbers import (
     shortened,
 )
 from kedge.inspect.record import RunRecord
-from kedge.inspect.resolved import critic_of
+from kedge.inspect.resolved import critic_of, learns_from_teacher
 from kedge.system.intervals import score_interval
 
 __all__ = ["FrontierPoint", "before_and_after", "critic", "frontier", "held_out"]
@@ -111,7 +111,7 @@ def _judge(name: str, found: Sequence[FrontierPoint], *, smooth: bool) -> dict[s
 
 
 def _why_empty(record: RunRecord) -> str:
-    if not has_part(record, "frontier"):
+    if not has_part(record, "frontier") or learns_from_teacher(record):
         return ""
     if any("reward/score_mean" in row for row in record.metrics):
         return "The KL was not measured: ppo.measure_kl=true measures it without adding it to the reward."

@@ -59,7 +59,7 @@ PPO_PANELS = (
         "KL to the reference",
         "nats per response",
         {"objective/kl": "KL"},
-        "From 0 to a few nats, or a few tens. Estimates near 0 can be negative.",
+        "From 0 to a few nats, or a few tens; to a teacher, it falls. Estimates near 0 can be negative.",
         level=0.0,
         key=True,
     ),
@@ -344,7 +344,7 @@ PPO = Look(
     size=("rollout.num_prompts", "rollout.num_responses"),
     items="responses",
     total=_updates,
-    goals=("eval/score", "reward/score_mean"),
+    goals=("eval/score", "reward/score_mean", "eval/total", "reward/total"),
 )
 SFT = replace(OTHER, panels=SUPERVISED_PANELS, size=("sft.batch_size",), goals=("eval/loss", "loss"))
 LOOKS = {

@@ -10,6 +10,7 @@ from typing import Any
 from kedge.inspect.page.checks import before_and_after
 from kedge.inspect.page.numbers import as_number, figure, mean_of, noise, numbers_of
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import learns_from_teacher
 
 WINDOW = 20
 """First and last values are means over the first and last one part in this many of the run."""
@@ -151,6 +152,8 @@ def why_no_result(record: RunRecord) -> str:
 def _reward_sentence(record: RunRecord, progress: str) -> str:
     score = ends_of(record, "reward/score_mean")
     kl = ends_of(record, "objective/kl")
+    if score is None and kl is not None and learns_from_teacher(record):
+        return f"{progress}: the KL to the teacher {change_of(kl)} nats per response."
     if score is None:
         return f"{progress}; no response was scored."
     spread = ends_of(record, "reward/score_std")

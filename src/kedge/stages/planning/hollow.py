@@ -104,7 +104,7 @@ def read_blueprint(source: str | Path, *, trust_remote_code: bool = False) -> Bl
 
 
 def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
-    """The models of a stage that have their own weights, by role; the reference is like the policy.
+    """The models of a stage that have their own weights, by role; an initial policy as reference is left out.
 
     Raises:
         ModelError: A model has no usable config.json.
@@ -128,6 +128,8 @@ def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
         scored = [role for role, term in rewards.items() if term.weight]
         copied = models[scored[0]] if value.critic_init != "policy" and len(scored) == 1 else found["policy"]
         found["critic"] = read(value.critic_init) if value.names_critic else copied
+    if stage == "ppo" and config.ppo.reference is not None and config.ppo.needs_reference:
+        found["reference"] = read(config.ppo.reference)
     return {**found, **models}
 
 
@@ -174,9 +176,11 @@ class Models:
         return actor_critic
 
     def reference(self) -> LanguageModel:
-        """The frozen policy; under adapters it is their base."""
-        shared = self.config.adapter.kind != "none"
-        return cast(LanguageModel, self._counted("reference", self._language(), frozen=not shared, shared=shared))
+        """The frozen policy, which under adapters is their base; or another model."""
+        role = "reference" if "reference" in self.blueprints else "policy"
+        shared = self.config.adapter.kind != "none" and role == "policy"
+        model = self._language(role)
+        return cast(LanguageModel, self._counted("reference", model, frozen=not shared, shared=shared))
 
     def reward(self, role: str, *, trained: bool = False) -> ScalarModel:
         """A reward model."""
@@ -198,7 +202,7 @@ class Models:
         """
         _empty(model)
         self.kept.append(model)
-        blueprint = self.blueprints["policy" if role == "reference" else role]
+        blueprint = self.blueprints[role if role in self.blueprints else "policy"]
         dtype = self.config.runtime.frozen_dtype if frozen else self.config.adapter.base_dtype
         self.sizes["parameters", role] = float(sum(each.numel() for each in model.parameters()))
         base_is_held = self._shares(role)
@@ -235,9 +239,14 @@ class Models:
         return any(self.blueprints[each].base == base for each in roles[: roles.index(role)])
 
     def _language(
-        self, *, value_head: bool = False, bins: Bins | None = None, adapter: AdapterSettings | None = None
+        self,
+        role: str = "policy",
+        *,
+        value_head: bool = False,
+        bins: Bins | None = None,
+        adapter: AdapterSettings | None = None,
     ) -> LanguageModel:
-        causal = _build(AutoModelForCausalLM, self.blueprints["policy"].with_layers(self.layers["policy"]))
+        causal = _build(AutoModelForCausalLM, self.blueprints[role].with_layers(self.layers[role]))
         model = LanguageModel(causal, _tokenizer(causal), value_head=value_head, bins=bins)
         return cast(LanguageModel, _completed(model, causal, adapter))
 

@@ -22,6 +22,7 @@ from kedge.logs.experience_metrics import (
     describe_truncation,
     describe_update,
     reference_error,
+    without_scores,
 )
 from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EvaluationsLog, MetricsLog, RunLog
 from kedge.logs.progress import Progress
@@ -114,9 +115,11 @@ class PpoLog:
         settings = self.trainer.settings
         use = settings.estimation
         rates = trainer.learning_rates()
-        return {
+        is_start = trainer.update == 1 and settings.config.ppo.reference is None
+        metrics = {
             **describe_experience(experience, is_exact=settings.exact),
-            **(reference_error(experience) | _reward_error(trainer.roles.reward) if trainer.update == 1 else {}),
+            **(reference_error(experience) if is_start else {}),
+            **(_reward_error(trainer.roles.reward) if trainer.update == 1 else {}),
             **(describe_truncation(experience) if settings.max_staleness and use.importance_cap else {}),
             **(describe_masked(experience) if use.importance_band else {}),
             **batch.metrics(),
@@ -135,6 +138,7 @@ class PpoLog:
             **{f"schedule/{field}": value for field, value in settings.scheduled.items()},
             **memory_in_use(trainer.run.device),
         }
+        return without_scores(metrics) if trainer.roles.reward.is_empty else metrics
 
     def after_update(self, event: Event) -> None:
         """Write an update to all logs."""
@@ -152,6 +156,7 @@ class PpoLog:
             entropies=passes[0].entropies if passes else None,
             new_logprobs=passes[-1].logprobs if passes else None,
             reasons=event.batch.trained.reasons,
+            has_scores=not trainer.roles.reward.is_empty,
         )
         figures = describe_update(experience, [each.logprobs for each in passes], clip=trainer.settings.clip)
         self.details.append(event.update, figures)

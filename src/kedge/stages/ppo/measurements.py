@@ -28,7 +28,7 @@ from kedge.algorithm.prefix_test import PrefixTest, prefix_test
 from kedge.data import Prompt
 from kedge.errors import NonfiniteScoreError, UnscoredError
 from kedge.logs.critic_checks import CheckedPrefix, check_line, check_row, describe_check
-from kedge.logs.experience_metrics import describe_experience, describe_samples
+from kedge.logs.experience_metrics import describe_experience, describe_samples, without_scores
 from kedge.rewards import Responses
 from kedge.rewards.score import describe_responses
 from kedge.rollout.continuations import sample_continuations
@@ -45,6 +45,7 @@ __all__ = ["FixedPrompts", "Measurements", "PrefixSample", "sample_prefixes"]
 FIGURES = {
     "eval/score": "reward/score_mean",
     "eval/kl": "objective/kl",
+    "eval/total": "reward/total",
     "eval/length": "response/length",
     "eval/eos_rate": "response/eos_rate",
 }
@@ -138,7 +139,9 @@ class Measurements:
             self._log.progress.say(f"The evaluation after update {update} has no score: {error}")
             return metrics
         experience = trainer.evaluate(scored)
+        has_scores = not trainer.roles.reward.is_empty
         found = describe_experience(experience)
+        found = found if has_scores else without_scores(found)
         metrics |= {name: found[source] for name, source in FIGURES.items() if source in found}
         samples = describe_samples(
             experience,
@@ -146,6 +149,7 @@ class Measurements:
             trainer.roles.tokenizer,
             count=len(scored.prompts),
             reasons=scored.terms.row_reasons(),
+            has_scores=has_scores,
         )
         responses = [
             {"number": number, "prompt": each.prompt, "completion": each.response}
@@ -153,17 +157,20 @@ class Measurements:
             | ({} if each.reason is None else {"reason": each.reason})
             for number, each in zip(scored.rollout.group.tolist(), samples, strict=True)
         ]
-        self._compare(update, [[each.score] for each in samples if each.score is not None])
+        if has_scores:
+            self._compare(update, "score", [[each.score] for each in samples if each.score is not None])
+        else:
+            self._compare(update, "KL to the teacher", [[kl] for kl in experience.kl.sum(-1).tolist()])
         terms = {f"eval/{name}": figure for name, figure in scored.terms.metrics().items()}
         return {**metrics, **terms, "responses": responses}
 
-    def _compare(self, update: int, scores: list[list[float]]) -> None:
-        """Say how the scores at the end compare to those at the start, which are kept."""
+    def _compare(self, update: int, name: str, scores: list[list[float]]) -> None:
+        """Say how the scores, or what stands for them, at the end compare to those at the start, which are kept."""
         if update == 0:
             self._start_scores = scores
         elif update == self._last and scores and self._start_scores:
             start, end = (score_interval(each) for each in (self._start_scores, scores))
-            self._log.progress.say(f"held-out prompts: score {start} at the start, {end} at the end")
+            self._log.progress.say(f"held-out prompts: {name} {start} at the start, {end} at the end")
 
     def _win_rate(self, judge: Judge, rollout: Rollout) -> dict[str, float]:
         """The share of prompts with a response better than the start's; ties count half."""
@@ -251,7 +258,12 @@ class FixedPrompts:
             return
         experience = trainer.evaluate(scored)
         samples = describe_samples(
-            experience, scored.prompts, trainer.roles.tokenizer, count=len(scored.prompts), reasons=scored.reasons
+            experience,
+            scored.prompts,
+            trainer.roles.tokenizer,
+            count=len(scored.prompts),
+            reasons=scored.reasons,
+            has_scores=not trainer.roles.reward.is_empty,
         )
         numbers = scored.rollout.group.tolist()
         self._log.samples.write(update, [sample.as_fixed(n) for n, sample in zip(numbers, samples, strict=True)])

@@ -12,6 +12,7 @@ from torch import Tensor
 from kedge.config import Config, word
 from kedge.logs.json_lines import METRICS_FILE, read_metrics
 from kedge.models import save_policy
+from kedge.models.card import public_name
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
 from kedge.runs.shown_result import shows_its_run
@@ -78,21 +79,25 @@ def _save(
     metrics: Sequence[dict[str, Any]],
     weights: dict[str, Tensor] | None = None,
 ) -> None:
-    facts: dict[str, object] = {
-        "PPO updates": len(metrics),
-        "responses": _num_responses(config, len(metrics)),
-        "reward": roles.reward.name,
-    }
-    if scored := [row for row in metrics if "reward/score_mean" in row]:  # a dropped update lacks it
-        first = scored[0]
-        last = scored[-1]
+    facts = _facts(config, roles, len(metrics))
+    last = next((row for row in reversed(metrics) if "objective/kl" in row), {})  # a dropped update lacks it
+    if scored := [row for row in metrics if "reward/score_mean" in row]:
         facts["mean score, first and last update"] = (
-            f"{first['reward/score_mean']:.3f}, {last['reward/score_mean']:.3f}"
+            f"{scored[0]['reward/score_mean']:.3f}, {scored[-1]['reward/score_mean']:.3f}"
         )
-        if "objective/kl" in last:
-            facts["KL to the start, last update"] = f"{last['objective/kl']:.2f} nats per response"
-        facts.update(_held_out(metrics))
+    if last:
+        reference = "the start" if config.ppo.reference is None else public_name(config.ppo.reference)
+        facts[f"KL to {reference}, last update"] = f"{last['objective/kl']:.2f} nats per response"
+    facts.update(_held_out(metrics))
     _save_policy(config, run, roles, run.folder / "model", facts, weights, ended=True)
+
+
+def _facts(config: Config, roles: Roles, num_updates: int) -> dict[str, object]:
+    return {
+        "PPO updates": num_updates,
+        "responses": _num_responses(config, num_updates),
+        **({} if roles.reward.is_empty else {"reward": roles.reward.name}),
+    }
 
 
 def _num_responses(config: Config, num_updates: int) -> object:
@@ -114,8 +119,7 @@ def checkpoint_model(config: Config, run: Run, roles: Roles) -> CheckpointModel:
     """The policy as it is saved in every checkpoint."""
 
     def save(folder: Path, update: int, weights: dict[str, Tensor] | None) -> Path:
-        facts = {"PPO updates": update, "responses": _num_responses(config, update), "reward": roles.reward.name}
-        return _save_policy(config, run, roles, folder, facts, weights)
+        return _save_policy(config, run, roles, folder, _facts(config, roles, update), weights)
 
     return CheckpointModel(roles.actor_critic.policy.causal, save)
 

@@ -14,7 +14,7 @@ from kedge.data.fields import columns_of
 from kedge.data.prompts import difficulties
 from kedge.data.readers import read_demonstrations
 from kedge.data.sources import Sources
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, ModelError
 from kedge.models import (
     ActorCritic,
     LanguageModel,
@@ -26,8 +26,10 @@ from kedge.models import (
     own_stop_tokens,
 )
 from kedge.models.loading import Bases
-from kedge.models.pretrained import inner_matrices
+from kedge.models.pretrained import configured_length, inner_matrices, load_config
+from kedge.models.sources import base_source
 from kedge.rewards import WeightedReward
+from kedge.rewards.model import share_vocabulary
 from kedge.rewards.score import MissingEos
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
@@ -63,7 +65,7 @@ class Roles:
         judge: Compares the responses to them with the starting model's; None for no comparison.
         engine: Samples from the policy.
         actor_critic: Policy and critic, if any, trained.
-        reference: The initial policy, frozen; None if no KL is charged or logged.
+        reference: The initial policy or `ppo.reference`, frozen; None if no KL is charged or logged.
         reward: Scores responses.
         missing_eos: The penalty for responses without a stop token; None for no penalty.
         optimizer: The optimizer of policy and critic.
@@ -121,12 +123,17 @@ def load_roles(
     own = OwnFunctions.of(config, advantage=advantage, surrogate=surrogate)
     trusted = config.runtime.trust_remote_code
     tokenizer = load_tokenizer(str(config.model), trust_remote_code=trusted, chat_template=config.data.chat_template)
+    if config.ppo.reference is not None:
+        _check_teacher(config.ppo.reference, tokenizer, trust_remote_code=trusted)
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
     bases = bases_of(config)
     given = configured_rewards(config) if reward is None else reward
     player = load_player(config, run, environment)
     earned = () if player is None else (player.reward,)
-    rewards = load_rewards(given, config, run, tokenizer, freeze=False, bases=bases, more=earned)
+    if given or earned:
+        rewards = load_rewards(given, config, run, tokenizer, freeze=False, bases=bases, more=earned)
+    else:
+        rewards = WeightedReward([], may_be_empty=config.ppo.reference is not None)
     models = list(rewards.weighted_models.values())
     actor_critic, head = load_actor_critic(config, run, tokenizer, models, bases)
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
@@ -163,10 +170,20 @@ def load_roles(
     )
 
 
+def _check_teacher(source: str, tokenizer: PreTrainedTokenizerBase, *, trust_remote_code: bool) -> None:
+    """Check that the model of `ppo.reference` reads the policy's own tokens (`ModelError` if not)."""
+    other = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    if not share_vocabulary(tokenizer, other):
+        raise ModelError(
+            f"ppo.reference={source} has another vocabulary than the policy, {len(other)} tokens and {len(tokenizer)}, "
+            "so it cannot rate the policy's tokens; use a teacher of the same family"
+        )
+
+
 def _reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, bases: Bases | None) -> LanguageModel:
-    """The initial policy, frozen."""
+    """The initial policy or `ppo.reference`, frozen."""
     model = load_language_model(
-        str(config.model),
+        config.ppo.reference or str(config.model),
         tokenizer=tokenizer,
         device=run.device,
         trust_remote_code=config.runtime.trust_remote_code,
@@ -237,6 +254,9 @@ def longest_prompt(config: Config, actor_critic: ActorCritic, models: Sequence[S
     critic = actor_critic.critic
     limits = [actor_critic.policy.sampling_length, None if critic is None else critic.context_length]
     limits += [model.max_tokens for model in models if model.shares_tokens]
+    if (teacher := config.ppo.reference) is not None:
+        found = load_config(base_source(teacher), trust_remote_code=config.runtime.trust_remote_code)
+        limits.append(configured_length(found))
     return room_for_prompt(limits, config.rollout.max_new_tokens)
 
 
