@@ -94,10 +94,12 @@ def _check_ppo(config: Config) -> None:
     if evaluation.max_kl is not None and not config.ppo.needs_reference:
         raise ConfigError("ppo.max_kl needs the KL to the reference: set ppo.measure_kl=true")
     is_scored = config.reward or config.environment.source is not None
-    if evaluation.reference is not None and not is_scored and evaluation.constant_groups != "keep":
+    leaves_out = {"ppo.constant_groups=keep": evaluation.constant_groups != "keep", "data.rest=0": config.data.rest > 0}
+    if evaluation.reference is not None and not is_scored and any(leaves_out.values()):
+        remedy = next(name for name, is_set in leaves_out.items() if is_set)
         raise ConfigError(
-            "ppo.constant_groups leaves out prompts whose responses all score the same, and without a reward all "
-            "scores are 0; use ppo.constant_groups=keep"
+            f"{remedy.partition('=')[0]} leaves out prompts whose responses all score the same, and without a reward "
+            f"all scores are 0; use {remedy}"
         )
     wanted = config.checkpoint.keep_best
     if evaluation.eval_patience is not None:
