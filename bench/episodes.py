@@ -1,0 +1,120 @@
+"""`python -m bench.episodes MODEL`: what the turns of episodes cost the sampler.
+
+Episodes of 2, 8 and 32 turns of 8 tokens, answered in some 20 tokens by an environment in a worker process, against one
+turn of as many tokens. Afterwards episodes that end after 1 to 8 turns, against turns of one length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from bench.peers import model_folder
+from bench.tables import Table
+from kedge.data import Prompt
+from kedge.data.turns import TemplateTurns
+from kedge.environments import Step
+from kedge.environments.player import Limits, Player
+from kedge.models import load_language_model, load_tokenizer, named_stop_tokens, own_stop_tokens, resolve_precision
+from kedge.rollout import Sampler
+
+__all__ = ["Long", "Uneven", "main"]
+
+TURN = 8
+REPLY = "Understood. What will the crew of the small boat do next?"
+
+
+class Long:
+    """Answers every turn."""
+
+    def reset(self, row: dict[str, object], seed: int) -> None:
+        """Do nothing."""
+
+    def step(self, text: str) -> Step:
+        """The same answer each time."""
+        return Step(REPLY)
+
+
+class Uneven(Long):
+    """Ends after 1 to 8 turns."""
+
+    def reset(self, row: dict[str, object], seed: int) -> None:
+        """The seed decides how many."""
+        self.left = seed % 8 + 1
+
+    def step(self, text: str) -> Step:
+        """The same answer until the end."""
+        self.left -= 1
+        return Step(REPLY, terminated=self.left == 0)
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="an instruction model with a chat template")
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--turns", type=int, nargs="*", default=[2, 8, 32])
+    options = parser.parse_args()
+    folder = model_folder(options.model)
+    tokenizer = load_tokenizer(folder)
+    model = load_language_model(folder, tokenizer=tokenizer, device="cpu")
+    stops = (named_stop_tokens(tokenizer, None) or own_stop_tokens(tokenizer, model)).ids
+    prompts = [Prompt("", {"messages": [{"role": "user", "content": f"Story {n}."}]}) for n in range(options.rows)]
+    precision = resolve_precision("auto", "cpu", width=model.causal.config.hidden_size)
+    seconds_of_templates = [0.0]
+    after = TemplateTurns.after
+
+    def timed(*given: object) -> list[int]:
+        started = time.perf_counter()
+        try:
+            return after(*given)  # pyright: ignore[reportArgumentType]
+        finally:
+            seconds_of_templates[0] += time.perf_counter() - started
+
+    TemplateTurns.after = timed  # pyright: ignore[reportAttributeAccessIssue]
+    rows: list[list[str]] = []
+    for name, turns in [*(("Long", count) for count in options.turns), ("Uneven", 8)]:
+        room = turns * (TURN + 40)
+        player = Player(f"{Path(__file__)}:{name}", Limits(turns, room, TURN), timeout=60.0, by_turn=True)
+        player.begin(stops, None, tokenizer, prompts[:1])
+        sampler = Sampler(model, tokenizer.pad_token_id, stops, room, precision=precision)  # pyright: ignore[reportArgumentType]
+        seeds = range(options.rows)
+        seconds_of_templates[0] = 0.0
+        started = time.perf_counter()
+        rollout = sampler.generate((), seeds=seeds, dialogue=player.episodes(tokenizer, prompts, seeds))
+        episodes = time.perf_counter() - started
+        waited = player.metrics(rollout)["time/environment"]
+        own = int(rollout.action_mask.sum(-1).max())
+        opened = player.episodes(tokenizer, prompts, seeds).open(seeds)
+        model.forbidden[list(stops)] = True  # as many tokens in one turn
+        model.forbidden_ids = model.forbidden.nonzero().squeeze(1)
+        one = Sampler(model, tokenizer.pad_token_id, stops, own, precision=precision)  # pyright: ignore[reportArgumentType]
+        started = time.perf_counter()
+        one.generate(opened, seeds=seeds)
+        single = time.perf_counter() - started
+        model.forbidden[list(stops)] = False
+        model.forbidden_ids = model.forbidden.nonzero().squeeze(1)
+        tokens = int(rollout.action_mask.sum())
+        rows.append(
+            [
+                f"{turns}" if name == "Long" else "1 to 8",
+                f"{tokens:,} of {int(rollout.token_mask.sum()):,}",
+                f"{episodes:.1f}",
+                f"{100 * waited / episodes:.1f} %",
+                f"{100 * seconds_of_templates[0] / episodes:.1f} %",
+                f"{tokens / episodes:.0f}",
+                f"{own * options.rows / single:.0f}",
+            ]
+        )
+        player.environment.close()
+    header = ["turns", "own tokens", "seconds", "environment", "template", "own tokens/s", "in one turn"]
+    print(f"{options.rows} rows, {precision}, {torch.get_num_threads()} threads, {os.uname().machine}\n")
+    print(Table("Episodes", header, rows).markdown())
+
+
+if __name__ == "__main__":
+    main()
