@@ -270,7 +270,13 @@ def rlhf(
 
 @_answering
 def generate(
-    *, model: Model, prompts: Data, reward: Weighted | None = None, out: StrPath | None = None, **settings: Any
+    *,
+    model: Model,
+    prompts: Data,
+    reward: Weighted | None = None,
+    environment: Callable[[], Any] | str | None = None,
+    out: StrPath | None = None,
+    **settings: Any,
 ) -> GenerateResult:
     """Sample and optionally score responses to prompts; see `kedge.stages.generate.run_generate`.
 
@@ -278,6 +284,7 @@ def generate(
         model: Folder or hub id of the policy.
         prompts: As in `ppo`.
         reward: As in `ppo`.
+        environment: As in `ppo`; the responses are episodes with it.
         out: The run's folder; must be empty.
         settings: Fields of the configuration, such as `temperature` or `best_of`.
 

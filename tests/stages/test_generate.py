@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge.config import Config, load_config
+from kedge.config import Config, config_from_settings, load_config
 from kedge.errors import KedgeError, OutputError, RewardError
 from kedge.logs.json_lines import read_json_lines
 from kedge.stages.generate import kl_of_best, run_generate
+from tests.environments import worlds
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge, save_speaker
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
@@ -293,7 +294,7 @@ def test_verdicts_are_those_of_the_best(tmp_path):
             "at temperature 0.01 all responses to a prompt are equal",
         ),
         (["generate.best_of=4", "rollout.temperature=0.01"], "at temperature 0.01 all responses to a prompt are equal"),
-        (["generate.best_of=4", "reward=[]"], "needs a --reward"),
+        (["generate.best_of=4", "reward=[]"], "needs a --reward or --environment"),
     ],
 )
 def test_a_best_that_cannot_be_chosen_is_refused(tmp_path, more, said):
@@ -306,3 +307,34 @@ def test_a_best_that_cannot_be_chosen_is_refused(tmp_path, more, said):
     assert (done.returncode, last.startswith("error: ")) == (2, True)
     assert said in last
     assert not (tmp_path / "run").exists()
+
+
+GUESS = f"{worlds.__file__}:Guess"
+
+
+def test_responses_are_episodes_with_an_environment_which_pays_their_score(tmp_path):
+    """Those to one prompt start alike: the environment's text, of which the seed is a part, is the same."""
+    settings = {
+        "model": str(save_tiny_policy(tmp_path / "policy")),
+        "generate.max_new_tokens": 40,
+        "environment.max_turns": 2,
+        "environment.max_turn_tokens": 4,
+        "generate.num_responses": 2,
+    }
+    games = ["Game 1. ", "Game 2. ", "Game 3. "]
+    named = {**settings, "out": str(tmp_path / "run"), "environment.source": GUESS}
+    result = run_generate(config_from_settings("generate", named), prompts=games)
+    rows = result.responses
+    assert [row["ending"] for row in rows] == ["max_turns"] * 6 or result.summary["endings"]["max_turns"] < 1
+    for row in rows:
+        turns = row["completion"].count("no.\n")
+        paid = 0.5 if row["ending"] == "max_turns" else 1.0 + 0.25 * turns
+        assert row["score"] == pytest.approx(paid)
+        assert turns == (1 if row["ending"] == "max_turns" else turns)
+    assert sum(result.summary["endings"].values()) == pytest.approx(1.0)
+    assert result.summary["reward"] == "Guess"
+    assert result.score is not None
+    assert not kedge.doctor(tmp_path / "run")
+
+    given = config_from_settings("generate", {**settings, "out": str(tmp_path / "given")})
+    assert run_generate(given, prompts=games, environment=worlds.Guess).responses == rows

@@ -151,9 +151,12 @@ def after_critic(config: Config, model: str, start: str, judge: str) -> list[Cal
 
 
 def after_policy(config: Config, model: str, start: str, judge: str) -> list[Call]:
-    """The new policy against the one that it started from."""
+    """The new policy against the one that it started from; or its episodes, if it was trained on episodes."""
     first = [judge] if judge else [term.source for term in config.reward][:1]
     unseen = _given(config.data.eval_prompts) if config.data.eval_prompts else _data(config)[-1]
+    if config.environment.source is not None:
+        plays = {"model": (model,), "prompts": unseen, "environment": _given([config.environment.source])}
+        return [Call("generate", plays, {**_carried(config), **_changed(config, "environment.m")})]
     against = (start,) if start else _base(config)
     arguments = {"model": (model,), "against": against, "prompts": unseen, "judge": _given(first)}
     return [Call("evaluate", arguments, _carried(config))]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -29,12 +29,16 @@ from kedge.runs.run import REJECTED_FILE, Run
 from kedge.system.output import REWARD_LOG
 from kedge.system.ranks import ALONE, PassTokens, Ranks
 
+if TYPE_CHECKING:
+    from kedge.environments.player import Player
+
 __all__ = [
     "Rewards",
     "configured_rewards",
     "given_prompts",
     "load_comparisons",
     "load_demonstrations",
+    "load_player",
     "load_prompts",
     "load_rewards",
     "load_rewards_on",
@@ -266,6 +270,31 @@ def load_rewards_on(
         ranks=ranks,
         more=more,
     )
+
+
+def load_player(
+    config: Config, run: Run, environment: Callable[[], Any] | None, *, tokens: int, by_turn: bool
+) -> Player | None:
+    """Load what plays the episodes of a run; None for a run without an environment.
+
+    Args:
+        config: Names the environment and its limits.
+        run: Its folder receives the environment's output.
+        environment: A class instead of the configured one.
+        tokens: Tokens of both sides after the prompt.
+        by_turn: The reward of each turn counts at its last token, instead of their sum.
+
+    Raises:
+        EnvError: It cannot be imported, or is not an environment.
+    """
+    given = environment or config.environment.source
+    if given is None:
+        return None
+    from kedge.environments.player import Limits, Player  # a run without one needs none of it
+
+    settings = config.environment
+    limits = Limits(settings.max_turns, tokens, settings.max_turn_tokens)
+    return Player(given, limits, timeout=settings.timeout, by_turn=by_turn, log=run.folder / REWARD_LOG)
 
 
 def configured_rewards(config: Config) -> list[RewardTerm]:

@@ -32,6 +32,12 @@ PROMPT_TEXTS = Flag(
     repeats=True,
     takes_text=True,
 )
+ENVIRONMENT = Flag(
+    ("--environment",),
+    "environment.source",
+    "CLASS",
+    "Environment or tools for episodes of several turns: file.py:Class or module:Class. It may pay the reward.",
+)
 REWARD = Flag(
     ("--reward",),
     "reward",
@@ -241,12 +247,7 @@ PPO = Stage(
         MODEL,
         PROMPTS,
         REWARD,
-        Flag(
-            ("--environment",),
-            "environment.source",
-            "CLASS",
-            "Environment or tools for episodes of several turns: file.py:Class or module:Class. It may pay the reward.",
-        ),
+        ENVIRONMENT,
         Flag(
             ("--teacher",),
             "ppo.reference",
@@ -323,20 +324,21 @@ GENERATE = Stage(
     help="Write a model's responses to prompts, with their scores if a reward is given.",
     title="Generation",
     run="kedge.stages.generate:run_generate",
-    sections=(("generate",), SCORED),
+    sections=(("generate",), SCORED, ("environment",)),
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS},
     flags=(
         MODEL,
         PROMPT_TEXTS,
         REWARD,
+        ENVIRONMENT,
         Flag(
             ("--best-of",),
             "generate.best_of",
             "N",
-            "Sample N responses to each prompt, and write the one that scores best; needs --reward.",
+            "Sample N responses to each prompt, and write the one that scores best; needs --reward or --environment.",
         ),
     ),
-    arguments={"prompts": "data.prompts", "reward": "reward"},
+    arguments={"prompts": "data.prompts", "reward": "reward", "environment": "environment.source"},
     starts_from=("model",),
     makes_model=False,
     resumes=False,

@@ -6,13 +6,14 @@ prompts ─▶ responses ─▶ scores ─▶ best of each prompt's n ─▶ res
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from kedge.algorithm.experience import ENDINGS
 from kedge.config import Config
 from kedge.errors import ConfigError, RewardError
 from kedge.logs.json_lines import JsonLines, read_json_lines
@@ -21,7 +22,7 @@ from kedge.logs.table import print_table
 from kedge.rewards import Responses, ScoredTerms, Scores, WeightedReward
 from kedge.rewards.source import free_names
 from kedge.runs.ending import say_results
-from kedge.runs.inputs import Rewards, configured_rewards, load_prompts, load_rewards, prompt_columns
+from kedge.runs.inputs import Rewards, configured_rewards, load_player, load_prompts, load_rewards, prompt_columns
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
@@ -68,7 +69,11 @@ class GenerateResult:
 
 @stage_function("generate")
 def run_generate(
-    config: Config, *, prompts: Sequence[Any] | None = None, reward: Rewards | None = None
+    config: Config,
+    *,
+    prompts: Sequence[Any] | None = None,
+    reward: Rewards | None = None,
+    environment: Callable[[], Any] | None = None,
 ) -> GenerateResult:
     """Sample responses of `config.model` to `config.data.prompts`, and score them with `config.reward` if it is set.
 
@@ -79,6 +84,7 @@ def run_generate(
         config: The resolved configuration.
         prompts: Texts or rows instead of `config.data.prompts`.
         reward: Functions or models instead of `config.reward`.
+        environment: A class instead of `config.environment.source`; the responses are then episodes with it.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; raised before any sampling.
@@ -87,15 +93,23 @@ def run_generate(
     best_of = config.generate.best_of
     size = best_of or config.generate.num_responses
     sampling = sampling_of(config, num_responses=size)
+    plays = environment is not None or config.environment.source is not None
     if best_of is not None:
-        _check_best_of(best_of, sampling, rewards)
-    run = open_run(config, "generate", in_memory={"data.prompts": prompts, "reward": reward})
+        _check_best_of(best_of, sampling, scores=bool(rewards) or plays)
+    in_memory = {"data.prompts": prompts, "reward": reward}
+    if config.environment.source is None:
+        in_memory["environment.source"] = environment
+    run = open_run(config, "generate", in_memory=in_memory)
+    player = load_player(config, run, environment, tokens=sampling.max_new_tokens, by_turn=False)
     policy = load_policy(str(config.model), config, run)
     room = policy.room(sampling.max_new_tokens)
     distinct = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
     scorer = None
-    if rewards:
-        scorer = load_rewards(rewards, config, run, policy.tokenizer)
+    if player is not None:
+        player.begin(policy.stop_tokens.ids, room, policy.tokenizer, distinct[:1])
+    if rewards or player is not None:
+        earned = () if player is None else (player.reward,)
+        scorer = load_rewards(rewards, config, run, policy.tokenizer, more=earned)
         scorer.check(prompt_columns(distinct))
 
     repeated = [prompt for prompt in distinct for _ in range(size)]
@@ -103,8 +117,8 @@ def run_generate(
         say(policy.stop_tokens.line)
         if size > 1:
             say(f"{size} responses to each prompt at temperature {sampling.temperature:g} (generate.temperature)")
-        with closing(policy.sample(repeated, sampling, title="generate", on_phase=on_phase)) as batches:
-            responses, scored = _write_scored(batches, scorer, run.folder, best_of)
+        with closing(policy.sample(repeated, sampling, title="generate", on_phase=on_phase, player=player)) as batches:
+            responses, scored, endings = _write_scored(batches, scorer, run.folder, best_of)
     score = None if scored is None else _mean_score(scored.totals(), size)
     shown: dict[str, Interval | None] = {policy.source: score}
     best: dict[str, Any] = {}
@@ -125,6 +139,7 @@ def run_generate(
         **({} if scorer is None or score is None else {"reward": scorer.name, "score": score.as_json()}),
         **best,
         **({"verdicts": verdicts} if verdicts else {}),
+        **({"endings": endings} if endings else {}),
     }
     write_summary(run.folder, summary)
     if run.ranks.is_first:
@@ -139,6 +154,8 @@ def run_generate(
             say(f"best of {best_of}: at most {kl_of_best(best_of):.3g} nats per response from the policy")
         for line in verdict_lines(verdicts):
             say(line)
+        if endings:
+            say("episodes: " + ", ".join(f"{share:.0%} {word}" for word, share in endings.items()))
     if len(responses) <= MOST_SHOWN:
         for completion in responses.completions:
             say(f"response: {printable(completion)}")
@@ -156,14 +173,16 @@ def kl_of_best(number: int) -> float:
     return math.log(number) - (number - 1) / number
 
 
-def _check_best_of(best_of: int, sampling: Sampling, rewards: Rewards) -> None:
+def _check_best_of(best_of: int, sampling: Sampling, *, scores: bool) -> None:
     """Check that there is a best one.
 
     Raises:
         ConfigError: Nothing scores the responses, or they are all equal.
     """
-    if not rewards:
-        raise ConfigError(f"generate.best_of={best_of} keeps the response that scores best, and needs a --reward")
+    if not scores:
+        raise ConfigError(
+            f"generate.best_of={best_of} keeps the response that scores best, and needs a --reward or --environment"
+        )
     if sampling.temperature <= GREEDY:
         raise ConfigError(
             f"generate.best_of={best_of} compares different responses, and at temperature {sampling.temperature:g} all "
@@ -173,8 +192,13 @@ def _check_best_of(best_of: int, sampling: Sampling, rewards: Rewards) -> None:
 
 def _write_scored(
     batches: Iterable[SampledBatch], scorer: WeightedReward | None, folder: Path, best_of: int | None
-) -> tuple[Responses, ScoredTerms | None]:
-    """Score each batch, and write its rows, or the best one of every `best_of`; return all responses and scores."""
+) -> tuple[Responses, ScoredTerms | None, dict[str, float]]:
+    """Score each batch, and write its rows, or the best one of every `best_of`.
+
+    Returns:
+        All responses, their scores, and the shares of the endings of episodes.
+    """
+    endings: list[str] = []
     parts: list[Responses] = []
     scored: list[ScoredTerms] = []
     rows: list[dict[str, Any]] = []
@@ -183,7 +207,11 @@ def _write_scored(
         for sampled in batches:
             batch = sampled.responses
             terms = None if scorer is None else scorer.score_terms(batch)
-            rows += _rows(batch, terms)
+            ended = (
+                [] if sampled.rollout.ending is None else [ENDINGS[each] for each in sampled.rollout.ending.tolist()]
+            )
+            endings += ended
+            rows += _rows(batch, terms, ended)
             complete = len(rows) // size * size  # a prompt's responses can be in two batches
             for start in range(0, complete, size):
                 group = rows[start : start + size]
@@ -192,7 +220,8 @@ def _write_scored(
             parts.append(batch)
             if terms is not None:
                 scored.append(terms)
-    return join_responses(parts), ScoredTerms.joined(scored) if scored else None
+    shares = {word: endings.count(word) / len(endings) for word in ENDINGS if word in endings}
+    return join_responses(parts), ScoredTerms.joined(scored) if scored else None, shares
 
 
 def _best(scores: Scores) -> int:
@@ -207,7 +236,7 @@ def _best_of_each(responses: Responses, scored: ScoredTerms, size: int) -> tuple
     return responses.select(rows), scored.select(rows)
 
 
-def _rows(responses: Responses, terms: ScoredTerms | None) -> Iterator[dict[str, Any]]:
+def _rows(responses: Responses, terms: ScoredTerms | None, endings: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Each response as a row with the columns of its prompt.
 
     A column with a name that is taken, such as a reference `completion`, becomes `given_<name>`.
@@ -217,6 +246,7 @@ def _rows(responses: Responses, terms: ScoredTerms | None) -> Iterator[dict[str,
         "completion": responses.completions,
         "stopped": responses.stopped,
         **({} if terms is None else {"score": terms.totals()}),
+        **({"ending": endings} if endings else {}),
     }
     if terms is not None and (reasons := terms.row_reasons()) is not None:
         own["reason"] = reasons

@@ -193,12 +193,15 @@ def unjudged_responses(run: RunRecord) -> Symptom | None:
     **JUDGED,
 )
 def responses_cut_off(run: RunRecord, rate: float, length: float) -> Symptom | None:
-    """Seen: The share of the policy's responses that reach the token limit.
+    """Seen: The share of the policy's responses, or of its episodes, that reach the token limit.
 
     Try: Raise `generate.max_new_tokens`; check that the model ends its responses with a token of `rollout.stop_token`.
 
     Threshold: Fewer than half of the responses end with a stop token: a warning.
     """
+    endings = run.summary.get("endings")
+    if endings:  # of episodes, in which a turn without a stop token is answered
+        rate = 1 - endings.get("max_tokens", 0.0) - endings.get("context_overflow", 0.0)
     if rate >= FEW_STOPPED:
         return None
     return Symptom(

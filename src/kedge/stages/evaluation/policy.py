@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float
@@ -39,6 +39,9 @@ from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run
 from kedge.system.ranks import ALONE, Ranks
 from kedge.training.runtime import stream_seed
+
+if TYPE_CHECKING:
+    from kedge.environments.player import Player
 
 __all__ = [
     "Policy",
@@ -135,22 +138,33 @@ class Policy:
         return room_for_prompt([self.model.sampling_length], max_new_tokens)
 
     def sample(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, title: str, on_phase: OnPhase = lambda *_: None
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        title: str,
+        on_phase: OnPhase = lambda *_: None,
+        player: Player | None = None,
     ) -> Generator[SampledBatch, None, None]:
         """Sample one response per prompt, in the order of the prompts, a batch at a time.
 
         Shows the progress; `on_phase` is called before the first batch, and after each one when the next is asked for.
+        With a player, the responses are episodes; those to the same prompt, one object, start alike.
         """
         engine = self.engine(sampling)
         total = len(prompts)
+        firsts = {id(prompt): place for place, prompt in reversed(list(enumerate(prompts)))}
         on_phase(title, 0, total)
         with Progress(title, total=total) as progress:
             for start in range(0, total, sampling.batch_size):
                 batch = prompts[start : start + sampling.batch_size]
-                rollout = engine.generate(
-                    [encode_prompt(self.tokenizer, prompt.text) for prompt in batch],
-                    seeds=[stream_seed(sampling.seed, start + row) for row in range(len(batch))],
-                )
+                seeds = [stream_seed(sampling.seed, start + row) for row in range(len(batch))]
+                if player is None:
+                    ids = [encode_prompt(self.tokenizer, prompt.text) for prompt in batch]
+                    rollout = engine.generate(ids, seeds=seeds)
+                else:
+                    starts = [stream_seed(sampling.seed, "environment", firsts[id(prompt)]) for prompt in batch]
+                    rollout = engine.generate((), seeds=seeds, dialogue=player.episodes(self.tokenizer, batch, starts))
                 described = describe_responses(
                     rollout,
                     batch,
@@ -341,6 +355,7 @@ def join_responses(parts: Sequence[Responses]) -> Responses:
         columns={name: [entry for part in parts for entry in part.columns[name]] for name in parts[0].columns},
         max_new_tokens=parts[0].max_new_tokens,
         seed=parts[0].seed,
+        paid=[row for part in parts for row in part.paid],
     )
 
 

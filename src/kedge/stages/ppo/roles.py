@@ -34,13 +34,12 @@ from kedge.rewards.score import MissingEos
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
 from kedge.runs.frozen import bases_of, freeze_models, hold_bases_of, measuring_scores
-from kedge.runs.inputs import Rewards, configured_rewards, load_prompts, load_rewards, prompt_columns
+from kedge.runs.inputs import Rewards, configured_rewards, load_player, load_prompts, load_rewards, prompt_columns
 from kedge.runs.run import REJECTED_FILE, Run, offloads_optimizer
 from kedge.stages.evaluation.judges import Judge, load_judge
 from kedge.stages.ppo.critics import load_actor_critic
 from kedge.stages.ppo.engines import check_engine, choose_engine
 from kedge.stages.ppo.settings import OwnFunctions
-from kedge.system.output import REWARD_LOG
 from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pretraining_mix import PretrainingMix
@@ -128,7 +127,9 @@ def load_roles(
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
     bases = bases_of(config)
     given = configured_rewards(config) if reward is None else reward
-    player = load_player(config, run, environment)
+    # A group's baseline is the score of whole episodes; other estimators use the reward of each turn.
+    by_turn = not config.ppo.needs_groups and config.ppo.advantage != "remax"
+    player = load_player(config, run, environment, tokens=config.rollout.max_new_tokens, by_turn=by_turn)
     earned = () if player is None else (player.reward,)
     if given or earned:
         rewards = load_rewards(given, config, run, tokenizer, freeze=False, bases=bases, more=earned)
@@ -192,29 +193,6 @@ def _reference(config: Config, run: Run, tokenizer: PreTrainedTokenizerBase, bas
     )
     freeze_models([model], config, run)
     return model
-
-
-def load_player(config: Config, run: Run, environment: Callable[[], Any] | None) -> Player | None:
-    """Load what plays the episodes of a run; None for a run without an environment.
-
-    Args:
-        config: Names the environment and its limits.
-        run: Its folder receives the environment's output.
-        environment: A class instead of the configured one.
-
-    Raises:
-        EnvError: It cannot be imported, or is not an environment.
-    """
-    given = environment or config.environment.source
-    if given is None:
-        return None
-    from kedge.environments.player import Limits, Player  # a run without one needs none of it
-
-    settings = config.environment
-    limits = Limits(settings.max_turns, config.rollout.max_new_tokens, settings.max_turn_tokens)
-    # A group's baseline is the score of whole episodes; other estimators use the reward of each turn.
-    by_turn = not config.ppo.needs_groups and config.ppo.advantage != "remax"
-    return Player(given, limits, timeout=settings.timeout, by_turn=by_turn, log=run.folder / REWARD_LOG)
 
 
 def _checked_judge(
