@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -11,10 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kedge.algorithm.experience import Experience
 from kedge.logs.samples import read_samples
-from kedge.rewards import Verdict
+from kedge.rewards import ScoredTerms, Verdict
+from kedge.rewards.score import ScoredRollout
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
+from kedge.stages.ppo.sampling import SampledBatch
+from tests.models.test_actor_critic import make_rollout
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy, tiny_tokenizer
 
@@ -96,6 +101,18 @@ def test_their_scores_count_in_the_baselines_and_their_figures_in_the_metrics(po
         assert sample["stopped"]
         expected = sample["score"] - mean(groups[sample["prompt"]])
         assert sample["advantages"] == pytest.approx([expected] * len(sample["tokens"]), abs=1e-6)
+
+
+def test_of_episodes_those_are_masked_that_were_cut_off():
+    rollout = make_rollout()  # the first of three ends with a stop token
+    empty = torch.zeros_like(rollout.logprobs)
+    episodes = replace(rollout, cut_off=torch.tensor([False, False, True]))
+    for sampled, kept in ((rollout, [0]), (episodes, [0, 1])):
+        scored = ScoredRollout(sampled, torch.arange(3.0), None, ["p"] * 3, ScoredTerms([0.0] * 3, {}))
+        experience = Experience(sampled, scored.scores, empty, None, None, empty, sampled.action_mask, empty, empty)
+        batch, left = SampledBatch([], [sampled], 3, scored, scored).masked(experience)
+        assert left.scores.tolist() == batch.trained.scores.tolist() == kept
+        assert batch.num_masked == 3 - len(kept)
 
 
 def test_lengths_of_right_and_wrong_responses(policy, tmp_path):

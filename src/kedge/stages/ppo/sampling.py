@@ -89,8 +89,10 @@ class SampledBatch:
 
         Source: DAPO (arXiv 2503.14476) §3.4, overlong filtering.
         """
-        rows = experience.rollout.stopped.nonzero().squeeze(1)
-        num_masked = experience.rollout.num_responses - len(rows)
+        rollout = experience.rollout
+        # An episode that its environment ended need not end with a stop token.
+        rows = (rollout.stopped if rollout.cut_off is None else ~rollout.cut_off).nonzero().squeeze(1)
+        num_masked = rollout.num_responses - len(rows)
         if num_masked and len(rows):
             batch = replace(self, trained=self.trained.select(rows.tolist()), num_masked=num_masked)
             return batch, experience.select(rows)
