@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import MistralConfig
 
 from kedge.algorithm.experience import join_rollouts
 from kedge.models import ActorCritic, response_logprobs
 from kedge.models.packing.trunk import Trunk
 from kedge.rollout import Sampler
-from tests.models.families import ARCHITECTURES
+from tests.models.families import ARCHITECTURES, HEADS, OTHERS, SIZES
 from tests.rollout.test_sampler import STOP, speaker
 
 PROMPTS = [[5, 6, 7, 8, 9], [20, 21], [30], [5, 6, 7, 8, 9], [40, 41, 42]]
@@ -154,3 +155,26 @@ def test_values_are_those_of_one_pass_over_the_whole_conversation(name):
         outputs = ActorCritic(model)(rollout, temperature=1.0)
     torch.testing.assert_close(rollout.values, outputs.values, atol=1e-5, rtol=1e-5)
     assert outputs.values.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("layout", ["as it can", "padded"])
+def test_no_conversation_is_read_beyond_the_context_while_others_go_on(layout, monkeypatch):
+    """A row that has ended its turn at the limit waits for a row that may say much more."""
+    if layout == "padded":
+        monkeypatch.setattr(Trunk, "packs", lambda self, longest: False)
+    model = speaker("gpt2")
+    monkeypatch.setitem(globals(), "PROMPTS", [[5 + place % 40 for place in range(256 - LIMIT)], *PROMPTS[1:]])
+    rollout = make_sampler(model).generate((), seeds=SEEDS, dialogue=Scripted(longest_turn=LIMIT))
+    assert_is_the_slow_one(model, rollout, range(len(PROMPTS)), longest_turn=LIMIT)
+    lengths = rollout.prompt_mask.sum(-1) + rollout.response_lengths
+    assert lengths.max() > 256 - LIMIT
+
+
+def test_a_conversation_that_outgrows_the_window_is_not_read_without_it(monkeypatch):
+    """The packed decoder has no window: what is short when it is read again is longer than the window in the end."""
+    monkeypatch.setitem(OTHERS, "mistral", MistralConfig(**SIZES, **HEADS, sliding_window=45))
+    model = speaker("mistral")
+    rollout = make_sampler(model).generate((), seeds=SEEDS, dialogue=Scripted())
+    assert_is_the_slow_one(model, rollout, range(len(PROMPTS)))
+    again = response_logprobs(model, rollout, temperature=1.0)
+    torch.testing.assert_close(again, rollout.logprobs, atol=2e-5, rtol=0)

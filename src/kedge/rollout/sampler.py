@@ -222,7 +222,8 @@ class Sampler:
             room = min(dialogue.longest_turn, self.max_new_tokens)
             if not decoder.extend(torch.tensor(kept, device=device), texts, forget=forget, room=room):
                 so_far = [[*prompt, *responses.since(row, 0)] for prompt, row in zip(prompts, rows, strict=True)]
-                decoder = self.model.trunk.decoder(so_far, max_new_tokens=room, pad_id=self.pad_id)
+                longest = max(map(len, prompts)) + self.max_new_tokens
+                decoder = self.model.trunk.decoder(so_far, max_new_tokens=room, pad_id=self.pad_id, longest=longest)
 
     def _sample(
         self,
@@ -266,7 +267,8 @@ class Sampler:
                 running = running[kept]
                 places = places[kept]
                 limit = limit[kept]
-            decoder.step(tokens)
+            # Without turns, no row goes on beyond its own limit.
+            decoder.step(tokens, None if longest_turn is None else running)
             steps += 1
 
     def _draw(self, hidden: Float[Tensor, "rows dim"], draws: Float[Tensor, " rows"]) -> tuple[Tensor, Tensor]:

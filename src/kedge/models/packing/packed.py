@@ -548,8 +548,15 @@ class Decoder(Protocol):
     hidden: Float[Tensor, "rows dim"]
     can_drop_rows: bool
 
-    def step(self, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
-        """Append one token per row; return its hidden state, which is also kept in `hidden`."""
+    def step(
+        self, tokens: Int[Tensor, " rows"], running: Bool[Tensor, " rows"] | None = None
+    ) -> Float[Tensor, "rows dim"]:
+        """Append one token per row; return its hidden state, which is also kept in `hidden`.
+
+        Args:
+            tokens: The tokens.
+            running: False for rows that have ended, which do not get longer than the model can read; None if all go on.
+        """
         ...
 
     def keep(self, rows: Int[Tensor, " kept"]) -> None:
@@ -594,21 +601,26 @@ class PackedDecoder:
         width = rows.longest
         columns = _columns(rows, width)[chosen].to(device)
         self._positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        self._idle = torch.zeros_like(self._positions)  # columns that a row has after its end
         self._cache = KeyValues(columns, max_columns=width + max_new_tokens)
         hidden = self._run(rows.ids[None], rows.positions[None], layout=Packed.of(rows))[0]
         self.hidden = hidden[rows.last[chosen]]
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def step(self, tokens: Tensor, running: Tensor | None = None) -> Tensor:
         """See `Decoder.step`."""
         self._cache.advance()
         self.hidden = self._run(tokens[:, None], self._positions[:, None], layout=self._cache)[:, -1]
-        self._positions = self._positions + 1
+        if running is None:
+            running = torch.ones_like(tokens, dtype=torch.bool)
+        self._positions = self._positions + running.long()
+        self._idle = self._idle + ~running
         return self.hidden
 
     def keep(self, rows: Tensor) -> None:
         """See `Decoder.keep`."""
         self._cache.keep(rows)
         self._positions = self._positions[rows]
+        self._idle = self._idle[rows]
         self.hidden = self.hidden[rows]
 
     def extend(self, rows: Tensor, texts: Sequence[Sequence[int]], *, forget: Sequence[int], room: int) -> bool:
@@ -622,10 +634,11 @@ class PackedDecoder:
         lengths = torch.tensor(added.lengths, device=device)
         self._cache.rewind(forgotten, room=room + added.longest)
         self._cache.advance_by(lengths, added.longest)
-        start = self._positions - forgotten
+        start = self._positions + self._idle - forgotten
         positions = start[:, None] + (mask.long().cumsum(dim=1) - 1).clamp(min=0)
         self.hidden = self._run(ids, positions, layout=self._cache)[:, -1]
         self._positions = start + lengths
+        self._idle = torch.zeros_like(lengths)
         return True
 
     def _run(self, ids: Tensor, positions: Tensor, *, layout: Packed | KeyValues) -> Tensor:

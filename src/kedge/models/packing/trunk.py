@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -137,13 +137,21 @@ class Trunk:
         if not (self._packs and self._packed_decoding) or self._reach is not None:
             self._padded_decoding()
 
-    def decoder(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, pad_id: int) -> Decoder:
+    def decoder(
+        self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, pad_id: int, longest: int | None = None
+    ) -> Decoder:
         """A decoder that has read the prompts (at least one token each).
+
+        Args:
+            prompts: One per row.
+            max_new_tokens: Maximum number of steps before it is extended.
+            pad_id: Token id of the padding.
+            longest: The longest that a row can get; None for that of a single turn.
 
         Raises:
             ModelError: The model cannot be sampled from, or not beyond the switch of its rotary embedding.
         """
-        longest = max(map(len, prompts)) + max_new_tokens
+        longest = longest or max(map(len, prompts)) + max_new_tokens
         if self._rope_switch is not None and longest > self._rope_switch:
             raise self._refusal(
                 f"its rotary embedding changes at {self._rope_switch} tokens; sample rows of at most that length"
@@ -314,9 +322,10 @@ class PaddedDecoder:
         self._mask = mask.to(device)
         self.hidden = self._run(ids.to(device))
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def step(self, tokens: Tensor, running: Tensor | None = None) -> Tensor:
         """See `Decoder.step`."""
-        self._mask = nn.functional.pad(self._mask, (0, 1), value=True)
+        added = torch.ones_like(self._mask[:, :1]) if running is None else running[:, None]
+        self._mask = torch.cat([self._mask, added], dim=1)
         self.hidden = self._run(tokens[:, None])
         return self.hidden
 
@@ -359,10 +368,12 @@ class GroupedDecoder:
         self.can_drop_rows = all(group.can_drop_rows for group in self._groups)
         self._collect()
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def step(self, tokens: Tensor, running: Tensor | None = None) -> Tensor:
         """See `Decoder.step`."""
-        for group, part in zip(self._groups, self._parts(tokens[self._places]), strict=True):
-            group.step(part)
+        goes_on = torch.ones_like(tokens, dtype=torch.bool) if running is None else running
+        parts = (self._parts(entries[self._places]) for entries in (tokens, goes_on))
+        for group, *part in zip(self._groups, *parts, strict=True):
+            group.step(*part)
         return self._collect()
 
     def keep(self, rows: Tensor) -> None:
