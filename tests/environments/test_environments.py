@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -191,3 +192,29 @@ def test_what_is_no_environment_is_refused_in_one_line(spec, line):
 
 def test_private_and_reserved_methods_are_no_tools():
     assert Tools.of(worlds.Calculator(), "Calculator").names == ["add", "fail", "shout"]
+
+
+@pytest.mark.parametrize("name", ["Remote", "remote"])
+@pytest.mark.parametrize("local", [False, True])
+def test_what_an_async_environment_keeps_is_of_one_event_loop(world, local, name, monkeypatch):
+    monkeypatch.setattr(worlds.Remote, "client", None)
+    remote = world(name, local=local, timeout=5.0)
+    opened = remote.open({1: ({}, 5), 2: ({}, 6), 3: ({}, 5)})
+    assert opened[1] == opened[3] != opened[2], "each draws from its own stream, although all run at the same time"
+    for text in ("abc", "de"):
+        turns = remote.step({1: text, 2: text, 3: text})
+        assert {turn.messages[0]["content"] for turn in turns.values()} == {text[::-1]}
+        assert turns[1].reward == turns[3].reward != turns[2].reward
+    with pytest.raises(EnvError, match=r"^\w+ raised TimeoutError: the server does not answer \(worlds\.py:\d+\)$"):
+        remote.step({1: "late"})
+
+
+def test_an_async_environment_runs_where_a_notebook_already_runs_a_loop(world, monkeypatch):
+    monkeypatch.setattr(worlds.Remote, "client", None)
+
+    async def cell():
+        remote = world("Remote", local=True)
+        remote.open({1: ({}, 5)})
+        return remote.step({1: "abc"})
+
+    assert asyncio.run(cell())[1].messages == [{"role": "user", "content": "cba"}]

@@ -173,3 +173,43 @@ class Crowd:
 
     def step(self, text):
         return Step("word " * 200)
+
+
+class Client:
+    """Belongs to the event loop in which it was made, as the session of an HTTP client does."""
+
+    def __init__(self):
+        self.questions = asyncio.Queue()
+        self.reading = asyncio.create_task(self.read())
+
+    async def read(self):
+        while True:
+            text, answer = await self.questions.get()
+            await asyncio.sleep(0.001)
+            answer.set_result(text[::-1])
+
+    async def ask(self, text):
+        answer = asyncio.get_running_loop().create_future()
+        await self.questions.put((text, answer))
+        return await answer
+
+
+class Remote:
+    """Async, with a client that is made once and kept for all episodes."""
+
+    client = None
+
+    async def reset(self, row, seed):
+        Remote.client = Remote.client or Client()
+        return str(random.randint(0, 10**9))
+
+    async def step(self, text):
+        if text == "late":
+            raise TimeoutError("the server does not answer")
+        drawn = random.random()
+        return Step(await self.client.ask(text), reward=drawn)
+
+
+def remote():
+    """Makes an environment, as a lambda would."""
+    return Remote()

@@ -6,7 +6,6 @@ Also the worker process of an environment, which has one.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 import signal
 import sys
@@ -22,11 +21,10 @@ from kedge.errors import EnvError
 from kedge.system.importing import find_named
 from kedge.system.invocation import loading_user_code
 from kedge.system.texts import error_text
+from kedge.system.workers.event_loop import event_loop
 from kedge.system.workers.serving import serve
 
 __all__ = ["Session", "main"]
-
-METHODS = ("reset", "step", "get_reward")
 
 
 class Session:
@@ -51,7 +49,7 @@ class Session:
         self._playing: dict[int, Game | ToolUser] = {}
         self._turns: dict[int, tuple[int, int]] = {}
         self.tools = first.tools
-        self.is_async = _is_async(kind, [] if self.tools is None else self.tools.names)
+        self.is_async = first.is_async
 
     def describe(self) -> dict[str, Any]:
         """Describe the tools, and say whether calls run concurrently."""
@@ -80,10 +78,10 @@ class Session:
             return [self._alone(call) for call in calls]
 
         async def together() -> list[Any]:
-            return await asyncio.gather(*calls)
+            with _one_line_errors(self.name):
+                return await asyncio.gather(*calls)
 
-        with _one_line_errors(self.name):
-            return asyncio.run(together())
+        return event_loop().submit(together()).result()
 
     async def _one(self, what: str, episode: int, **arguments: Any) -> Any:
         match what:
@@ -92,7 +90,7 @@ class Session:
             case "step":
                 return await self._step(episode, **arguments)
             case _:
-                reward = await self._within(self._playing[episode].finish())
+                reward = await self._run(episode, self._playing[episode].finish())
                 self._end(episode)
                 return reward
 
@@ -100,23 +98,34 @@ class Session:
         if episode not in self._playing:
             self._playing[episode] = self._free.pop() if self._free else self._make()
         self._turns[episode] = (seed, 0)
-        self._seed(episode)
-        return await self._within(self._playing[episode].open(row, seed))
+        return await self._run(episode, self._playing[episode].open(row, seed))
 
     async def _step(self, episode: int, text: str) -> dict[str, Any]:
-        self._seed(episode)
         try:
-            turn = await self._within(self._playing[episode].step(text))
-        except (_Late, asyncio.TimeoutError):
+            turn = await self._run(episode, self._playing[episode].step(text))
+        except _Late:
             del self._playing[episode]  # in an unknown state
+            del self._turns[episode]
             return asdict(Turn(ending="timeout"))
         if turn.ending is not None:
             self._end(episode)
         return asdict(turn)
 
-    async def _within(self, call: Coroutine[Any, Any, Any]) -> Any:
+    async def _run(self, episode: int, call: Coroutine[Any, Any, Any]) -> Any:
         """The result of a call, within the time limit if it can wait; `_alone` has that of others."""
-        return await (asyncio.wait_for(call, self._timeout) if self.is_async else call)
+
+        async def seeded() -> Any:
+            self._seed(episode)  # where it starts: calls that run at the same time share the generator
+            return await call
+
+        if not self.is_async:
+            return await seeded()
+        task = asyncio.ensure_future(seeded())
+        done, _ = await asyncio.wait([task], timeout=self._timeout)
+        if not done:
+            task.cancel()
+            raise _Late
+        return task.result()
 
     def _end(self, episode: int) -> None:
         self._free.append(self._playing.pop(episode))
@@ -171,16 +180,12 @@ def _one_line_errors(name: str) -> Iterator[None]:
         yield
     except EnvError:
         raise
-    except (_Late, asyncio.TimeoutError) as error:
+    except _Late as error:
         raise EnvError(f"{name} took longer than its limit to open or end an episode (environment.timeout)") from error
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"
         raise EnvError(f"{name} raised {type(error).__name__}: {error_text(error)} ({place})") from error
-
-
-def _is_async(kind: Any, tools: Sequence[str]) -> bool:
-    return any(inspect.iscoroutinefunction(getattr(kind, name, None)) for name in (*METHODS, *tools))
 
 
 def main(descriptor: int, tie: int) -> None:

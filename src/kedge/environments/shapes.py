@@ -101,6 +101,11 @@ class Game:
         self._environment = environment
         self._name = name
 
+    @property
+    def is_async(self) -> bool:
+        """True if a method is declared with `async def`."""
+        return _is_async(self._environment, ("reset", "step"))
+
     async def open(self, row: Mapping[str, Any], seed: int) -> list[dict[str, str]]:
         """Start an episode; the messages that follow the row's prompt."""
         environment = self._environment
@@ -133,6 +138,11 @@ class ToolUser:
         self._environment = environment
         self._name = name
         self.tools = tools
+
+    @property
+    def is_async(self) -> bool:
+        """See `Game`."""
+        return _is_async(self._environment, ("reset", "get_reward", *self.tools.names))
 
     async def open(self, row: Mapping[str, Any], seed: int) -> list[dict[str, str]]:
         """Start an episode; the messages that follow the row's prompt."""
@@ -190,6 +200,10 @@ def adapter_of(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUs
         return lambda: Game(made(), name)
     tools = Tools.of(environment, name)
     return lambda: ToolUser(made(), name, tools)
+
+
+def _is_async(environment: Any, names: Sequence[str]) -> bool:
+    return any(inspect.iscoroutinefunction(getattr(environment, name, None)) for name in names)
 
 
 async def _result(value: Any) -> Any:

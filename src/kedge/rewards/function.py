@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import inspect
-import os
-import threading
 import traceback
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from functools import cache, partial
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Responses, Score, ScoringModel, checked_scores, free_names
 from kedge.system.importing import find_named
 from kedge.system.texts import error_text, names_function
+from kedge.system.workers.event_loop import event_loop
 
 __all__ = ["FunctionReward", "find_function", "load_function", "names_function"]
 
-
-_T = TypeVar("_T")
-
-LAST_SECONDS = 1.0
-"""Seconds to wait, when the process ends, for calls that timed out."""
 
 RESPONSE_ARGUMENTS = ("completions", "completion_ids", "stopped")
 RESERVED_ARGUMENTS = (*RESPONSE_ARGUMENTS, "prompts", "prompt_ids", "max_new_tokens", "seed")
@@ -122,7 +114,7 @@ class FunctionReward:
         """
         returned = self._call(responses)
         if inspect.isawaitable(returned):
-            returned = _event_loop().submit(self._await(returned)).result()
+            returned = event_loop().submit(self._await(returned)).result()
         return checked_scores(returned, name=self.name, lengths=responses.lengths)
 
     def start(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], list[Score]]:
@@ -137,7 +129,7 @@ class FunctionReward:
         """
         if not self.is_async:
             return partial(self.score, responses)
-        future = _event_loop().submit(self._call_and_await(responses))
+        future = event_loop().submit(self._call_and_await(responses))
         return lambda: checked_scores(future.result(), name=self.name, lengths=responses.lengths)
 
     async def _call_and_await(self, responses: Responses) -> object:
@@ -196,54 +188,6 @@ class FunctionReward:
             f"{self.name} takes {parameter!r}, but no column of the prompts has that name (columns: {present}); "
             "add the column, or set the parameter's value"
         )
-
-
-class _EventLoop:
-    """The event loop of all async functions, in a separate thread; closed when the process ends.
-
-    Semaphores and the connections of HTTP clients belong to the loop that first used them, and user code makes them
-    once per module: for all calls, all functions of the module, and all stages of a script. In a notebook the calling
-    thread already runs a loop.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="kedge-async", daemon=True)
-        self._thread.start()
-        atexit.register(self._close)
-
-    def submit(self, call: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Start a call."""
-        return asyncio.run_coroutine_threadsafe(call, self._loop)
-
-    def _run(self) -> None:
-        is_open = True
-        while is_open:
-            with suppress(SystemExit):  # of a task, which also raises it where it is awaited
-                self._loop.run_forever()
-                is_open = False
-        self._loop.run_until_complete(self._finish())
-        self._loop.close()
-
-    async def _finish(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._loop.shutdown_asyncgens()
-
-    def _close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(LAST_SECONDS)
-
-
-@cache
-def _event_loop() -> _EventLoop:
-    return _EventLoop()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_event_loop.cache_clear)  # its thread is not in the child
 
 
 def _name(function: object) -> str:

@@ -1,0 +1,69 @@
+"""One event loop for the async code of users, as long as the process lives."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import cache
+from typing import Any, TypeVar
+
+__all__ = ["event_loop"]
+
+_T = TypeVar("_T")
+
+LAST_SECONDS = 1.0
+"""Seconds to wait, when the process ends, for calls that timed out."""
+
+
+class _EventLoop:
+    """The event loop of all async functions and environments, in a separate thread; closed when the process ends.
+
+    Semaphores and the connections of HTTP clients belong to the loop that first used them, and user code makes them
+    once: for all calls, all functions of a module, all episodes, and all stages of a script. In a notebook the calling
+    thread already runs a loop.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="kedge-async", daemon=True)
+        self._thread.start()
+        atexit.register(self._close)
+
+    def submit(self, call: Coroutine[Any, Any, _T]) -> Future[_T]:
+        """Start a call."""
+        return asyncio.run_coroutine_threadsafe(call, self._loop)
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            with suppress(SystemExit, KeyboardInterrupt):  # of a task, which also raises it where it is awaited
+                self._loop.run_forever()
+                is_open = False
+        self._loop.run_until_complete(self._finish())
+        self._loop.close()
+
+    async def _finish(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+
+    def _close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LAST_SECONDS)
+
+
+@cache
+def event_loop() -> _EventLoop:
+    """The event loop of this process, which is started when it is first asked for."""
+    return _EventLoop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=event_loop.cache_clear)  # its thread is not in the child
