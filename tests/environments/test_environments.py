@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 
+import numpy
 import pytest
+import torch
 
 from kedge.environments.client import Environment
 from kedge.environments.session import Session
+from kedge.environments.shapes import Step
 from kedge.environments.tools import Tools
 from kedge.errors import DataError, EnvError
 from tests.environments import worlds
@@ -218,3 +221,74 @@ def test_an_async_environment_runs_where_a_notebook_already_runs_a_loop(world, m
         return remote.step({1: "abc"})
 
     assert asyncio.run(cell())[1].messages == [{"role": "user", "content": "cba"}]
+
+
+def answering(answer):
+    """A game whose step returns this."""
+
+    class Given:
+        def reset(self, row, seed): ...
+
+        def step(self, text):
+            return answer
+
+    return Given
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (("o", 1.0, False, {"info": 1}), r"^Given\.step gave truncated=\{'info': 1\}; expected True or False$"),
+        (Step(terminated="no"), r"^Given\.step gave terminated='no'; expected True or False$"),
+        (Step(terminated=torch.tensor([True, False])), r"^Given\.step gave terminated=tensor"),
+        ({"message": "x", "reward": 1}, r"^Given\.step returned .*expected a kedge\.Step, or messages, reward"),
+        (Step(reward=1e39), r"^Given\.step gave the reward 1e\+39; expected a finite number$"),
+    ],
+    ids=["old gym", "text", "two", "misspelt", "too large for float32"],
+)
+def test_a_step_that_would_be_misread_is_refused(answer, line):
+    environment = Environment(answering(answer))
+    environment.open({1: ({}, 0)})
+    with pytest.raises(EnvError, match=line):
+        environment.step({1: "x"})
+
+
+@pytest.mark.parametrize("flag", [True, 1, torch.tensor(True), numpy.bool_(True)])
+def test_a_truth_value_may_come_from_torch_or_numpy(flag):
+    environment = Environment(answering(Step(truncated=flag)))
+    environment.open({1: ({}, 0)})
+    assert environment.step({1: "x"})[1].ending == "truncated"
+
+
+def test_methods_that_take_something_else_and_objects_are_refused_before_a_row_is_read():
+    class Other:
+        def reset(self, example, number): ...
+
+        def step(self, text): ...
+
+    class Short:
+        def reset(self): ...
+
+        def step(self): ...
+
+    expected = r"expected reset\(row, seed\) and step\(text\)$"
+    with pytest.raises(EnvError, match=rf"^Other: missing a required argument: 'example'; {expected}"):
+        Environment(Other)
+    with pytest.raises(EnvError, match=rf"^Short: too many positional arguments; {expected}"):
+        Environment(Short)
+    with pytest.raises(EnvError, match=r"^Guess is an object; expected its class, or a function that makes one"):
+        Environment(worlds.Guess())
+
+
+def test_what_a_tool_says_can_be_encoded_and_a_row_keeps_its_seed():
+    class Odd:
+        def reset(self, seed):
+            self.seed = seed
+
+        def say(self) -> str:
+            """Say something."""
+            return f"\ud800{self.seed}"
+
+    environment = Environment(Odd)
+    environment.open({1: ({"seed": "mine"}, 0)})
+    assert environment.step({1: "<say></say>"})[1].messages[0]["content"] == "?mine"

@@ -39,7 +39,9 @@ class Environment:
     """
 
     def __init__(self, given: str | Callable[[], Any], *, timeout: float = 30.0, log: Path | None = None) -> None:
-        self.name = given.rpartition(":")[2] if isinstance(given, str) else getattr(given, "__name__", "environment")
+        self.name = (
+            given.rpartition(":")[2] if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+        )
         self._timeout = timeout
         self._lock = threading.Lock()  # responses may be sampled ahead in another thread
         self._log = CallLog(log, self.name)

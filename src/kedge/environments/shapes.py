@@ -47,6 +47,8 @@ __all__ = ["Ending", "Game", "Step", "ToolUser", "Turn", "adapter_of"]
 Ending = Literal["completed", "truncated", "timeout"]
 """How an environment ends an episode; kedge ends it for other reasons, see `ENDINGS`."""
 
+LARGEST = 3e38
+"""Larger rewards are infinite in single precision."""
 LONGEST_TEXT = 1_000_000
 """Characters of a message: more is a mistake, and nothing would fit into a context."""
 
@@ -117,7 +119,10 @@ class Game:
         """Say something; the answer."""
         step = _as_step(await _result(self._environment.step(text)), self._name)
         reward = _number(step.reward, f"{self._name}.step gave the reward")
-        ending: Ending | None = "completed" if step.terminated else "truncated" if step.truncated else None
+        terminated, truncated = (
+            _flag(getattr(step, key), f"{self._name}.step gave {key}=") for key in ("terminated", "truncated")
+        )
+        ending: Ending | None = "completed" if terminated else "truncated" if truncated else None
         return Turn(_messages(step.messages, self._name), reward, ending)
 
     async def finish(self) -> float:
@@ -149,7 +154,7 @@ class ToolUser:
         reset = getattr(self._environment, "reset", None)
         if reset is None:
             return []
-        return _messages(await _result(reset(**_taken(reset, {**row, "seed": seed}))), self._name)
+        return _messages(await _result(reset(**_taken(reset, {"seed": seed, **row}))), self._name)
 
     async def step(self, text: str) -> Turn:
         """Say something; the results of the tools that it calls."""
@@ -164,7 +169,7 @@ class ToolUser:
             except Exception as error:  # a tool may raise anything; the policy reads what went wrong
                 errors += 1
                 content = f"Error: {str(error) or type(error).__name__}"
-            messages.append({"role": "tool", "name": call.name, "content": content[:LONGEST_TEXT]})
+            messages.append({"role": "tool", "name": call.name, "content": _encodable(content[:LONGEST_TEXT])})
         return Turn(messages, num_calls=len(calls), num_errors=errors)
 
     async def finish(self) -> float:
@@ -185,6 +190,8 @@ def adapter_of(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUs
     Raises:
         EnvError: It has neither `step` nor a tool, or needs arguments.
     """
+    if not callable(kind):
+        raise EnvError(f"{name} is an object; expected its class, or a function that makes one for each episode")
     try:
         environment = kind()
     except TypeError as error:
@@ -197,6 +204,7 @@ def adapter_of(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUs
     if callable(getattr(environment, "step", None)):
         if not callable(getattr(environment, "reset", None)):
             raise EnvError(f"{name} has step, and no reset; expected reset(row, seed) and step(text)")
+        _check_signatures(environment, name)
         return lambda: Game(made(), name)
     tools = Tools.of(environment, name)
     return lambda: ToolUser(made(), name, tools)
@@ -204,6 +212,24 @@ def adapter_of(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUs
 
 def _is_async(environment: Any, names: Sequence[str]) -> bool:
     return any(inspect.iscoroutinefunction(getattr(environment, name, None)) for name in names)
+
+
+def _check_signatures(environment: Any, name: str) -> None:
+    """Check that a game's methods take what they are called with.
+
+    Raises:
+        EnvError: One does not.
+    """
+    try:
+        step = inspect.signature(environment.step)
+        reset = inspect.signature(environment.reset)
+    except (TypeError, ValueError):
+        return  # of C code
+    try:
+        step.bind("")
+        reset.bind(**_taken(environment.reset, {"row": {}, "seed": 0}))
+    except TypeError as error:
+        raise EnvError(f"{name}: {error}; expected reset(row, seed) and step(text)") from None
 
 
 async def _result(value: Any) -> Any:
@@ -224,7 +250,7 @@ def _as_step(value: Any, name: str) -> Step:
         return Step(*value[:4])
     found = value if isinstance(value, Mapping) else {key: getattr(value, key, None) for key in Step.__annotations__}
     known = {key: found[key] for key in Step.__annotations__ if found.get(key) is not None}
-    if not known:
+    if not known or not set(found) <= set(Step.__annotations__):
         raise EnvError(
             f"{name}.step returned {value!r:.60} (a {type(value).__name__}); expected a kedge.Step, or messages, "
             "reward, terminated and truncated"
@@ -249,8 +275,21 @@ def _messages(value: Any, name: str) -> list[dict[str, str]]:
             raise EnvError(f"{name} gave the message {entry!r:.60}; expected the role user, tool or system, and a text")
         if len(content) > LONGEST_TEXT:
             raise EnvError(f"{name} gave a message of {len(content):,} characters; at most {LONGEST_TEXT:,}")
-        messages.append({"role": role, "content": content.encode("utf-8", "replace").decode()})
+        messages.append({"role": role, "content": _encodable(content)})
     return messages
+
+
+def _encodable(text: str) -> str:
+    """A text without lone surrogates, which no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _flag(value: Any, giver: str) -> bool:
+    """A truth value; anything else, such as the `info` of an old Gym's tuple, is a mistake."""
+    try:
+        return {0: False, 1: True}[value.item() if hasattr(value, "item") else value]
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise EnvError(f"{giver}{value!r:.60}; expected True or False") from None
 
 
 def _number(value: Any, giver: str) -> float:
@@ -258,7 +297,7 @@ def _number(value: Any, giver: str) -> float:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST:
         raise EnvError(f"{giver} {value!r:.60}; expected a finite number")
     return number
 
