@@ -124,6 +124,10 @@ def test_the_result_of_a_tool_has_its_role_or_is_told_by_the_user():
     without = Family(strict + FAMILIES["chatml"].template, "<|im_end|>", FAMILIES["chatml"].tokens).tokenizer()
     text = without.decode(TemplateTurns(without, [stop], tools=TOOLS).after(said, result))
     assert text == "\n<|im_start|>user\n<result>7</result><|im_end|>\n<|im_start|>assistant\n"
+    more = [*result, {"role": "tool", "name": "add", "content": "8"}]
+    text = without.decode(TemplateTurns(without, [stop], tools=TOOLS).after(said, more))
+    told = "<result>7</result>\n<result>8</result>"
+    assert text == f"\n<|im_start|>user\n{told}<|im_end|>\n<|im_start|>assistant\n", "in one turn: roles alternate"
 
 
 def test_plain_texts_follow_each_other():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kedge.data.chat import apply_template
@@ -159,10 +160,13 @@ class TemplateTurns:
         """The messages; those of tools as a user's, if the template has no other place for them."""
         if self._has_tool_role:
             return messages
-        return [
-            _user(f"<result>{message['content']}</result>") if message["role"] == "tool" else message
-            for message in messages
-        ]
+        told: Messages = []
+        for is_result, each in groupby(messages, lambda message: message["role"] == "tool"):
+            if is_result:  # one message for all of them: many templates refuse two in a row of the same role
+                told.append(_user("\n".join(f"<result>{message['content']}</result>" for message in each)))
+            else:
+                told += each
+        return told
 
     def _write(self, messages: Messages) -> str:
         return self._rendered(json.dumps(messages))
