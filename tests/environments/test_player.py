@@ -21,6 +21,8 @@ from tests.data.test_chat import FAMILIES
 from tests.environments import worlds
 from tests.experience import collected
 from tests.models.families import language_model
+from tests.rollout.test_sampler import STOP as SPOKEN
+from tests.rollout.test_sampler import speaker
 from tests.tiny import CHAT_TEMPLATE, tiny_causal_lm, tiny_tokenizer
 from tests.training.test_update import make_models
 
@@ -150,6 +152,27 @@ def test_the_same_episodes_are_played_again():
     assert sum(shares) == pytest.approx(1.0)
     assert metrics["episode/turns"] > 1
     assert metrics["episode/length"] == one.token_mask.sum(-1).float().mean()
+
+
+def test_turns_are_counted_where_an_environment_says_nothing_between_them():
+    model = speaker()
+    said = []
+
+    class Quiet:
+        def reset(self, row, seed): ...
+
+        def step(self, text):
+            said.append(text)
+            return {"reward": 1}
+
+    player = Player(Quiet, Limits(4, 60), timeout=5.0, by_turn=True)
+    player.begin([SPOKEN], 100, PLAIN, [])
+    dialogue = player.episodes(PLAIN, [Prompt("Play. ")] * 6, range(6))
+    sampler = Sampler(model, pad_id=0, stop_tokens=[SPOKEN], max_new_tokens=60)
+    rollout = sampler.generate((), seeds=range(6), dialogue=dialogue)
+    assert torch.equal(rollout.action_mask, rollout.token_mask)
+    assert player.metrics(rollout)["episode/turns"] == pytest.approx(len(said) / 6)
+    assert float(rollout.rewards.sum()) == len(said) > 12
 
 
 # Two tokens of the policy, two that it read, one of the policy, one read, one of the policy; then padding.

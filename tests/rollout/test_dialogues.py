@@ -10,8 +10,10 @@ from transformers import MistralConfig
 
 from kedge.algorithm.experience import join_rollouts
 from kedge.models import ActorCritic, response_logprobs
+from kedge.models.packing.packed import PackedDecoder
 from kedge.models.packing.trunk import Trunk
 from kedge.rollout import Sampler
+from kedge.system.ranks import AdaptiveTokens
 from tests.models.families import ARCHITECTURES, HEADS, OTHERS, SIZES
 from tests.rollout.test_sampler import STOP, speaker
 
@@ -178,3 +180,33 @@ def test_a_conversation_that_outgrows_the_window_is_not_read_without_it(monkeypa
     assert_is_the_slow_one(model, rollout, range(len(PROMPTS)))
     again = response_logprobs(model, rollout, temperature=1.0)
     torch.testing.assert_close(again, rollout.logprobs, atol=2e-5, rtol=0)
+
+
+def test_conversations_are_opened_again_where_memory_runs_out_in_the_middle(monkeypatch):
+    """What an environment says the second time counts, also if it is something else."""
+    opened = {}
+
+    class Moody(Scripted):
+        def open(self, rows):
+            again = bool(set(rows) & set(self.opened))
+            for row, prompt in zip(rows, super().open(rows), strict=True):
+                opened[row] = [*prompt, 50] if again else prompt
+            return [opened[row] for row in rows]
+
+    whole = PackedDecoder.extend
+
+    def extend(self, rows, *rest, **given):
+        if len(rows) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return whole(self, rows, *rest, **given)
+
+    monkeypatch.setattr(PackedDecoder, "extend", extend)
+    model = speaker()
+    dialogue = Moody()
+    rollout = make_sampler(model, adaptive=AdaptiveTokens(10**6)).generate((), seeds=SEEDS, dialogue=dialogue)
+    assert len(dialogue.opened) > len(PROMPTS)
+    prompts = [ids[mask].tolist() for ids, mask in zip(rollout.prompt_ids, rollout.prompt_mask, strict=True)]
+    assert prompts == [opened[row] for row in range(len(PROMPTS))]
+    assert any(prompt[-1] == 50 for prompt in prompts)
+    monkeypatch.setitem(globals(), "PROMPTS", prompts)
+    assert_is_the_slow_one(model, rollout, range(len(PROMPTS)))

@@ -147,16 +147,25 @@ class Player:
             trial.open([0])
             trial.end()
 
-    def episodes(self, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], seeds: Sequence[int]) -> Episodes:
+    def episodes(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+    ) -> Episodes:
         """The other side of a batch of conversations.
 
         Args:
             tokenizer: The policy's.
             prompts: A row of the data for each.
             seeds: A seed for each.
+            max_new_tokens: Tokens of both sides, where they are fewer than the player's limit, as by a schedule.
         """
         turns = [self._turns_of(tokenizer, prompt) for prompt in prompts]
-        return Episodes(self.environment, turns, tokenizer, prompts, seeds, self._limits, self._stop_ids, self._spent)
+        limits = replace(self._limits, tokens=max_new_tokens or self._limits.tokens)
+        return Episodes(self.environment, turns, tokenizer, prompts, seeds, limits, self._stop_ids, self._spent)
 
     def metrics(self, rollout: Rollout) -> dict[str, float]:
         """How the episodes of an update went: turns, endings, tools, and seconds that the environment took.
@@ -168,7 +177,9 @@ class Player:
             return {}
         endings = rollout.ending.tolist()
         own = rollout.action_mask
-        starts = own & ~torch.nn.functional.pad(own, (1, 0))[:, :-1]
+        # A turn may follow the last one's stop token at once: an answer can be empty.
+        stops = torch.isin(rollout.response_ids, torch.tensor([*self._stop_ids], device=own.device))
+        starts = own & ~torch.nn.functional.pad(own & ~stops, (1, 0))[:, :-1]
         spent = dict(self._spent)
         self._spent.clear()
         return {
@@ -176,7 +187,11 @@ class Player:
             "episode/length": float(rollout.token_mask.sum(-1).float().mean()),
             **{f"episode/{name}": endings.count(number) / len(endings) for number, name in enumerate(ENDINGS)},
             "time/environment": spent.get("seconds", 0.0),
-            **({"tools/calls": spent["calls"] / len(endings)} if self.environment.tools and spent.get("calls") else {}),
+            **(
+                {"tools/calls": spent["calls"] / spent["episodes"]}
+                if self.environment.tools and spent.get("calls")
+                else {}
+            ),
             **({"tools/failed": spent.get("errors", 0) / spent["calls"]} if spent.get("calls") else {}),
         }
 
@@ -211,7 +226,7 @@ class Episodes:
         seeds: A seed for each.
         limits: The limits.
         stop_ids: The tokens that end a turn of the policy.
-        spent: Counts the environment's seconds, and calls of tools and their errors.
+        spent: Counts episodes, the environment's seconds, and calls of tools and their errors.
     """
 
     environment: Environment
@@ -227,7 +242,7 @@ class Episodes:
     @property
     def longest_turn(self) -> int:
         """See `Dialogue`."""
-        return self.limits.turn_tokens or self.limits.tokens
+        return min(self.limits.turn_tokens or self.limits.tokens, self.limits.tokens)
 
     def among(self, rows: Sequence[int]) -> Episodes:
         """See `Dialogue`."""
@@ -284,6 +299,7 @@ class Episodes:
         for row, state in self._states.items():
             for slot, reward in state.rewards.items():
                 rewards[row, slot] = reward
+        self.spent["episodes"] += len(self.prompts)
         device = rewards.device
         endings = [ENDINGS.index(self._states[row].ending) for row in range(len(self.prompts))]
         return replace(

@@ -96,7 +96,7 @@ class Sampler:
                 ends the sampling.
         """
         if dialogue is not None:
-            prompts = dialogue.open(range(len(seeds)))
+            prompts = list(dialogue.open(range(len(seeds))))
         assert len(prompts) == len(seeds), "one seed per prompt"
         device = self.model.device
         draws = _uniform_draws(seeds, self.max_new_tokens).to(device, _draw_dtype(device))
@@ -165,7 +165,9 @@ class Sampler:
             release(error)
         responses.clear(rows, self.pad_id)
         if dialogue is not None:
-            dialogue.open(rows)
+            assert isinstance(prompts, list), "they are the dialogue's"
+            for row, prompt in zip(rows, dialogue.open(rows), strict=True):
+                prompts[row] = prompt  # an environment may open in another way the second time
         while rows:
             at_once = self.adaptive.rows  # which the last batch may have halved again
             self._sample_batch(prompts, rows[:at_once], draws, responses, on_token, dialogue)

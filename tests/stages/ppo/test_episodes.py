@@ -221,3 +221,44 @@ def test_a_loop_of_your_own_plays_episodes_too(tmp_path, policy):
     assert metrics["episode/turns"] >= 1
     run_ppo(configure(policy, tmp_path / "run", **EPISODES), prompts=GAMES)
     assert_same(tmp_path / "loop", tmp_path / "run")
+
+
+def test_a_lower_limit_of_one_batch_ends_its_episodes(tmp_path, policy):
+    settings = {"num_updates": 1, "num_prompts": 4, "report": False, "num_fixed_prompts": 0, **EPISODES}
+    with kedge.PpoTrainer(model=policy, prompts=GAMES, out=tmp_path / "loop", **settings) as trainer:
+        batch = trainer.sample(max_new_tokens=7)
+        assert {len(ids) for ids in batch.response_ids} <= set(range(1, 8))
+        assert batch.rollout.ending is not None
+        assert batch.rollout.response_ids.shape[1] == 7
+        assert len(trainer.generate(["Game 3. "], greedy=True)) == 1
+        trainer.update(batch)
+
+
+def test_a_schedule_of_the_length_is_that_of_episodes(tmp_path, policy):
+    settings = EPISODES | {"schedules": {"rollout.max_new_tokens": {"1": 7, "2": 40}}}
+    rows = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES).metrics
+    assert rows[0]["episode/length"] <= 7 < rows[1]["episode/length"]
+
+
+def test_greedy_episodes_start_as_those_that_they_are_compared_with(tmp_path, policy):
+    """In every round of sampling."""
+    opened = []
+
+    class Flat(worlds.Guess):
+        """All episodes score the same, so that more groups are sampled."""
+
+        def reset(self, row, seed):
+            opened.append((row["prompt"], seed))
+
+        def step(self, text):
+            return kedge.Step(terminated=True)
+
+    settings = EPISODES | {
+        "environment.source": None, "advantage": "remax", "critic": "none", "num_responses": 2, "num_updates": 1,
+        "constant_groups": {"resample": 1},
+    }  # fmt: skip
+    run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES, environment=Flat)
+    played = opened[1:]
+    assert len(played) == 2 * (8 + 4)
+    for first in (0, 12):
+        assert set(played[first : first + 8]) == set(played[first + 8 : first + 12])

@@ -236,6 +236,7 @@ class Sampling:
         clock: Stopwatch,
     ) -> ScoredRollout:
         """Score a round's responses; if the advantage needs it, sample and score a greedy response to each prompt."""
+        streams = ("rollout", trainer.update, *names)  # episodes start as those that they are compared with
         names = ("reward", trainer.update, *names)
         with clock.phase("reward"):
             self._check(sampled[0])
@@ -243,7 +244,7 @@ class Sampling:
         if not trainer.settings.needs_baseline:
             return scored
         with clock.phase("rollout"):
-            sampled.append(trainer.sample(prompts, groups=range(len(prompts)), greedy=True))
+            sampled.append(trainer.sample(prompts, *streams, groups=range(len(prompts)), greedy=True))
         with clock.phase("reward"):
             self._check(sampled[1])
             try:

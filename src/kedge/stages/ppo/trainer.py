@@ -142,15 +142,19 @@ class Trainer:
         if policy_version is None:
             policy_version = self.update - 1 - self.staleness
         names = names or ("rollout", self.update)
+        longest = max_new_tokens or settings.max_new_tokens
         engine = self.roles.engine.with_sampling(
-            max_new_tokens=max_new_tokens or settings.max_new_tokens, temperature=settings.temperature, greedy=greedy
+            max_new_tokens=longest, temperature=settings.temperature, greedy=greedy
         )
         seeds = stream_seeds(settings.seed, *names, count=len(groups))
         if self.roles.player is not None:
             # The episodes of a group start alike.
             starts = stream_seeds(settings.seed, "environment", *names, count=len(prompts))
             dialogue = self.roles.player.episodes(
-                self.roles.tokenizer, [prompts[group] for group in groups], [starts[group] for group in groups]
+                self.roles.tokenizer,
+                [prompts[group] for group in groups],
+                [starts[group] for group in groups],
+                max_new_tokens=longest,
             )
             return engine.generate((), seeds=seeds, groups=groups, policy_version=policy_version, dialogue=dialogue)
         encoded = prompt_ids or [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts]
