@@ -269,8 +269,10 @@ class Sampler:
                 running = running[kept]
                 places = places[kept]
                 limit = limit[kept]
-            # Without turns, no row goes on beyond its own limit.
-            decoder.step(tokens, None if longest_turn is None else running)
+            if longest_turn is None:
+                decoder.step(tokens)  # no row is read beyond its own limit, which is the same for all
+            else:
+                decoder.step(tokens, running)
             steps += 1
 
     def _draw(self, hidden: Float[Tensor, "rows dim"], draws: Float[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
