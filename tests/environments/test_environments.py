@@ -184,7 +184,7 @@ def test_what_opens_an_episode_is_checked(world):
         ),
         (f"{FILE}:Gues", "the module has no 'Gues'; did you mean 'Guess'"),
         ("nowhere.py:Guess", "environment file 'nowhere.py' does not exist"),
-        ("nowhere", "environment 'nowhere' is not the name of a function"),
+        ("nowhere", "environment 'nowhere' is not the name of a class"),
     ],
 )
 def test_what_is_no_environment_is_refused_in_one_line(spec, line):

@@ -23,7 +23,7 @@ from kedge.system.texts import DOTTED_NAME, error_text
 
 __all__ = ["find_named"]
 
-_EXPECTED = "path/to/file.py:function or package.module:function"
+_EXPECTED = "path/to/file.py:{0} or package.module:{0}"
 _MODULE_NUMBERS = itertools.count(1)
 _LOADED_HERE = "__kedge_loaded__"
 
@@ -34,6 +34,16 @@ class _Kind:
 
     word: str
     error: type[KedgeError]
+
+    @property
+    def named(self) -> str:
+        """The Python object of this kind."""
+        return "class" if self.word == "environment" else "function"
+
+    @property
+    def expected(self) -> str:
+        """The form of its name."""
+        return _EXPECTED.format("Class" if self.named == "class" else "function")
 
 
 def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[..., Any]:
@@ -50,19 +60,19 @@ def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[...
     kind = _Kind(word, error)
     source, _, attribute = spec.rpartition(":")
     if not source or not DOTTED_NAME.fullmatch(attribute):
-        raise error(f"{word} {spec!r} is not the name of a function; expected {_EXPECTED}")
+        raise error(f"{word} {spec!r} is not the name of a {kind.named}; expected {kind.expected}")
     from_file = source.endswith(".py")
     module = _run_file(Path(os.path.expanduser(source)), kind) if from_file else _import_module(source, kind)
     function = _attribute(module, attribute, spec, kind)
     if not callable(function):
-        raise error(f"{word} {spec!r} is a {type(function).__name__}, not a function")
+        raise error(f"{word} {spec!r} is a {type(function).__name__}, not a {kind.named}")
     return function
 
 
 def _run_file(given: Path, kind: _Kind) -> ModuleType:
     """Execute a file as a module."""
     if not given.is_file():
-        raise kind.error(f"{kind.word} file {str(given)!r} does not exist; expected {_EXPECTED}")
+        raise kind.error(f"{kind.word} file {str(given)!r} does not exist; expected {kind.expected}")
     path = given.resolve()
     _make_importable(path.parent)
     name = path.stem if _is_found_by_name(path) else _unique_name(path, kind)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kedge.algorithm.experience import Experience
+from kedge.algorithm.experience import ENDINGS, Experience
 from kedge.logs.samples import read_samples
 from kedge.rewards import ScoredTerms, Verdict
 from kedge.rewards.score import ScoredRollout
@@ -107,7 +107,8 @@ def test_of_episodes_those_are_masked_that_were_cut_off():
     rollout = make_rollout()  # the first of three ends with a stop token
     empty = torch.zeros_like(rollout.logprobs)
     episodes = replace(rollout, cut_off=torch.tensor([False, False, True]))
-    for sampled, kept in ((rollout, [0]), (episodes, [0, 1])):
+    ran_out = replace(episodes, ending=torch.tensor([ENDINGS.index(e) for e in ("max_turns", "max_tokens", "timeout")]))
+    for sampled, kept in ((rollout, [0]), (episodes, [0, 1]), (ran_out, [0])):
         scored = ScoredRollout(sampled, torch.arange(3.0), None, ["p"] * 3, ScoredTerms([0.0] * 3, {}))
         experience = Experience(sampled, scored.scores, empty, None, None, empty, sampled.action_mask, empty, empty)
         batch, left = SampledBatch([], [sampled], 3, scored, scored).masked(experience)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kedge.algorithm.experience import Experience, Rollout
+from kedge.algorithm.experience import ENDINGS, Experience, Rollout
 from kedge.algorithm.shaping import GroupScores, group_scores
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
@@ -91,7 +91,10 @@ class SampledBatch:
         """
         rollout = experience.rollout
         # An episode that its environment ended need not end with a stop token.
-        rows = (rollout.stopped if rollout.cut_off is None else ~rollout.cut_off).nonzero().squeeze(1)
+        is_cut = ~rollout.stopped if rollout.cut_off is None else rollout.cut_off
+        if rollout.ending is not None:
+            is_cut = is_cut | (rollout.ending == ENDINGS.index("max_tokens"))
+        rows = (~is_cut).nonzero().squeeze(1)
         num_masked = rollout.num_responses - len(rows)
         if num_masked and len(rows):
             batch = replace(self, trained=self.trained.select(rows.tolist()), num_masked=num_masked)
