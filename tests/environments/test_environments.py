@@ -212,6 +212,13 @@ def test_what_an_async_environment_keeps_is_of_one_event_loop(world, local, name
         remote.step({1: "late"})
 
 
+@pytest.mark.parametrize("local", [False, True])
+def test_an_async_environment_is_made_in_its_event_loop(world, local):
+    client = world("OwnClient", local=local)
+    assert [said[0]["content"] for said in client.open({1: ({}, 5), 2: ({}, 6)}).values()] == ["og", "og"]
+    assert client.step({1: "abc", 2: "de"})[2].messages[0]["content"] == "ed"
+
+
 def test_an_async_environment_runs_where_a_notebook_already_runs_a_loop(world, monkeypatch):
     monkeypatch.setattr(worlds.Remote, "client", None)
 

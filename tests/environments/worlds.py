@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import time
+from typing import ClassVar
 
 from kedge.environments import Step
 
@@ -178,9 +179,11 @@ class Crowd:
 class Client:
     """Belongs to the event loop in which it was made, as the session of an HTTP client does."""
 
+    running: ClassVar[set] = set()  # until the loop is closed, which ends them
+
     def __init__(self):
         self.questions = asyncio.Queue()
-        self.reading = asyncio.create_task(self.read())
+        self.running.add(asyncio.create_task(self.read()))
 
     async def read(self):
         while True:
@@ -208,6 +211,19 @@ class Remote:
             raise TimeoutError("the server does not answer")
         drawn = random.random()
         return Step(await self.client.ask(text), reward=drawn)
+
+
+class OwnClient:
+    """Makes its client at once."""
+
+    def __init__(self):
+        self.client = Client()
+
+    async def reset(self, row, seed):
+        return await self.client.ask("go")
+
+    async def step(self, text):
+        return Step(await self.client.ask(text))
 
 
 def remote():

@@ -6,6 +6,7 @@ Also the worker process of an environment, which has one.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import signal
 import sys
@@ -40,8 +41,8 @@ class Session:
     """
 
     def __init__(self, kind: Callable[[], Any], name: str, timeout: float | None = None) -> None:
+        self._make = _adapter(kind, name)
         with _one_line_errors(name):
-            self._make = adapter_of(kind, name)
             first = self._make()
         self.name = name
         self._timeout = timeout
@@ -171,6 +172,19 @@ def _deadline(seconds: float | None) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _adapter(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUser]:
+    """See `adapter_of`. What a class with async methods makes for itself, such as a client, needs their event loop."""
+
+    async def in_loop() -> Callable[[], Game | ToolUser]:
+        with _one_line_errors(name):
+            return adapter_of(kind, name)
+
+    if inspect.getmembers(kind, inspect.iscoroutinefunction):
+        return event_loop().submit(in_loop()).result()
+    with _one_line_errors(name):
+        return adapter_of(kind, name)
 
 
 @contextmanager

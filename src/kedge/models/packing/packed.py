@@ -555,7 +555,7 @@ class Decoder(Protocol):
 
         Args:
             tokens: The tokens.
-            running: False for rows that have ended, which do not get longer than the model can read; None if all go on.
+            running: False for rows that have ended, which do not get longer than the model can read; None if none has.
         """
         ...
 
