@@ -101,6 +101,21 @@ def test_without_a_template_there_is_one_line():
         TemplateTurns(tiny_tokenizer(), [2])
 
 
+@pytest.mark.parametrize("name", GOES_ON)
+def test_what_opens_an_episode_is_one_message_with_the_question_before_it(name):
+    tokenizer = GOES_ON[name].tokenizer()
+    turns = TemplateTurns(tokenizer, [stop_of(GOES_ON[name], tokenizer)])
+    opened = turns.open(Prompt("", {"messages": [QUESTION]}), [{"role": "user", "content": "From 1 to 5."}])
+    whole = [{"role": "user", "content": "Say a number.\nFrom 1 to 5."}]
+    assert tokenizer.decode(opened) == tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
+    system = [{"role": "system", "content": "Be brief."}]
+    if name != "mistral":  # which writes every message but the user's as an answer
+        opened = turns.open(Prompt("", {"messages": system}), [QUESTION])
+        whole = [*system, QUESTION]
+        text = tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
+        assert tokenizer.decode(opened) == text
+
+
 def test_tools_come_with_the_template_if_it_has_a_place_for_them():
     shown = "{% if tools %}[{{ tools | length }} tools]{% endif %}" + FAMILIES["chatml"].template
     tokenizer = Family(shown, "<|im_end|>", FAMILIES["chatml"].tokens).tokenizer()

@@ -121,7 +121,12 @@ class TemplateTurns:
         """See `Turns`."""
         given = prompt.columns.get("messages")
         conversation: Messages = [*given] if isinstance(given, list) else [_user(prompt.text)]
-        conversation = [*conversation, *messages]
+        if messages and messages[0]["role"] == conversation[-1]["role"] == "user":
+            # One message, as in TRL: many templates take no two in a row from the same side.
+            content = f"{conversation[-1]['content']}\n{messages[0]['content']}"
+            conversation = [*conversation[:-1], {**conversation[-1], "content": content}, *messages[1:]]
+        else:
+            conversation = [*conversation, *messages]
         if self._description:
             first = next((place for place, each in enumerate(conversation) if each["role"] == "user"), 0)
             content = f"{self._description}\n\n{conversation[first]['content']}"
