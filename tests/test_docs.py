@@ -58,7 +58,7 @@ def commands() -> list[tuple[str, ...]]:
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Pipelines that do nothing, and the configuration file that the commands name, in an empty working directory."""
+    """Pipelines that do nothing, and the configuration files that the commands name, in a new working directory."""
     # First of all, because these import parts of the stages.
     monkeypatch.setattr("kedge.stages.planning.plan.plan_machine", lambda *_, **__: "")
     monkeypatch.setattr("kedge.cli.stages.imported", lambda _: lambda *_, **__: None)
@@ -79,6 +79,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("kedge.stages.chat.chat_server", lambda *_, **__: page)
     example = next(block for page, block in blocks("yaml") if page == "docs/configuration.md")
     (tmp_path / "run.yaml").write_text(example, encoding="utf-8")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
 
 

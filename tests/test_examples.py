@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from kedge.config import load_config
+from kedge.environments.client import Environment
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
 from kedge.stages.ppo import run_ppo
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
 BRIEF = Path("examples/brief")
+GUESS = ROOT / "examples/guess/guess.py"
+CALCULATOR = ROOT / "examples/calculator/calculator.py"
+FEW = {"sft.num_epochs": 1, "report": False}
 
 
 def subjects(name: str) -> set[str]:
@@ -65,3 +69,78 @@ def test_the_example_runs(tmp_path, monkeypatch):
     rows = read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)
     assert [(row["update"], len(row["responses"])) for row in rows] == [(0, 3), (1, 3), (2, 3)]
     assert all(response["reason"] for row in rows for response in row["responses"])
+
+
+def run_small(example: str, folder: Path, prompts: str):
+    """Two updates by an example's `run.yaml`, on the files that its script has written."""
+    data = [f"data.prompts={folder / prompts}", f"data.eval_prompts={folder / prompts}"]
+    flags = {"model": str(folder / "start"), "out": str(folder / "run")}
+    small = ["num_updates=2", "num_prompts=8", "eval_num_prompts=8", *data]
+    return run_ppo(load_config(Path(example) / "run.yaml", small, flags, stage="ppo"))
+
+
+def test_halving_finds_every_number_of_the_game_in_its_turns():
+    example = runpy.run_path(str(GUESS))
+    game, most = example["Guess"](), example["MOST"]
+    turns = []
+    for secret in range(1, most + 1):
+        game.secret = secret
+        low, high = 1, most
+        count = 1
+        while not (step := game.step(str((low + high) // 2))).terminated:
+            assert step.reward == 0
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if step.messages == "higher" else (low, middle - 1)
+            count += 1
+        assert step.reward == 1
+        turns.append(count)
+    assert sorted(turns) == [1, *[2] * 2, *[3] * 4, *[4] * 8]
+    assert max(turns) == example["TURNS"]
+
+
+def test_careless_games_keep_the_rules():
+    example = runpy.run_path(str(GUESS))
+    for number in range(200):
+        _, *turns = example["careless_game"](f"game {number}")
+        guesses = [int(turn["content"]) for turn in turns[::2]]
+        answers = [*(turn["content"] for turn in turns[1::2]), None]
+        assert 1 <= len(guesses) <= example["TURNS"]
+        possible = set(range(1, example["MOST"] + 1))
+        for guess, answer in zip(guesses, answers, strict=True):
+            if answer:
+                possible &= {each for each in possible if (each > guess) == (answer == "higher") and each != guess}
+        assert possible
+        assert guesses[-1] in possible or len(guesses) == example["TURNS"]
+
+
+def test_the_guessing_game_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(GUESS))["main"](tmp_path, 64, **FEW)
+    result = run_small("examples/guess", tmp_path, "games.jsonl")
+    for row in result.metrics:
+        assert row["episode/completed"] + row["episode/max_turns"] == pytest.approx(1)
+        assert row["episode/completed"] == pytest.approx(row["score/Guess"])  # what is found is paid
+        assert 1 <= row["episode/turns"] <= 4
+
+
+def test_the_calculator_answers_a_demonstrated_call():
+    example = runpy.run_path(str(CALCULATOR))
+    environment = Environment(f"{CALCULATOR}:Calculator")
+    try:
+        environment.open({0: ({}, 0)})
+        [turn] = environment.step({0: example["call"](37, 64)}).values()
+        assert (turn.messages[0]["content"], turn.ending) == ("2368", None)
+        assert environment.step({0: "2368"})[0].ending == "completed"
+    finally:
+        environment.close()
+    texts = ['<multiply>{"a": 37, "b": 64}</multiply>2368\n2368', "2368", "2367", "2368\n", ""]
+    assert example["right"](texts, ["2368"] * 5) == [1, 1, 0, 0, 0]
+
+
+def test_the_calculator_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(CALCULATOR))["main"](tmp_path, 64, **FEW)
+    result = run_small("examples/calculator", tmp_path, "prompts.jsonl")
+    for row in result.metrics:
+        assert 0 <= row["score/right"] <= 1
+        assert 1 <= row["episode/turns"] <= 2

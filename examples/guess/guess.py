@@ -1,0 +1,75 @@
+"""Guess a number in few turns: the game, and a small model that has seen it played carelessly.
+
+python examples/guess/guess.py                  # the model, in runs/guess
+kedge ppo --config examples/guess/run.yaml      # PPO: it learns to halve what is left
+"""
+
+import json
+import random
+from pathlib import Path
+
+import kedge
+
+MOST = 15
+TURNS = 4
+"""Halving what is left finds every number up to 15 in four turns."""
+CARE = 0.5
+"""Share of the demonstrated guesses that heed the answers so far; the others are any number."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{{ eos_token if message['role'] == 'assistant' else '\n' }}{% endfor %}"
+)
+PROMPT = [{"role": "user", "content": f"Guess my number, from 1 to {MOST}."}]
+SIZES = {"hidden_size": 48, "num_layers": 2, "num_heads": 4, "context_length": 64, "initializer_range": 0.05}
+
+
+class Guess:
+    """Says whether the number is higher or lower than a guess; pays 1 when it is found."""
+
+    def reset(self, row, seed):
+        """Draw a number."""
+        self.secret = random.Random(seed).randint(1, MOST)
+
+    def step(self, text):
+        """Answer a guess."""
+        guess = int(text) if text.isascii() and text.isdigit() else 0
+        if guess == self.secret:
+            return kedge.Step(reward=1.0, terminated=True)
+        return kedge.Step("higher" if guess < self.secret else "lower")
+
+
+def careless_game(seed):
+    """The messages of a game: guesses are drawn from the numbers that are left, or from all of them."""
+    draw = random.Random(f"guesses {seed}")
+    game = Guess()
+    game.reset({}, seed)
+    low, high = 1, MOST
+    messages = [*PROMPT]
+    for _ in range(TURNS):
+        guess = draw.randint(low, high) if draw.random() < CARE else draw.randint(1, MOST)
+        messages.append({"role": "assistant", "content": str(guess)})
+        answer = game.step(str(guess))
+        if answer.terminated:
+            break
+        messages.append({"role": "user", "content": answer.messages})
+        low, high = (max(low, guess + 1), high) if answer.messages == "higher" else (low, min(high, guess - 1))
+    return messages if answer.terminated else messages[:-1]
+
+
+def main(folder=Path("runs/guess"), num_games=12_000, **sft):
+    """Train a model of 60,000 parameters on careless games, and write the prompts of new ones."""
+    from kedge.models.untrained import save_untrained_llama, train_tokenizer
+
+    games = [{"messages": careless_game(f"game {number}")} for number in range(num_games)]
+    texts = [message["content"] for game in games for message in game["messages"]]
+    tokenizer = train_tokenizer(texts, vocab_size=400)  # one token for each number and answer
+    tokenizer.chat_template = CHAT_TEMPLATE
+    save_untrained_llama(folder / "untrained", tokenizer, **SIZES, seed=0)
+    settings = {"preset": "small-cpu", "learning_rate": 4e-3, "num_epochs": 2, **sft}
+    kedge.sft(model=folder / "untrained", demonstrations=games, out=folder / "start", **settings)
+    (folder / "games.jsonl").write_text(f"{json.dumps({'prompt': PROMPT})}\n" * 512)
+
+
+if __name__ == "__main__":
+    main()
