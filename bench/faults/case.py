@@ -25,6 +25,7 @@ __all__ = [
     "monitored",
     "reward_model",
     "run_case",
+    "sft_policy",
     "untrained",
 ]
 
@@ -89,6 +90,7 @@ class Case:
         change: Transforms the base's prompts, demonstrations or comparisons, depending on the stage.
         start: The folder of the initial model.
         critic: The folder of a critic that PPO starts from; None for the demo's.
+        teacher: The folder of a teacher, which stands for the reward; None for a run without one.
         bug: A bug to patch in for the duration of the run.
     """
 
@@ -100,6 +102,7 @@ class Case:
     change: Callable[[Rows], Rows] = unchanged
     start: Callable[[Base], Path] = sft_policy
     critic: Callable[[Base], Path] | None = None
+    teacher: Callable[[Base], Path] | None = None
     bug: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
@@ -127,6 +130,8 @@ def _ppo(case: Case, base: Base, out: Path) -> None:
     settings = {"reward": case.reward(base), **SMALL, **case.settings}
     if case.critic is not None:
         settings["ppo.critic_init"] = str(case.critic(base))
+    if case.teacher is not None:
+        settings |= {"ppo.reference": str(case.teacher(base)), "reward": []}
     with case.bug():
         run_ppo(demo_config("ppo", start, out, seed=base.seed, **settings), prompts=case.change(base.prompts()))
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from bench.faults import bugs
 from bench.faults.base import IN_GROUPS, SHARED
-from bench.faults.case import TASKS, Case, function, monitored, reward_model, untrained
+from bench.faults.case import TASKS, Case, function, monitored, reward_model, sft_policy, untrained
 from bench.faults.changes import eos_masked_policy, few, longer_preferred, random_labels, some_too_long
 from kedge.stages.demo import recipe
 
@@ -17,6 +17,18 @@ AGGRESSIVE: Final = {"ppo.kl_coef": 0.05, "ppo.learning_rate": 1e-3, "ppo.schedu
 
 HOT_HEAD: Final = {**SHARED, "ppo.value_head_rate": 900.0, "ppo.value_clip_range": None}
 """The policy's steps are sound; the values jump in the first update and come back later."""
+
+DISTILLED: Final = {
+    "ppo.advantage": "to_go",
+    "ppo.gamma": 0.0,
+    "ppo.kl_coef": 1.0,
+    "ppo.policy_loss": "unclipped",
+    "ppo.num_epochs": 1,
+    "ppo.whiten_advantages": False,
+    "ppo.value_gae_lambda": None,
+    "ppo.num_updates": 16,
+}
+"""As the preset `distill`."""
 
 CHECKED: Final = {"ppo.critic_check": 12}
 """The critic's values are held against fresh continuations, at the start and at the end."""
@@ -41,6 +53,11 @@ SAMPLER: Final = (
         {"rollout.max_staleness": 4, "ppo.learning_rate": 3e-3},
     ),
     Case(
+        "2 updates ahead, learning rate × 5",
+        "sampler_ratios_wide",
+        {"rollout.max_staleness": 2, "ppo.learning_rate": 1.5e-3},
+    ),
+    Case(
         "one step off, sampling row by row",
         "one_side_waits",
         {"rollout.max_staleness": 1, "rollout.micro_batch_size": 1},
@@ -51,6 +68,13 @@ SAMPLER: Final = (
 )
 
 KL: Final = (
+    Case(
+        "teacher, learning rate / 1000",
+        "teacher_not_approached",
+        {**DISTILLED, "ppo.learning_rate": 3e-7},
+        start=untrained,
+        teacher=sft_policy,
+    ),
     Case("β × 500", "beta_too_large", {"ppo.kl_coef": 50.0}),
     Case("β / 1000, learning rate × 3", "beta_too_small", {**AGGRESSIVE, "ppo.kl_coef": 1e-4}),
     Case(

@@ -25,6 +25,12 @@ FORBIDDEN_CALLS = {
 # installed packages.
 IMPORTING = {"importlib.import_module", "importlib.util", "spec.loader.exec_module", "runpy", "imp"}
 IMPORTERS = {"system/importing.py", "rewards/__init__.py", "system/stage.py", "__init__.py"}
+# A verifier runs programs that the policy wrote: in a sandbox, by the one module that runs there. The other
+# compiles that module and writes its job; neither reads what comes back as anything but plain data.
+IN_THE_SANDBOX = {
+    "rewards/worker/confined.py": {"compile", "eval", "exec"},
+    "rewards/worker/sandbox.py": {"compile", "marshal", "marshal.dumps"},
+}
 PACKAGE = Path(kedge.__file__).parent
 
 
@@ -43,7 +49,8 @@ def names_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_no_source_can_run_data(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for line, name in names_in(tree):
+    allowed = IN_THE_SANDBOX.get(path.relative_to(PACKAGE).as_posix(), set())
+    for line, name in ((line, name) for line, name in names_in(tree) if name not in allowed):
         assert name.partition(".")[0] not in FORBIDDEN_MODULES, f"{path.name}:{line}"
         assert name not in FORBIDDEN_CALLS, f"{path.name}:{line}"
         assert path.relative_to(PACKAGE).as_posix() in IMPORTERS or name not in IMPORTING, f"{path.name}:{line}"

@@ -166,10 +166,11 @@ def test_a_first_pass_is_used_for_its_own_rows_alone() -> None:
 
 
 def test_repetition_does_not_span_tokens_that_were_only_read() -> None:
-    ids = torch.tensor([[1, 2, 9, 9, 3, 4, 1, 2, 3, 4, 9, 9], [9, 9, 9, 9, 9, 1, 2, 3, 4, 5, 6, 7]])
+    ids = torch.tensor([[1, 2, 9, 9, 3, 4, 1, 2, 3, 4, 9, 9], [9, 9, 1, 2, 3, 4, 1, 2, 3, 4, 9, 5]])
     chosen = ids != 9
-    # Row 0 chose 1 2 3 4 1 2 3 4: five 4-grams, of which the last repeats the first. Row 1 repeats nothing.
-    assert repetition(ids, chosen).tolist() == pytest.approx([1 / 5, 0.0])
+    # Row 0 chose 1 2, and then 3 4 1 2 3 4: three 4-grams, all different; 1 2 3 4 with the first turn is not one.
+    # Row 1 chose 1 2 3 4 1 2 3 4, and then 5: five 4-grams, of which the last repeats the first.
+    assert repetition(ids, chosen).tolist() == pytest.approx([0.0, 1 / 5])
 
 
 def test_a_policy_without_a_critic_is_updated_by_reinforce() -> None:

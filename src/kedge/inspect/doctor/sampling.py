@@ -194,7 +194,7 @@ def rollout_too_old(run: RunRecord, share: Series) -> Symptom | None:
     Try: Lower `rollout.max_staleness`; lower `ppo.learning_rate`.
 
     Threshold: In the last quarter of the run, more than 5 % of the weights truncated, or an effective share of the
-    tokens below one half. A warning. Checked on synthetic runs only.
+    tokens below one half. A warning.
     """
     truncated = read(run, "policy/sampler_truncated")
     seen: list[str] = []
@@ -244,7 +244,7 @@ def sampler_ratios_wide(run: RunRecord, low: Series, high: Series) -> Symptom | 
 
     Threshold: In the last quarter of the run, more than 1% of the tokens below 0.5 or above 2: a warning. More than 1%
     of the responses with a geometric mean below 0.99 or above 1.01, if they have 100 tokens or more and were sampled by
-    the weights that are trained: a note. Checked on synthetic runs only.
+    the weights that are trained: a note.
     """
     if run.setting("ppo.importance_mask") is not None:
         return None

@@ -253,8 +253,8 @@ def _filter() -> bytes:
     allow, kill = 0x7FFF0000, 0x80000000
     refuse = 0x00050000 | errno.EPERM
 
-    def instruction(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-        return struct.pack("HBBI", code, yes, no, value)
+    def instruction(operation: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+        return struct.pack("HBBI", operation, yes, no, value)
 
     load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
     numbers = [row.split()[1 + column] for row in SYSTEM_CALLS.split(",")]
