@@ -45,6 +45,8 @@ def test_the_tools_of_the_page(adapter):
     calculator.open({1: ({"answer": 6}, 0)})
     turn = calculator.step({1: '<multiply>{"a": 2, "b": 3}</multiply>'})[1]
     assert [message["content"] for message in turn.messages] == ["6"]
+    turn = calculator.step({1: "It is 6."})[1]
+    assert (turn.reward, turn.ending) == (1.0, "completed")
 
 
 def test_gymnasium(adapter):
