@@ -267,7 +267,7 @@ def test_mistakes_are_one_line(call, changed, kind, said, models, tmp_path):
             {"model": "m", "train_dataset": ["a"]},
             "train_dataset is TRL's name; here it is data.comparisons",
         ),
-        (kedge.ppo, {"model": "m", "tools": [count_letters]}, "tools is TRL's name; here there is none"),
+        (kedge.ppo, {"model": "m", "tools": [count_letters]}, "tools is TRL's name; here it is environment.source"),
     ],
 )
 def test_an_argument_of_trl_is_answered_even_where_ours_is_missing(call, given, said):

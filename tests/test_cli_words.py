@@ -49,7 +49,7 @@ def test_the_words_of_python_are_options(
         (["ppo", "--num_updates", "3"], "--num_updates is not an option; fields are set without dashes: num_u"),
         (["ppo", "--num-updates=3"], "--num-updates is not an option; fields are set without dashes: num_u"),
         (["ppo", "--use_vllm", "true"], "use_vllm is TRL's name; here it is rollout.engine=vllm"),
-        (["ppo", "--tools", "f.py:t"], "tools is TRL's name; here it is environment.source, environment.max_turns"),
+        (["ppo", "--tools", "f.py:t"], "tools is TRL's name; here it is environment.source"),
         (["sft", "--train_dataset", "d"], "train_dataset is TRL's name; here it is data.demonstrations"),
         (["ppo", "mask_truncated_completions=true"], "mask_truncated_completions is TRL's name; here it is r"),
         (["ppo", "+trainer.val_before_train=False"], "trainer.val_before_train is verl's name; here it is ppo.eval_ev"),

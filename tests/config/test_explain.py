@@ -126,11 +126,13 @@ ASKED_FOR = {
     "+actor_rollout_ref.actor.fsdp_config.reshard_after_forward": "runtime.parallel",
     "vllm.num_engines": "rollout.vllm.servers",
     "--ds.lora.rank": "adapter.rank",
+    "tools": "environment.source",
+    "environment_factory": "environment.source",
+    "max_tool_calling_iterations": "environment.max_turns",
+    "actor_rollout_ref.rollout.multi_turn.enable": "environment.source",
 }
 
 ABSENT = [
-    "tools",
-    "environment_factory",
     "rollout_func",
     "reward_processing_classes",
     "sync_ref_model",
@@ -140,7 +142,7 @@ ABSENT = [
     "label_smoothing",
     "deepspeed",
     "train.agent_func_path",
-    "actor_rollout_ref.rollout.multi_turn.enable",
+    "actor_rollout_ref.rollout.agent.num_workers",
     "trainer.v1.sampler.custom_sampler",
     "critic.model.mtp.enable",
 ]
