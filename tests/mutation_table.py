@@ -1071,8 +1071,8 @@ MUTATIONS = (
     Mutation(
         "cut-off-episode-ends-at-zero",
         "collect_experience",
-        "rewards = rewards + _value_at_cut(",
-        "rewards = rewards + 0 * _value_at_cut(",
+        "credited = rewards + _value_at_cut(",
+        "credited = rewards + 0 * _value_at_cut(",
         f"{PLAYER}::test_a_cut_off_episode_goes_on_in_the_critics_eyes[shared-last]",
     ),
     Mutation(

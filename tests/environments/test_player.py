@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from kedge.data import Prompt
 from kedge.data.tokens import encode_completion
 from kedge.environments.player import Limits, Player
 from kedge.errors import DataError, EnvError
+from kedge.logs.experience_metrics import describe_experience
 from kedge.models import LanguageModel
 from kedge.rollout import Sampler
 from tests.algorithm.test_advantages import advantages_by_definition
@@ -234,6 +236,11 @@ def test_a_cut_off_episode_goes_on_in_the_critics_eyes(critic, score_at):
     with torch.no_grad():
         values = models.values(rollout, value_after_last=True)
     assert values[:, 7].abs().min() > 0.01
+    # It is not paid: the metrics of rewards and of the cost of the KL have what the environment gave.
+    assert experience.rewards.tolist() == rollout.rewards.tolist()
+    metrics = describe_experience(replace(experience, scores=torch.zeros(3)))
+    assert metrics["reward/total"] == pytest.approx(sum(PAID))
+    assert metrics["reward/kl"] == pytest.approx(0.0, abs=1e-6)
     own = [slot for slot, counts in enumerate(OWN) if counts]
     for row, cut in enumerate([False, True, True]):
         slots = own if score_at == "last" else [*own, 7]

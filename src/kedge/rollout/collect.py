@@ -204,8 +204,9 @@ def collect_experience(
     if use.whiten_rewards:
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False, magnitude=magnitude)
         magnitude = _largest(rewards)
+    credited = rewards
     if use.advantage.needs == "values" and rollout.cut_off is not None:
-        rewards = rewards + _value_at_cut(rollout, models, reward_mask, gamma=use.gamma)
+        credited = rewards + _value_at_cut(rollout, models, reward_mask, gamma=use.gamma)
     inputs: AdvantageInputs = {
         "values": values,
         "group": rollout.group,
@@ -213,10 +214,10 @@ def collect_experience(
         "actions": rollout.action_mask,
     }
     if values is not None and first_returns is not None:
-        _, returns = first_returns(rewards, mask=reward_mask, **inputs)
+        _, returns = first_returns(credited, mask=reward_mask, **inputs)
         inputs["values"] = values = models.actor_critic.start_values(values, returns, reward_mask)
     if scored.token_scores is None or use.process_advantage is None:
-        advantages, returns = use.advantage(rewards, mask=reward_mask, **inputs)
+        advantages, returns = use.advantage(credited, mask=reward_mask, **inputs)
     else:
         outcome = use.advantage(shaped().rewards, mask=reward_mask, **inputs)
         process = use.process_advantage(scored.token_scores, rollout.action_mask, group=rollout.group)
@@ -246,7 +247,10 @@ def collect_experience(
 def _value_at_cut(
     rollout: Rollout, models: Models, reward_mask: Bool[Tensor, "batch time"], *, gamma: float
 ) -> Float[Tensor, "batch time"]:
-    """The value of the state in which each cut-off episode was left, as a reward: γ·V(s_L) at its last action.
+    """The value of the state in which each cut-off episode was left: γ·V(s_L) at its last action.
+
+    Advantages and returns count it as a reward; the rewards of the experience, and so their total and the cost of the
+    KL in the metrics, leave it out.
 
     Where the slot after the last action counts, as with `score_at="after_last"`, that is the state's own, and is paid
     V(s_L). An episode that fills the tensor has no slot for the state, and gets nothing.
