@@ -219,7 +219,7 @@ def test_an_adapter_learns_from_a_teacher_on_another_base(student: Path, teacher
         prompts=PROMPTS,
         out=tmp_path / "run",
         adapter={"kind": "lora", "rank": 8},
-        **{**RUN, "num_updates": 40, "learning_rate": 1.2e-2},
+        **{**RUN, "num_updates": 80},
     )
     start, end = distances(result.metrics)
     assert end < 0.85 * start
