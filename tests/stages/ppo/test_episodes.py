@@ -19,6 +19,7 @@ from kedge.logs.samples import read_samples
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from tests.environments import worlds
+from tests.stages.evaluation.speakers import save_speaker
 from tests.stages.ppo.test_ppo import configure, metrics_without_times
 from tests.stages.ppo.test_ppo import kedge as command
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
@@ -159,13 +160,32 @@ def test_a_class_and_its_name_are_the_same_environment(tmp_path, policy):
     assert_same(tmp_path / "named", tmp_path / "given")
 
 
-def test_tools_are_called_in_a_run(tmp_path):
+def test_an_answer_without_a_call_ends_an_episode_with_tools(tmp_path):
     policy = save_tiny_policy(tmp_path / "policy", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE), extra_rows=20)
     rows = [{"prompt": [{"role": "user", "content": f"{n} + 1?"}], "answer": n + 1} for n in range(4)]
     settings = EPISODES | {"environment.source": f"{worlds.__file__}:Adder", "max_new_tokens": 20}
     result = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=rows)
     assert result.metrics[-1]["episode/completed"] == 1  # a random policy calls no tool
     assert result.metrics[-1]["score/Adder"] == 0
+
+
+def test_a_policy_that_calls_a_tool_reads_its_results(tmp_path):
+    """It says one token, which is a call, until the limit of turns; each result is between two of its tokens."""
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    tokenizer.add_tokens(["<add>6</add>"])
+    policy = save_speaker(tmp_path / "policy", "<add>6</add>", tokenizer=tokenizer)
+    rows = [{"prompt": [{"role": "user", "content": f"Game {number}"}]} for number in range(4)]
+    adder = {"environment.source": f"{worlds.__file__}:Adder", "environment.max_turn_tokens": 1}
+    settings = EPISODES | adder | {"max_new_tokens": 60, "learning_rate": 0.0}
+    result = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=rows)
+    for row in result.metrics:
+        assert row["tools/calls"] == 3
+        assert row["tools/failed"] == 0
+        assert row["episode/max_turns"] == 1
+        assert row["response/length"] == 3
+    [sample, *_] = read_samples(tmp_path / "run")
+    assert sample["tokens"] == ["<add>6</add>"] * 3
+    assert [text.count("<|tool|>\n7\n") for _, text in sample["foreign"]] == [1, 1]
 
 
 def test_a_failing_environment_ends_the_run_with_one_line_and_the_policy_saved(tmp_path, policy):
