@@ -246,6 +246,19 @@ def test_every_metric_has_its_bad_values_documented(heading: str) -> None:
     assert documented(heading) <= first_column(bad) <= documented(heading) | {"policy/distance_moved"}
 
 
+def test_every_page_that_the_source_names_exists() -> None:
+    """What kedge prints, and the origin of a default, may name a page."""
+    sources = [path for path in (ROOT / "src").rglob("*") if path.suffix in (".py", ".tsv")]
+    named = {
+        name
+        for path in sources
+        for name in re.findall(r"\b(?:docs|bench|handbook)/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 5
+    missing = {name for name in named if not (ROOT / name).is_file()}
+    assert missing <= {"docs/spec.md"}  # of git-lfs
+
+
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_policy(tmp_path_factory.mktemp("models") / "policy"))

@@ -113,7 +113,7 @@ def _reach(config: Config) -> list[str]:
     return [
         f"With ppo.gae_lambda={advantages.gae_lambda:g}, {share:.1%} of a score at the end of {length:,} tokens "
         "reaches the first of them directly, and the rest only as far as the critic foresees it: ppo.gae_lambda=1 "
-        "suits a critic that explains little (docs/results.md)."
+        "suits a critic that explains little (bench/study/RESULTS.md)."
     ]
 
 

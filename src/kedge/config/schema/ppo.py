@@ -44,7 +44,7 @@ class PpoConfig(TrainedSection):
         ge=0,
         meaning="Peak learning rate of Adam.",
         source="S2 and Ziegler; N+ uses 3e-6 from 1B up, models of a few million parameters use 1e-4 "
-        "(docs/defaults.md)",
+        "(bench/defaults/RESULTS.md)",
         too_high="training is unstable: KL and clip fraction shoot up and the text collapses",
         too_low="slow convergence: clip fraction and KL stay near 0 and the score is flat",
     )
@@ -279,8 +279,8 @@ class PpoConfig(TrainedSection):
         meaning="A value head on the policy's trunk (shared), a separate model, or none. Auto: none where "
         "ppo.advantage needs no values, else shared. One that ppo.advantage does not need is trained but not used.",
         source="shared: S0, S1, S4, Ziegler; it costs nothing, and explains nothing in short runs. S3, Stiennon and "
-        "N+ use a separate one, which learns, at twice the memory and training time (docs/defaults.md). RLOO and GRPO "
-        "have no critic",
+        "N+ use a separate one, which learns, at twice the memory and training time (bench/defaults/RESULTS.md). RLOO "
+        "and GRPO have no critic",
     )
     critic_init: Literal["auto", "reward", "policy"] | str = field(
         "auto",
@@ -289,7 +289,7 @@ class PpoConfig(TrainedSection):
         "policy. Or a trained critic: a folder, a hub id or a run, such as that of `kedge critic`; "
         "ppo.critic=auto is then of its kind.",
         source="Stiennon, N+: the reward model, whose outputs before the last token mean nothing at first: warm it up "
-        "(docs/defaults.md); VC-PPO and VAPO: a critic trained before PPO",
+        "(bench/defaults/RESULTS.md); VC-PPO and VAPO: a critic trained before PPO",
         text="a folder, a hub id or a run",
     )
     value_coef: float = field(
@@ -327,7 +327,7 @@ class PpoConfig(TrainedSection):
         ge=0,
         meaning="Peak learning rate of a separate critic, scheduled as the policy's; null: ppo.learning_rate.",
         source="null: N+ and Ziegler have one rate. Of those with two, VAPO's critic has twice the policy's, those of "
-        "Open-Reasoner-Zero and SAO five times (5e-6 and 1e-6). kedge, measured (docs/defaults.md): the rate that "
+        "Open-Reasoner-Zero and SAO five times (5e-6 and 1e-6). kedge, measured (bench/defaults/RESULTS.md): the rate that "
         "trained the reward model, about seven times the policy's, explains twice as much in a short run",
         too_high="the values jump from update to update, and the advantages with them",
         too_low="the critic lags behind the policy, and explained variance stays low",
@@ -337,7 +337,7 @@ class PpoConfig(TrainedSection):
         gt=0,
         meaning="Learning rate of a value head on a trunk that starts as the policy's, shared or separate, as a "
         "multiple of ppo.learning_rate, or of ppo.critic_learning_rate.",
-        source="kedge, measured (docs/defaults.md): at 1 to 3 a head that starts at 0 may not have reached the returns "
+        source="kedge, measured (bench/defaults/RESULTS.md): at 1 to 3 a head that starts at 0 may not have reached the returns "
         "after ten updates; at 30 the first steps overshoot",
         too_high="the values jump, and the advantages with them",
         too_low="explained variance stays at 0 for most of the run",
@@ -440,7 +440,7 @@ class PpoConfig(TrainedSection):
         meaning="λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone; {length_adaptive: α}: "
         "1 − 1/(α·l) for a response of l tokens, stop token included, but at least 0; length_adaptive alone has "
         "α = 0.05, which gives responses of up to 20 tokens λ = 0.",
-        source="kedge, measured (docs/results.md): with a value head, 1 is better than 0.95 at equal tokens on three "
+        source="kedge, measured (bench/study/RESULTS.md): with a value head, 1 is better than 0.95 at equal tokens on three "
         "tasks of three, and level at equal FLOPs. Ziegler, Stiennon, N+: 0.95; VAPO: length_adaptive, for responses "
         "of thousands of tokens",
         too_high="noisy advantages, beside a critic that explains much",
