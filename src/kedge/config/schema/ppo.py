@@ -327,7 +327,8 @@ class PpoConfig(TrainedSection):
         ge=0,
         meaning="Peak learning rate of a separate critic, scheduled as the policy's; null: ppo.learning_rate.",
         source="null: N+ and Ziegler have one rate. Of those with two, VAPO's critic has twice the policy's, those of "
-        "Open-Reasoner-Zero and SAO five times (5e-6 and 1e-6). kedge, measured (bench/defaults/RESULTS.md): the rate that "
+        "Open-Reasoner-Zero and SAO five times (5e-6 and 1e-6). kedge, measured (bench/defaults/RESULTS.md): "
+        "the rate that "
         "trained the reward model, about seven times the policy's, explains twice as much in a short run",
         too_high="the values jump from update to update, and the advantages with them",
         too_low="the critic lags behind the policy, and explained variance stays low",
@@ -337,7 +338,8 @@ class PpoConfig(TrainedSection):
         gt=0,
         meaning="Learning rate of a value head on a trunk that starts as the policy's, shared or separate, as a "
         "multiple of ppo.learning_rate, or of ppo.critic_learning_rate.",
-        source="kedge, measured (bench/defaults/RESULTS.md): at 1 to 3 a head that starts at 0 may not have reached the returns "
+        source="kedge, measured (bench/defaults/RESULTS.md): at 1 to 3 a head that starts at 0 may not have "
+        "reached the returns "
         "after ten updates; at 30 the first steps overshoot",
         too_high="the values jump, and the advantages with them",
         too_low="explained variance stays at 0 for most of the run",
@@ -440,7 +442,8 @@ class PpoConfig(TrainedSection):
         meaning="λ of GAE: 0 relies on the critic alone, 1 on the sampled return alone; {length_adaptive: α}: "
         "1 − 1/(α·l) for a response of l tokens, stop token included, but at least 0; length_adaptive alone has "
         "α = 0.05, which gives responses of up to 20 tokens λ = 0.",
-        source="kedge, measured (bench/study/RESULTS.md): with a value head, 1 is better than 0.95 at equal tokens on three "
+        source="kedge, measured (bench/study/RESULTS.md): with a value head, 1 is better than 0.95 at equal "
+        "tokens on three "
         "tasks of three, and level at equal FLOPs. Ziegler, Stiennon, N+: 0.95; VAPO: length_adaptive, for responses "
         "of thousands of tokens",
         too_high="noisy advantages, beside a critic that explains much",
