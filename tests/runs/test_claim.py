@@ -52,16 +52,19 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot lock a folder")
-def test_runs_without_a_folder_that_start_at_once_get_one_each(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", range(40))  # a race shows in one of some
+def test_runs_without_a_folder_that_start_at_once_get_one_each(tmp_path: Path, number: int) -> None:
     (tmp_path / "runs/ppo").mkdir(parents=True)
     (tmp_path / "runs/ppo/config.yaml").touch()
     together, ended = Barrier(4), Barrier(4)
 
     def start(number: int) -> Path:
         with claims():
-            together.wait(10)
-            folder = claim_free_folder(tmp_path / "runs/ppo")
-            ended.wait(10)
+            together.wait(60)
+            try:
+                folder = claim_free_folder(tmp_path / "runs/ppo")
+            finally:
+                ended.wait(60)
             with claims():  # of the stage, whose run starts in the folder
                 claim(folder)
             if number == 0:
@@ -75,6 +78,25 @@ def test_runs_without_a_folder_that_start_at_once_get_one_each(tmp_path: Path) -
     with claims():
         assert claim_free_folder(tmp_path / "other/ppo") == tmp_path / "other/ppo"
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot lock a folder")
+@pytest.mark.parametrize("number", range(10))
+def test_runs_that_start_while_others_end_get_one_each(tmp_path: Path, number: int) -> None:
+    running: set[Path] = set()
+
+    def start(_: int) -> None:
+        with claims():
+            folder = claim_free_folder(tmp_path / "runs/ppo")
+            assert folder.is_dir()
+            assert folder not in running
+            running.add(folder)
+            claim(folder)
+            running.discard(folder)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(start, range(40)))
+    assert list(tmp_path.glob("*/*")) == []
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot lock a folder")

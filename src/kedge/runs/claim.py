@@ -9,6 +9,7 @@ and some file systems have no such locks; there nothing is checked.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from kedge.errors import OutputError
 from kedge.system.durable import make_folder
-from kedge.system.output import check_output, free_folders, is_free, writing
+from kedge.system.output import check_creatable, free_folders, is_free
 
 __all__ = ["claim", "claim_free_folder", "claims"]
 
@@ -40,6 +41,9 @@ class _Claims:
 _current: ContextVar[_Claims | None] = ContextVar("current", default=None)
 
 LONGEST_COMMAND = 200
+
+MOST_ATTEMPTS = 1000
+"""To create a folder that other runs remove."""
 
 
 @contextmanager
@@ -66,7 +70,12 @@ def claim(folder: Path) -> None:
     if current is not None and _inode(folder) in current.chosen:
         current.chosen.discard(_inode(folder))
         return
-    place = _lock(folder)
+    try:
+        place = _lock(folder)
+    except OutputError:
+        raise
+    except OSError:  # reported when the folder is read
+        return
     if place is not None and current is not None:
         current.kept.callback(os.close, place)
     elif place is not None:
@@ -83,23 +92,30 @@ def claim_free_folder(path: Path) -> Path:
     """
     current = _current.get()
     assert current is not None
-    while True:
+    for attempt in itertools.count():
         for folder in free_folders(path):
-            check_output(folder)
             created = [folder] if folder.parent.exists() else [folder, folder.parent]
-            with writing(folder):
-                make_folder(folder)
             try:
+                make_folder(folder)
                 place = _lock(folder)
-            except OutputError:
+            except OutputError:  # another run's
                 continue
-            current.kept.callback(_remove_empty, created)
+            except (FileExistsError, FileNotFoundError) as error:
+                if attempt < MOST_ATTEMPTS:
+                    break  # a run that ends removes it, or the folder above
+                raise OutputError(f"{folder} cannot be created: {error.strerror}") from error
+            except OSError as error:
+                check_creatable(folder)
+                raise OutputError(f"{folder} cannot be created: {error.strerror}") from error
             if place is not None:
                 current.kept.callback(os.close, place)
-            if is_free(folder):  # still: its owner may just have ended
+            # Its owner may just have ended, and have filled or removed it.
+            if folder.exists() and is_free(folder) and (place is None or os.fstat(place).st_ino == _inode(folder)):
+                current.kept.callback(_remove_empty, created)  # before the lock is released
                 current.chosen.add(_inode(folder))
                 return folder
             break
+    raise AssertionError
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
@@ -116,14 +132,19 @@ def _inode(folder: Path) -> int:
 
 
 def _lock(folder: Path) -> int | None:
-    """A locked descriptor of the folder; None where folders cannot be locked."""
+    """A locked descriptor of the folder; None where folders cannot be locked.
+
+    Raises:
+        OSError: It does not exist, or the system refuses for another reason.
+        OutputError: Another process has locked it.
+    """
     if sys.platform == "win32":
         return None
     import fcntl
 
     try:
         place = os.open(folder, os.O_RDONLY)
-    except OSError:  # reported when the folder is read
+    except PermissionError:  # reported when the folder is read
         return None
     try:
         fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -36,6 +36,7 @@ __all__ = [
     "VIDEO_FILE",
     "VLLM_LOG",
     "best_checkpoint",
+    "check_creatable",
     "check_output",
     "checkpoint_folder",
     "free_folders",
@@ -117,6 +118,20 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     Raises:
         OutputError: It is not empty, or its nearest existing ancestor is not a folder or is write-protected.
     """
+    folder = check_creatable(path)
+    with writing(folder):
+        free = is_free(folder)
+    if not free:
+        raise OutputError(f"{path} is not empty; choose another --out, or empty it")
+    return folder
+
+
+def check_creatable(path: str | os.PathLike[str]) -> Path:
+    """Check that a folder exists or can probably be created, without creating it; returns its path.
+
+    Raises:
+        OutputError: Its nearest existing ancestor is not a folder or is write-protected.
+    """
     folder = Path(os.path.expanduser(path))
     _check_name(folder)
     nearest = next((place for place in (folder, *folder.parents) if os.path.exists(place)), folder)
@@ -124,10 +139,6 @@ def check_output(path: str | os.PathLike[str]) -> Path:
         raise OutputError(f"{folder} cannot be created: {nearest} is not a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise OutputError(f"{folder} cannot be created: {nearest} is write-protected")
-    with writing(folder):
-        free = is_free(folder)
-    if not free:
-        raise OutputError(f"{path} is not empty; choose another --out, or empty it")
     return folder
 
 
@@ -152,9 +163,17 @@ def _check_name(folder: Path) -> None:
 
 
 def free_folders(path: Path) -> Iterator[Path]:
-    """The free folders among `path`, `path-2`, `path-3`, …, in order."""
-    names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
-    return (folder for name in names if is_free(folder := path.with_name(name)))
+    """The free folders among `path`, `path-2`, `path-3`, …, in order.
+
+    Raises:
+        OutputError: One of them cannot be read.
+    """
+    for name in itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2))):
+        folder = path.with_name(name)
+        with writing(folder):
+            free = is_free(folder)
+        if free:
+            yield folder
 
 
 def checkpoint_folder(run: Path, update: int) -> Path:
@@ -233,7 +252,10 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 def is_free(folder: Path) -> bool:
     """True for a folder that does not exist or holds only diagnostic files."""
-    if os.path.isdir(folder):
-        harmless = {*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER}
-        return all(path.name in harmless or is_part(path) for path in folder.iterdir())
-    return not os.path.exists(folder)
+    try:  # in one look: another process may create the folder in between
+        entries = os.listdir(folder)
+    except FileNotFoundError:
+        return True
+    except NotADirectoryError:
+        return False
+    return all(name in {*DIAGNOSTIC_FILES, IN_MEMORY_FOLDER} or is_part(Path(name)) for name in entries)
