@@ -41,6 +41,7 @@ from kedge.models.pretrained import (
 from kedge.models.sources import base_source, find_adapter
 from kedge.runs.frozen import adapter_of, rounds_bases
 from kedge.stages.ppo.settings import value_bins_of
+from kedge.system.stage import find_stage
 
 __all__ = ["Blueprint", "Models", "blueprints_of", "layers_of", "read_blueprint"]
 
@@ -114,12 +115,13 @@ def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
     def read(source: object) -> Blueprint:
         return read_blueprint(str(source), trust_remote_code=config.runtime.trust_remote_code)
 
-    if stage == "reward":
+    described = find_stage(stage)
+    if "reward_model" in described.trains:
         return {"reward model": read(config.reward_model.base or config.model)}
     if config.model is None:
         raise ConfigError("kedge plan needs a model: pass --model, or set it in the configuration")
     found = {"policy": read(config.model)}
-    if stage == "sft":
+    if not described.samples:
         return found
     rewards = {f"reward: {term.name or term.source}": term for term in config.reward if not term.is_function}
     models = {role: read(term.source) for role, term in rewards.items()}
@@ -128,7 +130,7 @@ def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
         scored = [role for role, term in rewards.items() if term.weight]
         copied = models[scored[0]] if value.critic_init != "policy" and len(scored) == 1 else found["policy"]
         found["critic"] = read(value.critic_init) if value.names_critic else copied
-    if stage == "ppo" and config.ppo.reference is not None and config.ppo.needs_reference:
+    if config.ppo.reference is not None and config.ppo.needs_reference:
         found["reference"] = read(config.ppo.reference)
     return {**found, **models}
 

@@ -71,7 +71,7 @@ class Counted:
             flops = sum(size for name, size in figures.items() if name[0] == "work" and name[2] == "flops")
             steps = flops / (6 * figures["parameters", "policy"] * subject.rows.tokens)
         process, overhead = (PROCESS, ALLOCATOR_ON_CPU) if on_cpu else (0.0, ALLOCATOR)
-        return MachinePlan(subject.stage, phases, subject.num_units, steps, process, overhead)
+        return MachinePlan(subject.stage, subject.work.unit, phases, subject.num_units, steps, process, overhead)
 
     def of_roles(self, name: str) -> dict[str, float]:
         """`parameters`, or `trained` bytes, of each role."""
@@ -97,9 +97,7 @@ class Counted:
         work = {figure[2]: size for figure, size in self.figures.items() if figure[:2] == ("work", name)}
         seconds = speed.seconds(work)
         if name == "step" and moves:
-            loop = config.ppo
-            steps = loop.num_epochs * loop.num_minibatches if self.subject.stage == "ppo" else 1
-            seconds += 2 * state / HOST_BANDWIDTH * steps
+            seconds += 2 * state / HOST_BANDWIDTH * self.subject.work.optimizer_steps(config)
         return Phase(name, held, seconds)
 
 
@@ -224,7 +222,7 @@ def _alternatives(counted: Counted, device: Device) -> Iterator[dict[str, Any]]:
     if samples and not runtime.activation_checkpointing:
         yield recomputed
     if "critic" in subject.blueprints:
-        yield {"critic.kind" if subject.stage == "critic" else "ppo.critic": "shared"}
+        yield {subject.work.critic_field: "shared"}
     if len(counted.of_roles("parameters")) > 1:
         small = ["int8"] if all(each.saved_bf16 for each in subject.blueprints.values()) else ["bf16", "int8"]
         yield from ({"runtime.frozen_dtype": dtype} for dtype in small if runtime.frozen_dtype != dtype)
@@ -263,12 +261,13 @@ def _heads(device: Device, counted: Counted) -> list[str]:
     speed = "" if device.speed is None else f", by {device.speed.origin}"
     origin = subject.lengths.origin
     if stage.samples:
-        unit = "a part" if stage.name == "critic" else "an update"
-        told = f"{unit}: {rows.count:,} responses of at most {max(rows.responses)} tokens, all taken to be that long; "
+        unit = subject.work.unit
+        article = "an" if unit[0] in "aeiou" else "a"
+        told = f"{article} {unit}: {rows.count:,} responses of at most {max(rows.responses)} tokens, "
+        told += "all taken to be that long; "
         told += f"prompts of {_span(rows.prompts)} tokens ({origin})"
     else:
-        kind = "demonstrations" if stage.name == "sft" else "comparisons"
-        told = f"a step: {rows.count:,} {kind} of {_span(rows.lengths)} tokens in all ({origin})"
+        told = f"a step: {rows.count:,} {subject.work.rows} of {_span(rows.lengths)} tokens in all ({origin})"
     return [
         f"{stage.name} of {stage.starting_model(subject.config)} on {device.name}{speed}; products in "
         f"{subject.precision}",

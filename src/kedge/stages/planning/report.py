@@ -13,7 +13,6 @@ from kedge.logs.progress import format_duration, format_figure, say
 from kedge.models.live_bytes import Label
 from kedge.stages.planning.devices import Device
 from kedge.system.memory import with_unit
-from kedge.system.stage import find_stage
 
 __all__ = ["MachinePlan", "Phase", "compared", "machine_report", "peak_line"]
 
@@ -51,6 +50,7 @@ class MachinePlan:
 
     Attributes:
         stage: The stage.
+        unit: What it repeats: an update, a part or a step.
         phases: Its phases in the order of an update.
         updates: Updates or optimizer steps of the run; None if unknown.
         sft_steps: Cost of an update in optimizer steps of supervised fine-tuning on the same tokens; None for others.
@@ -59,6 +59,7 @@ class MachinePlan:
     """
 
     stage: str
+    unit: str
     phases: tuple[Phase, ...]
     updates: int | None = None
     sft_steps: float | None = None
@@ -156,8 +157,7 @@ def _cell(size: float) -> str:
 
 def _times(plan: MachinePlan, price_per_hour: float | None) -> Iterator[str]:
     shares = ", ".join(f"{phase.name} {format_figure(phase.seconds)} s" for phase in plan.phases if phase.seconds)
-    # A critic's responses are sampled in parts.
-    unit = "part" if plan.stage == "critic" else find_stage(plan.stage).unit
+    unit = plan.unit
     yield f"time per {unit}: about {format_figure(plan.seconds)} s ({shares})"
     if plan.sft_steps is not None:
         yield f"cost per {unit}: {plan.sft_steps:.1f} steps of supervised fine-tuning on the same tokens"

@@ -43,6 +43,33 @@ its covariance."""
 
 
 @dataclass(frozen=True)
+class Work:
+    """What the plan has to know about a stage.
+
+    Attributes:
+        make: Makes an update or a step.
+        count: Updates, parts or steps of the run; None if that is not known.
+        unit: The name of one.
+        rows: The name of its rows, for a stage that does not sample.
+        texts: Texts of a row, which are taken to be equally long.
+        critic_field: The setting with the critic's kind.
+        config: The configuration that an update is made with.
+        group: Consecutive rows with the same prompt, which is read once for all of them.
+        optimizer_steps: In an update.
+    """
+
+    make: Callable[[Subject, Models, Phases], None]
+    count: Callable[[Subject], int | None]
+    unit: str = "step"
+    rows: str = ""
+    texts: int = 1
+    critic_field: str = "ppo.critic"
+    config: Callable[[Config], Config] = lambda config: config
+    group: Callable[[Config], int] = lambda config: 1
+    optimizer_steps: Callable[[Config], int] = lambda config: 1
+
+
+@dataclass(frozen=True)
 class Subject:
     """A stage that is planned.
 
@@ -82,25 +109,19 @@ class Subject:
     @property
     def num_units(self) -> int | None:
         """Updates, parts or optimizer steps of the run; None if that is not known."""
-        config = self.config
-        rows = self.lengths.rows
-        if self.stage == "ppo":
-            return config.ppo.num_updates
-        if self.stage == "critic":
-            share = 0.0 if config.data.eval_prompts else config.data.eval_fraction
-            held_out = round((rows or 0) * share)
-            trained = config.critic.num_prompts or (rows and rows - held_out)
-            size = config.rollout.num_prompts
-            return math.ceil(trained / size) + math.ceil(held_out / size) if trained else None
-        settings = getattr(config, self.section)
-        return rows and count_steps(rows, num_epochs=settings.num_epochs, batch_size=settings.batch_size)
+        return self.work.count(self)
+
+    @property
+    def work(self) -> Work:
+        """What the stage does."""
+        return _WORK[self.stage]
 
     def _measured(self, layers: Mapping[str, int]) -> Figures:
         counter = LiveBytes()
         models = Models(self.config, self.precision, self.blueprints, layers, counter)
         phases = Phases(counter)
         with attention_of_accelerator() if self.accelerator else nullcontext(), counter:
-            _UPDATES[self.stage](self, models, phases)
+            self.work.make(self, models, phases)
         return {**phases.figures, **models.sizes}
 
 
@@ -120,8 +141,8 @@ def subject_of(
     Raises:
         ModelError: A model has no usable config.json.
     """
-    if stage == "critic":
-        config = as_first_update(config, holds_out=False)
+    work = _WORK[stage]
+    config = work.config(config)
     described = find_stage(stage)
     if described.samples:
         sampled = config.rollout
@@ -129,29 +150,30 @@ def subject_of(
         prompts = tuple(length for length in each for _ in range(sampled.num_responses))
         responses = (sampled.max_new_tokens if response is None else response,) * len(prompts)
     else:
-        texts = 1 if stage == "sft" else 2
         count = getattr(config, described.trains[-1]).batch_size
         prompts, responses = (
-            tuple(texts * length for length in quantiles(each, count))
+            tuple(work.texts * length for length in quantiles(each, count))
             for each in (lengths.prompts, lengths.completions)
         )
-    group = config.rollout.num_responses if stage == "ppo" else 1
-    rows = Rows(prompts, responses, config.runtime.first_pass_tokens, group)
+    rows = Rows(prompts, responses, config.runtime.first_pass_tokens, work.group(config))
     return Subject(config, stage, blueprints_of(config, stage), lengths, rows, precision, accelerator)
 
 
-def _supervised(subject: Subject, models: Models, phases: Phases) -> None:
+def _sft(subject: Subject, models: Models, phases: Phases) -> None:
     rows = subject.rows.shortened()
-    if subject.stage == "sft":
-        model = models.policy()
-        loss = CompletionLoss(model, subject.precision)
-        pairs = zip(rows.prompts, rows.responses, strict=True)
-        examples = [EncodedExample([1] * prompt, [1] * answer) for prompt, answer in pairs]
-    else:
-        model = models.reward("reward model", trained=True)
-        loss = RankingLoss(model, subject.precision)
-        texts = [[1] * (length // 2) for length in rows.lengths]
-        examples = [RankedResponses((text, text), (0.0, 1.0), (1, 1)) for text in texts]
+    model = models.policy()
+    pairs = zip(rows.prompts, rows.responses, strict=True)
+    examples = [EncodedExample([1] * prompt, [1] * answer) for prompt, answer in pairs]
+    loss = CompletionLoss(model, subject.precision)
+    _train(subject, phases, loss, examples, model, rows, passes=subject.rows.tokens / rows.tokens)
+
+
+def _reward(subject: Subject, models: Models, phases: Phases) -> None:
+    rows = subject.rows.shortened()
+    model = models.reward("reward model", trained=True)
+    texts = [[1] * (length // 2) for length in rows.lengths]
+    examples = [RankedResponses((text, text), (0.0, 1.0), (1, 1)) for text in texts]
+    loss = RankingLoss(model, subject.precision)
     _train(subject, phases, loss, examples, model, rows, passes=subject.rows.tokens / rows.tokens)
 
 
@@ -378,9 +400,37 @@ def _trainer(
     return Trainer.of(config, run, roles)
 
 
-_UPDATES: Mapping[str, Callable[[Subject, Models, Phases], None]] = {
-    "sft": _supervised,
-    "reward": _supervised,
-    "critic": _critic,
-    "ppo": _ppo,
+def _num_steps(subject: Subject) -> int | None:
+    settings = getattr(subject.config, subject.section)
+    rows = subject.lengths.rows
+    return rows and count_steps(rows, num_epochs=settings.num_epochs, batch_size=settings.batch_size)
+
+
+def _num_parts(subject: Subject) -> int | None:
+    config = subject.config
+    rows = subject.lengths.rows
+    share = 0.0 if config.data.eval_prompts else config.data.eval_fraction
+    held_out = round((rows or 0) * share)
+    trained = config.critic.num_prompts or (rows and rows - held_out)
+    size = config.rollout.num_prompts
+    return math.ceil(trained / size) + math.ceil(held_out / size) if trained else None
+
+
+_WORK: Mapping[str, Work] = {
+    "sft": Work(_sft, _num_steps, rows="demonstrations", texts=1),
+    "reward": Work(_reward, _num_steps, rows="comparisons", texts=2),
+    "critic": Work(
+        _critic,
+        _num_parts,
+        unit="part",
+        critic_field="critic.kind",
+        config=lambda config: as_first_update(config, holds_out=False),
+    ),
+    "ppo": Work(
+        _ppo,
+        lambda subject: subject.config.ppo.num_updates,
+        unit="update",
+        group=lambda config: config.rollout.num_responses,
+        optimizer_steps=lambda config: config.ppo.num_epochs * config.ppo.num_minibatches,
+    ),
 }
