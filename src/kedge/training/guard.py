@@ -66,11 +66,12 @@ StepCheck = Callable[[int, Mapping[str, float], Callable[[], BadValue]], bool]
 """Decides whether to take an optimizer step. Arguments: its number in the update (from 0), its metrics, and a function
 that searches for the response behind a bad value."""
 
-MAX_RATIO: Mapping[str, float] = {"fp32": 1.01, "bf16": 1.5}
+MAX_RATIO: Mapping[str, float] = {"fp32": 1.01, "bf16": 2.0}
 """Largest ratio of two probabilities of the same token that rounding can explain, by number format.
 
-In fp32 they differ by at most 1e-4. In bf16, with 8 significant bits, published ratios are 0.89 to 1.09; the largest
-measured over ten thousand tokens was 1.3. A wrong temperature or an off-by-one position gives ratios of 2 or more.
+In fp32 they differ by at most 1e-4. In bf16, with 8 significant bits, it grows with the model: over some thousands of
+tokens at temperature 0.7 the largest was 1.3 in small models and 1.54 in SmolLM2-135M. There, a temperature of 0.75
+gives 2.9, of 0.8 7, and positions off by one 99.
 """
 
 MAX_K3: Mapping[str, float] = {"fp32": 1e-6, "bf16": 1e-2}

@@ -191,8 +191,8 @@ CASES = [
     metrics(
         "sampler_trainer_mismatch",
         "serious",
-        {"policy/sampler_ratio_max": [1.0] * 15 + [1.6]},
-        {"policy/sampler_ratio_max": [1.0] * 15 + [1.4]},
+        {"policy/sampler_ratio_max": [1.0] * 15 + [2.1]},
+        {"policy/sampler_ratio_max": [1.0] * 15 + [1.9]},
         facts={"precision": "bf16"},
     ),
     Case("sampler_trainer_mismatch", "serious", synthetic_run(incidents=[MISMATCH]), synthetic_run()),

@@ -8,7 +8,7 @@ from kedge.inspect.doctor.rule import Symptom, adjust, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, fmt, read
 from kedge.inspect.record import RunRecord
 
-MAX_RATIO = {"fp32": 1.01, "bf16": 1.5}
+MAX_RATIO = {"fp32": 1.01, "bf16": 2.0}
 """Largest ratio of two probabilities of one token that rounding explains. A copy of `training.guard.MAX_RATIO`, because
 this layer may not import it; a test keeps the two equal."""
 
@@ -51,7 +51,7 @@ def sampler_trainer_mismatch(run: RunRecord) -> Symptom | None:
     first mismatch. In bf16, `runtime.precision=fp32` shows whether rounding is the cause. With `rollout.max_staleness`,
     only responses of the weights that are trained are compared.
 
-    Threshold: A ratio of 1.01 in fp32 or 1.5 in bf16, the most that rounding explains. Always serious.
+    Threshold: A ratio of 1.01 in fp32 or 2 in bf16, the most that rounding explains. Always serious.
     """
     incident = next((incident for incident in run.incidents if incident.get("kind") == "mismatch"), None)
     if beyond := _beyond_rounding(run):
