@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -50,7 +50,9 @@ def main(job: Mapping[str, Any]) -> None:
     replace_file(Path(job["outcome"]), [json.dumps(asdict(outcome)).encode()])
 
 
-def run_unit(unit: Unit, problem: Problem, critic: Path, out: Path) -> Outcome:
+def run_unit(
+    unit: Unit, problem: Problem, critic: Path, out: Path, *, read: Callable[[Path], None] = lambda out: None
+) -> Outcome:
     """Train until both budgets are spent.
 
     Args:
@@ -58,6 +60,7 @@ def run_unit(unit: Unit, problem: Problem, critic: Path, out: Path) -> Outcome:
         problem: The task's model, prompts and reward.
         critic: The folder that replaces `{critic}` in its settings.
         out: The run's folder; an earlier one is replaced, and it is removed at the end.
+        read: Called with it before that.
     """
     shutil.rmtree(out, ignore_errors=True)
     started = time.perf_counter()
@@ -85,6 +88,7 @@ def run_unit(unit: Unit, problem: Problem, critic: Path, out: Path) -> Outcome:
         seconds=time.perf_counter() - started,
         cpu_seconds=time.process_time() - cpu_started,
     )
+    read(out)
     shutil.rmtree(out)
     return outcome
 
