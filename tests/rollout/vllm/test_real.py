@@ -15,9 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import kedge
 from bench import vllm as bench
 from kedge.errors import EngineError
+from tests.environments import worlds
+from tests.tiny import tiny_tokenizer
 
 PYTHON = os.environ.get("KEDGE_VLLM_PYTHON", "")
 pytestmark = [
@@ -50,6 +55,33 @@ def test_sampler_and_trainer_agree_before_and_after_every_update_of_the_weights(
     assert max(row["policy/sampler_ratio_max"] for row in rows) < 1 + 1e-4
     assert max(row["policy/approx_kl"] for row in rows) > 1e-4, "the weights did change"
     assert not servers_of(tmp_path)
+
+
+def test_episodes_of_several_turns_are_trained_on_the_tokens_that_were_sampled(tmp_path):
+    """The server's and the trainer's probabilities agree in every turn, after each update of the weights."""
+    tokenizer = tiny_tokenizer()
+    sizes = {**bench.SIZES["tiny"], "num_key_value_heads": 1, "head_dim": 32, "initializer_range": 0.1}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    model = tmp_path / "model"
+    LlamaForCausalLM(LlamaConfig(**sizes, **special, max_position_embeddings=256)).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    settings = {"rollout.num_prompts": 2, "rollout.max_new_tokens": 60, "runtime.precision": "fp32"}
+    settings |= {"rollout.engine": "vllm", "rollout.vllm.servers": PYTHON, "rollout.vllm.memory": 0.1}
+    settings |= {"rollout.vllm.folder": str(tmp_path / "weights"), "environment.max_turns": 4}
+    settings |= {"environment.max_turn_tokens": 6, "ppo.learning_rate": 3e-3, "runtime.report": False}
+    rows = kedge.ppo(
+        model=str(model),
+        prompts=["Guess: ", "Your number: "],
+        environment=f"{worlds.__file__}:Guess",
+        out=str(tmp_path / "run"),
+        num_updates=3,
+        **settings,
+    ).metrics
+    assert len(rows) == 3
+    assert min(row["episode/turns"] for row in rows) > 1
+    assert max(row["policy/sampler_ratio_max"] for row in rows) < 1 + 1e-4
+    assert max(row["policy/approx_kl"] for row in rows) > 1e-4, "the weights did change"
 
 
 def test_a_saved_model_with_a_value_head_is_served_as_it_is(tmp_path):
