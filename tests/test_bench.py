@@ -21,6 +21,7 @@ from bench.peers import peers_section, tasks, write_rows
 from bench.processes import BenchError, Finished, environment, run_alone
 from bench.recipe import DEMONSTRATIONS_FILE, FACTS_FILE, PROMPTS_FILE, Workload
 from bench.record import Record
+from bench.sampling import sampling_section
 from bench.systems import Measurement, settings
 from bench.tables import Table
 from bench.targets import TARGETS, target_table
@@ -293,3 +294,14 @@ def test_the_section_on_an_instruction_model_has_ratios_round_by_round() -> None
     ]  # fmt: skip
     assert section in write_page(whole_record(), None, None, record)
     assert "## An instruction model" not in write_page(whole_record(), None)
+
+
+def test_the_section_on_sampling_has_tokens_a_second() -> None:
+    ours = [{"seconds": 2.0, "tokens": 400, "memory": 1.0}, {"seconds": 4.0, "tokens": 400, "memory": 2.0}]
+    theirs = [{"seconds": 4.0, "tokens": 400, "memory": 3.0}, {"seconds": 4.0, "tokens": 200, "memory": 3.0}]
+    results = {"kedge": ours, "transformers": theirs}
+    record = {"machine": {"processor": "a"}, "versions": {}, "precision": "fp32", "results": results}
+    section = sampling_section(record)
+    found = [[cell.strip() for cell in row.strip("|").split("|")] for row in section.splitlines() if row[:1] == "|"]
+    assert found[2:] == [["kedge", "150", "–", "1.5"], ["transformers", "75", "2.00× (2.00 to 2.00)", "3.0"]]
+    assert section in write_page(whole_record(), None, sampling=record)
