@@ -1,7 +1,8 @@
 """`python -m bench.episodes MODEL`: what the turns of episodes cost the sampler.
 
 Episodes of 2, 8 and 32 turns of 8 tokens, answered in some 20 tokens by an environment in a worker process, against one
-turn of as many tokens. Afterwards episodes that end after 1 to 8 turns, against turns of one length.
+turn of as many tokens. Afterwards episodes that end after 1 to 8 turns, and turns that end with a frequent token, after
+1 to 32. `computed` are the tokens that the policy reads, per token that it has to read.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from kedge.rollout import Sampler
 __all__ = ["Long", "Uneven", "main"]
 
 TURN = 8
+LONGEST = 32
+ENDS = [".", ",", *(f"Ġ{word}" for word in ("the", "a", "and", "to", "of", "in"))]
 REPLY = "Understood. What will the crew of the small boat do next?"
 
 
@@ -76,17 +79,27 @@ def main() -> None:
             seconds_of_templates[0] += time.perf_counter() - started
 
     TemplateTurns.after = timed  # pyright: ignore[reportAttributeAccessIssue]
+    read = [0]
+    model.causal.get_input_embeddings().register_forward_hook(
+        lambda _module, inputs, _output: read.append(inputs[0].numel())
+    )
     rows: list[list[str]] = []
-    for name, turns in [*(("Long", count) for count in options.turns), ("Uneven", 8)]:
-        room = turns * (TURN + 40)
-        player = Player(f"{Path(__file__)}:{name}", Limits(turns, room, TURN), timeout=60.0, by_turn=True)
+    for name, turns, longest in [*(("Long", count, TURN) for count in options.turns), ("Uneven", 8, TURN)] + [
+        (name, 8, LONGEST) for name in ("Long", "Uneven")
+    ]:
+        room = turns * (longest + 40)
+        player = Player(f"{Path(__file__)}:{name}", Limits(turns, room, longest), timeout=60.0, by_turn=True)
         player.begin(stops, None, tokenizer, prompts[:1])
-        sampler = Sampler(model, tokenizer.pad_token_id, stops, room, precision=precision)  # pyright: ignore[reportArgumentType]
+        ends = [*stops, *map(tokenizer.convert_tokens_to_ids, ENDS)] if longest == LONGEST else stops
+        sampler = Sampler(model, tokenizer.pad_token_id, ends, room, precision=precision)  # pyright: ignore[reportArgumentType]
+        model.trunk.decoder([[1]], max_new_tokens=1, pad_id=0)  # tries out what the model can do
+        read.clear()
         seeds = range(options.rows)
         seconds_of_templates[0] = 0.0
         started = time.perf_counter()
         rollout = sampler.generate((), seeds=seeds, dialogue=player.episodes(tokenizer, prompts, seeds))
         episodes = time.perf_counter() - started
+        computed = sum(read) / int(rollout.prompt_mask.sum() + rollout.token_mask.sum() - options.rows)
         waited = player.metrics(rollout)["time/environment"]
         own = int(rollout.action_mask.sum(-1).max())
         opened = player.episodes(tokenizer, prompts, seeds).open(seeds)
@@ -101,17 +114,18 @@ def main() -> None:
         tokens = int(rollout.action_mask.sum())
         rows.append(
             [
-                f"{turns}" if name == "Long" else "1 to 8",
+                (f"{turns}" if name == "Long" else "1 to 8") + f" of {'1 to ' * (longest > TURN)}{longest}",
                 f"{tokens:,} of {int(rollout.token_mask.sum()):,}",
                 f"{episodes:.1f}",
                 f"{100 * waited / episodes:.1f} %",
                 f"{100 * seconds_of_templates[0] / episodes:.1f} %",
+                f"{computed:.2f}",
                 f"{tokens / episodes:.0f}",
                 f"{own * options.rows / single:.0f}",
             ]
         )
         player.environment.close()
-    header = ["turns", "own tokens", "seconds", "environment", "template", "own tokens/s", "in one turn"]
+    header = ["turns", "own tokens", "seconds", "environment", "template", "computed", "own tokens/s", "in one turn"]
     print(f"{options.rows} rows, {precision}, {torch.get_num_threads()} threads, {os.uname().machine}\n")
     print(Table("Episodes", header, rows).markdown())
 

@@ -137,6 +137,31 @@ def test_a_conversation_does_not_depend_on_the_others_of_its_batch():
     torch.testing.assert_close(together.logprobs, split.logprobs, atol=2e-5, rtol=0)
 
 
+def test_rows_that_wait_are_not_computed_and_half_of_them_are_answered_together():
+    """Each token is read once, prompts in common too; the last one of a conversation is not."""
+    answered = []
+
+    class Heard(Scripted):
+        def answer(self, said):
+            answered.append(len(said))
+            answers = super().answer(said)
+            open_rows.difference_update(row for row, reply in answers.items() if reply is None)
+            assert 2 * len(said) >= len(open_rows)
+            return answers
+
+    open_rows = set(range(len(PROMPTS)))
+    model = speaker()
+    make_sampler(model).generate((), seeds=SEEDS, dialogue=Scripted())  # tries out what the model can do
+    read = []
+    model.trunk.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: read.append(output[..., 0]))
+    rollout = make_sampler(model).generate((), seeds=SEEDS, dialogue=Heard())
+    prompts = {tuple(prompt) for prompt in PROMPTS}
+    needed = sum(map(len, prompts)) + int(rollout.token_mask.sum()) - len(PROMPTS)
+    assert sum(each.numel() for each in read) == needed
+    assert len(set(answered)) > 1
+    assert sum(answered) == int(rollout.ending.sum())
+
+
 def test_rows_of_several_batches_are_joined_with_what_their_environment_said():
     model = speaker()
     part = make_sampler(model).generate((), seeds=SEEDS, dialogue=Scripted())

@@ -6,7 +6,7 @@ from kedge.models.frozen import FrozenDtype, HostWeights, hold_frozen
 from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head, load_value_head, read_values
 from kedge.models.language import ActorCritic, LanguageModel, PolicyWeights, response_logprobs
 from kedge.models.loading import load_language_model, load_scalar_model
-from kedge.models.packing.packed import Decoder, TokenRows
+from kedge.models.packing.packed import Decoder, PackedDecoder, TokenRows
 from kedge.models.packing.trunk import Precision, autocast, resolve_precision
 from kedge.models.pretrained import model_width
 from kedge.models.saving import save_architecture, save_policy, save_scalar_model
@@ -24,6 +24,7 @@ __all__ = [
     "HostWeights",
     "LanguageModel",
     "ModelCard",
+    "PackedDecoder",
     "PolicyWeights",
     "Precision",
     "ScalarModel",

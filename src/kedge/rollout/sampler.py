@@ -13,7 +13,7 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs
 from kedge.data.tokens import pad_left
-from kedge.models import Decoder, LanguageModel, Precision, autocast, read_values
+from kedge.models import Decoder, LanguageModel, PackedDecoder, Precision, autocast, read_values
 from kedge.rollout.engine import Dialogue
 from kedge.system.memory import is_out_of_memory, note_exhaustion, release
 from kedge.system.ranks import AdaptiveTokens
@@ -22,6 +22,9 @@ __all__ = ["Sampler"]
 
 # Finished rows are dropped when they reach this share, because dropping copies the cache of the other rows.
 COMPACTION_SHARE = 0.25
+# Turns that have ended are answered when they reach this share. Answering them one by one would take the steps of the
+# longest conversation, and an environment's waits would add up; answering all at once, the steps of the longest turns.
+ANSWERED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -189,42 +192,66 @@ class Sampler:
             if dialogue is None:
                 self._sample(decoder, torch.tensor(rows, device=device), draws, responses, on_token)
             else:
-                self._talk(decoder, texts, list(rows), draws, responses, on_token, dialogue)
+                self._talk(decoder, prompts, list(rows), draws, responses, on_token, dialogue)
 
     def _talk(
         self,
         decoder: Decoder,
-        prompts: list[Sequence[int]],
+        prompts: Sequence[Sequence[int]],
         rows: list[int],
         draws: Tensor,
         responses: _Responses,
         on_token: Callable[[int, int], None] | None,
         dialogue: Dialogue,
     ) -> None:
-        """Fill in conversations turn by turn; those that have ended leave the batch after the turn."""
+        """Fill in conversations; rows whose turn has ended wait until they are enough, and are answered together.
+
+        Conversations that have ended then leave the batch. A pass reads the other answers, and the last token of rows
+        that still speak.
+        """
         device = self.model.device
+        index = torch.tensor(rows, device=device)
+        speaks = torch.ones_like(index, dtype=torch.bool)
+        starts = torch.zeros_like(index)  # of each row's turn
+        last = torch.zeros_like(index)
         while True:
-            index = torch.tensor(rows, device=device)
-            starts: list[int] = responses.lengths[index].tolist()
-            steps = self._sample(decoder, index, draws, responses, on_token, longest_turn=dialogue.longest_turn)
-            said = {row: responses.since(row, start) for row, start in zip(rows, starts, strict=True)}
-            answers = dialogue.answer(said)
-            texts: list[list[int]] = []
-            forget: list[int] = []
-            kept = [place for place, row in enumerate(rows) if answers[row] is not None]
-            for row in (rows[place] for place in kept):
-                # The last sampled token has not been read, or was read for nothing while longer turns were sampled.
-                texts.append([said[row][-1], *(answers[row] or ())])
-                forget.append(steps - len(said[row]) + 1)
-                responses.append(row, answers[row] or ())
+            speaking = index[speaks]
+            places = responses.lengths[speaking]
+            hidden = decoder.hidden[speaks]
+            tokens, logprobs = self._draw(hidden, draws[speaking, places])
+            last[speaks] = tokens
+            self._note(speaking, places, tokens, logprobs, hidden, responses, on_token)
+            lengths = responses.lengths[index]
+            limits = (starts + dialogue.longest_turn).clamp(max=self.max_new_tokens)
+            speaks = speaks & ~torch.isin(last, self._stops) & (lengths < limits)
+            share = ANSWERED_SHARE if isinstance(decoder, PackedDecoder) else 1.0  # others read all rows again
+            if len(rows) - int(speaks.sum()) < share * len(rows):
+                decoder.step(last, speaks)
+                continue
+            goes_on = speaks.tolist()
+            turns = zip(rows, starts.tolist(), goes_on, strict=True)
+            answers = dialogue.answer({row: responses.since(row, start) for row, start, on in turns if not on})
+            kept = [place for place, row in enumerate(rows) if goes_on[place] or answers[row] is not None]
             if not kept:
                 return
-            prompts = [prompts[place] for place in kept]
             rows = [rows[place] for place in kept]
-            room = min(dialogue.longest_turn, self.max_new_tokens)
-            if not decoder.extend(torch.tensor(kept, device=device), texts, forget=forget, room=room):
-                so_far = [[*prompt, *responses.since(row, 0)] for prompt, row in zip(prompts, rows, strict=True)]
-                longest = max(map(len, prompts)) + self.max_new_tokens
+            for row in rows:
+                responses.append(row, answers.get(row) or ())
+            places = torch.tensor(kept, device=device)
+            index, last = index[places], last[places]
+            starts = torch.where(speaks[places], starts[places], responses.lengths[index])
+            speaks = torch.ones_like(speaks[places])
+            if isinstance(decoder, PackedDecoder):
+                if len(kept) < len(goes_on):
+                    decoder.keep(places)
+                # The last sampled token has not been read yet.
+                decoder.extend(
+                    [[token, *(answers.get(row) or ())] for row, token in zip(rows, last.tolist(), strict=True)]
+                )
+            else:
+                so_far = [[*prompts[row], *responses.since(row, 0)] for row in rows]
+                longest = max(len(prompts[row]) for row in rows) + self.max_new_tokens
+                room = min(dialogue.longest_turn, self.max_new_tokens)
                 decoder = self.model.trunk.decoder(so_far, max_new_tokens=room, pad_id=self.pad_id, longest=longest)
 
     def _sample(
@@ -234,46 +261,42 @@ class Sampler:
         draws: Tensor,
         responses: _Responses,
         on_token: Callable[[int, int], None] | None,
-        *,
-        longest_turn: int | None = None,
-    ) -> int:
-        """Sample the next turn of some rows, up to a stop token; return the number of the decoder's steps.
-
-        Finished rows are still computed, and ignored, until enough of them have finished to be worth dropping. Rows
-        that continue after a turn are not dropped.
-        """
+    ) -> None:
+        """Sample until a stop token; finished rows are computed, and ignored, until enough of them can be dropped."""
         running = torch.ones_like(rows, dtype=torch.bool)
-        places = responses.lengths[rows]
-        limit = torch.full_like(places, self.max_new_tokens)
-        if longest_turn is not None:
-            limit = limit.clamp(max=places + longest_turn)
-        steps = 0
-        while True:
-            tokens, logprobs = self._draw(decoder.hidden, draws[rows, places.clamp(max=self.max_new_tokens - 1)])
-            responses.write(rows[running], places[running], tokens[running], logprobs[running])
-            if on_token is not None:
-                for row, token in zip(rows[running].tolist(), tokens[running].tolist(), strict=True):
-                    on_token(row, token)
-            if (head := self.model.value_head) is not None:
-                responses.values[rows[running], places[running]] = read_values(head, decoder.hidden[running]).values
-            places = places + 1
-            running = running & ~torch.isin(tokens, self._stops) & (places < limit)
+        for place in range(self.max_new_tokens):
+            tokens, logprobs = self._draw(decoder.hidden, draws[rows, place])
+            spoke = (rows[running], place, tokens[running], logprobs[running], decoder.hidden[running])
+            self._note(*spoke, responses, on_token)
+            running = running & ~torch.isin(tokens, self._stops)
             num_running = int(running.sum())
-            if num_running == 0:
-                return steps
-            if longest_turn is None and num_running <= (1 - COMPACTION_SHARE) * len(rows) and decoder.can_drop_rows:
+            if num_running == 0 or place + 1 == self.max_new_tokens:
+                return
+            if num_running <= (1 - COMPACTION_SHARE) * len(rows) and decoder.can_drop_rows:
                 kept = running.nonzero().squeeze(1)
                 decoder.keep(kept)
                 rows = rows[kept]
                 tokens = tokens[kept]
                 running = running[kept]
-                places = places[kept]
-                limit = limit[kept]
-            if longest_turn is None:
-                decoder.step(tokens)  # no row is read beyond its own limit, which is the same for all
-            else:
-                decoder.step(tokens, running)
-            steps += 1
+            decoder.step(tokens)
+
+    def _note(
+        self,
+        rows: Int[Tensor, " rows"],
+        places: Int[Tensor, " rows"] | int,
+        tokens: Int[Tensor, " rows"],
+        logprobs: Float[Tensor, " rows"],
+        hidden: Float[Tensor, "rows dim"],
+        responses: _Responses,
+        on_token: Callable[[int, int], None] | None,
+    ) -> None:
+        """Add a sampled token to each of some rows."""
+        responses.write(rows, places, tokens, logprobs)
+        if on_token is not None:
+            for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+                on_token(row, token)
+        if (head := self.model.value_head) is not None:
+            responses.values[rows, places] = read_values(head, hidden).values
 
     def _draw(self, hidden: Float[Tensor, "rows dim"], draws: Float[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
         """Draw one token per row; return tokens and log probabilities."""
@@ -328,7 +351,7 @@ class _Responses:
         self.own[list(rows)] = False
         self.lengths[list(rows)] = 0
 
-    def write(self, rows: Tensor, places: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
+    def write(self, rows: Tensor, places: Tensor | int, tokens: Tensor, logprobs: Tensor) -> None:
         """Add a sampled token to each of some rows."""
         self.ids[rows, places] = tokens
         self.logprobs[rows, places] = logprobs

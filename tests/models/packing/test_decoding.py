@@ -83,35 +83,27 @@ def test_dropping_rows_leaves_the_others_as_they_are(name, layout):
 
 @pytest.mark.parametrize("name", PACKED)
 @torch.no_grad()
-def test_reading_on_after_forgetting_is_reading_all_at_once(name):
-    """Rows go on from a cache: some of their last tokens are forgotten, others read, and rows are dropped between."""
+def test_rows_get_longer_each_by_itself(name):
+    """Rows are read on by texts of any length, some rows wait while others step, and rows are dropped between."""
     model = language_model(name)
     rows = [list(prompt) for prompt in PROMPTS]
-    decoder = start(model, name, "as it can", rows, 6)
+    decoder = start(model, name, "as it can", rows, 250)
     generator = torch.Generator().manual_seed(1)
     for turn in range(4):
         for tokens in new_tokens(6):
-            decoder.step(tokens[: len(rows)])
-            rows = [[*row, token] for row, token in zip(rows, tokens.tolist(), strict=False)]
-        kept = [3, 0, 1] if turn == 2 else list(range(len(rows)))
-        rows = [rows[row] for row in kept]
-        forget = torch.randint(0, 6, (len(rows),), generator=generator).tolist()
+            speaks = torch.rand(len(rows), generator=generator) < (0.5 if turn else 2.0)
+            decoder.step(tokens[: len(rows)], speaks if turn else None)
+            rows = [[*row, token] if on else row for row, token, on in zip(rows, tokens.tolist(), speaks, strict=False)]
+            assert_states(model, decoder.hidden, rows)
+        if turn == 2:
+            kept = [3, 0, 1]
+            rows = [rows[row] for row in kept]
+            decoder.keep(torch.tensor(kept))
         lengths = [1] * len(rows) if turn == 1 else torch.randint(1, 40, (len(rows),), generator=generator).tolist()
         texts = [torch.randint(3, 300, (length,), generator=generator).tolist() for length in lengths]
-        assert decoder.extend(torch.tensor(kept), texts, forget=forget, room=6)
-        rows = [row[: len(row) - gone] + text for row, gone, text in zip(rows, forget, texts, strict=True)]
+        decoder.extend(texts)
+        rows = [row + text for row, text in zip(rows, texts, strict=True)]
         assert_states(model, decoder.hidden, rows)
-    for tokens in new_tokens(6):
-        decoder.step(tokens[: len(rows)])
-        rows = [[*row, token] for row, token in zip(rows, tokens.tolist(), strict=False)]
-    assert_states(model, decoder.hidden, rows)
-
-
-@torch.no_grad()
-def test_a_padded_decoder_says_that_it_cannot_read_on(monkeypatch):
-    monkeypatch.setattr(Trunk, "packs", lambda self, longest: False)
-    decoder = start(language_model("llama"), "llama", "padded", PROMPTS, 6)
-    assert not decoder.extend(torch.arange(len(PROMPTS)), [[4]] * len(PROMPTS), forget=[0] * len(PROMPTS), room=6)
 
 
 @torch.no_grad()

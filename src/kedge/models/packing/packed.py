@@ -391,8 +391,37 @@ def recompute_attention(config: PreTrainedConfig) -> AbstractContextManager[None
     return layout_attention(config) if by_layout else nullcontext()
 
 
+@dataclass(frozen=True)
+class _Block:
+    """New tokens of rows in a cache, any number of each, in packed rows.
+
+    Attributes:
+        rows: The row of each token.
+        places: Its place among the new tokens of its row.
+        columns: Its column.
+        seen: The columns that each place attends to; those of places without a token are never read.
+    """
+
+    rows: Int[Tensor, " tokens"]
+    places: Int[Tensor, " tokens"]
+    columns: Int[Tensor, " tokens"]
+    seen: Bool[Tensor, "rows 1 longest columns"]
+
+    @classmethod
+    def of(cls, starts: Int[Tensor, " rows"], ends: Int[Tensor, " rows"], counts: Int[Tensor, " rows"]) -> _Block:
+        """The block of rows with columns from `starts` up to `ends` that get `counts` more."""
+        places = torch.arange(int(counts.max()), device=counts.device)
+        rows, slots = (places < counts[:, None]).nonzero(as_tuple=True)
+        columns = torch.arange(int((ends + counts).max()), device=counts.device)
+        last = ends[:, None, None] + places[:, None]
+        seen = (columns >= starts[:, None, None]) & (columns <= last)
+        return cls(rows, slots, ends[rows] + slots, seen[:, None])
+
+
 class KeyValues:
     """Keys and values of every layer and row: right-aligned prompts, then the responses so far.
+
+    Rows may also get longer one by one, from packed rows: see `advance_each`.
 
     It replaces both transformers' cache and the attention mask in a model's forward call. Prompts are read from packed
     rows; several rows may continue one prompt.
@@ -408,6 +437,8 @@ class KeyValues:
         self.max_columns = max_columns
         self._columns: Tensor | None = columns.clamp(min=0)
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._spans: tuple[Tensor, Tensor] | None = None  # each row's first column, and the one after its last
+        self._block: _Block | None = None
         hidden = columns < 0
         self._mask = None
         if hidden.any():
@@ -424,21 +455,21 @@ class KeyValues:
         self._columns = None
         self.length += 1
 
-    def advance_by(self, lengths: Int[Tensor, " rows"], longest: int) -> None:
-        """Add a block of columns for several new tokens per row, right-aligned; `update` then fills it.
+    def advance_each(self, counts: Int[Tensor, " rows"]) -> None:
+        """Add columns to each row after its own last one, which each layer's `update` then fills from packed rows.
 
         Args:
-            lengths: New tokens of each row.
-            longest: Their maximum, the width of the block.
+            counts: New tokens of each row, 0 of those without any; from now on, rows are only added to in this way.
         """
         self._columns = None
-        self.length += longest
-        self.max_columns = max(self.max_columns, self.length)
-        mask = self._wide_mask(len(lengths), lengths.device)
-        columns = torch.arange(longest, device=lengths.device)
-        mask[:, 0, 0, self.length - longest : self.length].masked_fill_(
-            columns < longest - lengths[:, None], -torch.inf
-        )
+        if self._spans is None:
+            hidden = counts.new_zeros(1, 1) if self._mask is None else self._mask[:, 0, 0, : self.length]
+            self._spans = (hidden < 0).sum(dim=1).expand_as(counts), torch.full_like(counts, self.length)
+            self._mask = None
+        starts, ends = self._spans
+        self._block = _Block.of(starts, ends, counts)
+        self._spans = starts, ends + counts
+        self.length = self._block.seen.shape[-1]
 
     def keep(self, rows: Int[Tensor, " kept"]) -> None:
         """Keep only these rows."""
@@ -447,37 +478,8 @@ class KeyValues:
             self._layers[layer] = (keys.index_select(0, rows), values.index_select(0, rows))
         if self._mask is not None:
             self._mask = self._mask.index_select(0, rows)
-
-    def rewind(self, counts: Int[Tensor, " rows"], *, room: int) -> None:
-        """Forget the last columns of each row, and close the gaps: what is left is right-aligned again.
-
-        Args:
-            counts: Columns to forget, of each row.
-            room: Columns that may be added at most.
-        """
-        device = counts.device
-        seen = torch.arange(self.length, device=device) < (self.length - counts)[:, None]
-        if self._mask is not None:
-            seen = seen & (self._mask[:, 0, 0, : self.length] == 0)
-        widths = seen.sum(dim=1)
-        width = int(widths.max())
-        # Hidden columns first, the others in their order.
-        order = seen.long().argsort(dim=1, stable=True)[:, self.length - width :]
-        for layer, buffers in self._layers.items():
-            self._layers[layer] = (_chosen_columns(buffers[0], order), _chosen_columns(buffers[1], order))
-        self.length = width
-        self.max_columns = width + room
-        self._mask = None
-        if int(widths.min()) < width:
-            mask = self._wide_mask(len(counts), device)
-            hidden = torch.arange(width, device=device) < width - widths[:, None]
-            mask[:, 0, 0, :width].masked_fill_(hidden, -torch.inf)
-
-    def _wide_mask(self, rows: int, device: torch.device) -> Tensor:
-        """The mask, as wide as the columns can get."""
-        before = torch.zeros(rows, 1, 1, 0, device=device) if self._mask is None else self._mask
-        self._mask = nn.functional.pad(before, (0, max(0, self.max_columns - before.shape[-1])))
-        return self._mask
+        if self._spans is not None:
+            self._spans = self._spans[0][rows], self._spans[1][rows]
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Store new keys and values; return those to attend to: the prompts' own, or all columns so far."""
@@ -491,24 +493,30 @@ class KeyValues:
         return keys[:, :, : self.length], values[:, :, : self.length]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        """Attention of the new tokens of each row over its row, shaped as in `Packed.attend`.
+        """Attention of the new tokens of each row over its row, shaped as in `Packed.attend`."""
+        if (block := self._block) is None:
+            mask = None if self._mask is None else self._mask[..., : self.length].to(attention_dtype(query))
+            return self._attend_one(query, key, value, mask, scaling)
+        _, heads, _, dim = query.shape
+        queries = query.new_zeros(len(key), block.seen.shape[2], heads, dim)
+        queries[block.rows, block.places] = query[0].transpose(0, 1)
+        queries = queries.transpose(1, 2)
+        if block.seen.shape[2] == 1:
+            outputs = self._attend_one(queries, key, value, block.seen, scaling)
+        else:
+            outputs = attend(queries, key, value, scaling=scaling, mask=block.seen).transpose(1, 2)
+        return outputs[block.rows, block.places][None]
 
-        Of one token, query heads that share a key head are passed as query tokens, so that no key is copied.
+    def _attend_one(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+    ) -> Tensor:
+        """Attention of one token of each row; query heads that share a key head are passed as query tokens.
+
+        No key is copied in this way.
         """
-        rows, heads, count, dim = query.shape
-        if count > 1:
-            mask = self._mask_of_block(count, attention_dtype(query))
-            return attend(query, key, value, scaling=scaling, mask=mask).transpose(1, 2)
+        rows, heads, _, dim = query.shape
         grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], dim)
-        mask = None if self._mask is None else self._mask[..., : self.length].to(attention_dtype(query))
         return attend(grouped, key, value, scaling=scaling, mask=mask).reshape(rows, 1, heads, value.shape[-1])
-
-    def _mask_of_block(self, count: int, dtype: torch.dtype) -> Tensor:
-        """The mask of the last `count` columns over all columns, `[rows, 1, count, columns]`."""
-        assert self._mask is not None, "`advance_by` makes one"
-        seen = self._mask[..., : self.length].to(dtype)
-        later = torch.ones(count, self.length, dtype=torch.bool, device=seen.device).triu(self.length - count + 1)
-        return torch.where(later, -torch.inf, seen)
 
     def _read_prompts(self, states: Tensor) -> Tensor:
         """From `[1, heads, tokens, dim]` to `[rows, heads, columns, dim]`, with room for the start of the response."""
@@ -522,19 +530,16 @@ class KeyValues:
         return buffer
 
     def _append(self, buffer: Tensor, states: Tensor) -> Tensor:
-        """Write states to the last columns, in a wider buffer if this one is full."""
+        """Write states to the last columns, or to each token's own, in a wider buffer if this one is full."""
         capacity = buffer.shape[2]
         if self.length > capacity:
             wider = max(self.length, min(capacity + max(MIN_GROWTH, capacity // 2), self.max_columns))
             buffer = nn.functional.pad(buffer, (0, 0, 0, wider - capacity))
-        buffer[:, :, self.length - states.shape[2] : self.length] = states
+        if self._block is None:
+            buffer[:, :, self.length - 1 : self.length] = states
+        else:
+            buffer[self._block.rows, :, self._block.columns] = states[0].transpose(0, 1).to(buffer.dtype)
         return buffer
-
-
-def _chosen_columns(buffer: Tensor, order: Int[Tensor, "rows columns"]) -> Tensor:
-    """Some columns of each row of `[rows, heads, columns, dim]`, in the order given."""
-    rows, heads, _, dim = buffer.shape
-    return buffer.gather(2, order[:, None, :, None].expand(rows, heads, order.shape[1], dim))
 
 
 class Decoder(Protocol):
@@ -555,28 +560,12 @@ class Decoder(Protocol):
 
         Args:
             tokens: The tokens.
-            running: False for rows that have ended, which do not get longer than the model can read; None if none has.
+            running: False for rows without a token, which do not get longer; None if all have one.
         """
         ...
 
     def keep(self, rows: Int[Tensor, " kept"]) -> None:
         """Keep only these rows."""
-        ...
-
-    def extend(
-        self, rows: Int[Tensor, " kept"], texts: Sequence[Sequence[int]], *, forget: Sequence[int], room: int
-    ) -> bool:
-        """Keep only these rows, forget their last tokens, and read others; `hidden` is then the state at the last one.
-
-        Args:
-            rows: The rows to keep.
-            texts: The tokens to read, at least one per kept row.
-            forget: How many tokens of each to forget first.
-            room: Steps that may follow at most.
-
-        Returns:
-            False if it cannot: another decoder has to read the rows from their start.
-        """
         ...
 
 
@@ -601,45 +590,48 @@ class PackedDecoder:
         width = rows.longest
         columns = _columns(rows, width)[chosen].to(device)
         self._positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        self._idle = torch.zeros_like(self._positions)  # columns that a row has after its end
         self._cache = KeyValues(columns, max_columns=width + max_new_tokens)
         hidden = self._run(rows.ids[None], rows.positions[None], layout=Packed.of(rows))[0]
         self.hidden = hidden[rows.last[chosen]]
 
     def step(self, tokens: Tensor, running: Tensor | None = None) -> Tensor:
         """See `Decoder.step`."""
+        if running is not None:
+            return self._read(tokens[running], running.long())
         self._cache.advance()
         self.hidden = self._run(tokens[:, None], self._positions[:, None], layout=self._cache)[:, -1]
-        if running is None:
-            running = torch.ones_like(tokens, dtype=torch.bool)
-        self._positions = self._positions + running.long()
-        self._idle = self._idle + ~running
+        self._positions = self._positions + 1
         return self.hidden
 
     def keep(self, rows: Tensor) -> None:
         """See `Decoder.keep`."""
         self._cache.keep(rows)
         self._positions = self._positions[rows]
-        self._idle = self._idle[rows]
         self.hidden = self.hidden[rows]
 
-    def extend(self, rows: Tensor, texts: Sequence[Sequence[int]], *, forget: Sequence[int], room: int) -> bool:
-        """See `Decoder.extend`."""
-        if len(rows) < len(self._positions):
-            self.keep(rows)
-        device = self._positions.device
-        forgotten = torch.tensor(forget, device=device)
-        added = TokenRows.of(texts, device)
-        ids, mask = added.pad(left=True)
-        lengths = torch.tensor(added.lengths, device=device)
-        self._cache.rewind(forgotten, room=room + added.longest)
-        self._cache.advance_by(lengths, added.longest)
-        start = self._positions + self._idle - forgotten
-        positions = start[:, None] + (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-        self.hidden = self._run(ids, positions, layout=self._cache)[:, -1]
-        self._positions = start + lengths
-        self._idle = torch.zeros_like(lengths)
-        return True
+    def extend(self, texts: Sequence[Sequence[int]]) -> Float[Tensor, "rows dim"]:
+        """Read some tokens of each row, one or more; `step` then needs its `running`.
+
+        Args:
+            texts: The tokens of each row.
+
+        Returns:
+            The hidden state at the last of them, which is also kept in `hidden`.
+        """
+        added = TokenRows.of(texts, self.hidden.device)
+        return self._read(added.ids, torch.tensor(added.lengths, device=self.hidden.device))
+
+    def _read(self, ids: Int[Tensor, " tokens"], counts: Int[Tensor, " rows"]) -> Tensor:
+        """Append the tokens of packed rows, `counts` of each; rows without any keep their hidden state."""
+        self._cache.advance_each(counts)
+        first = counts.cumsum(0) - counts
+        places = torch.arange(len(ids), device=ids.device) - first.repeat_interleave(counts)
+        positions = self._positions.repeat_interleave(counts) + places
+        hidden = self._run(ids[None], positions[None], layout=self._cache)[0]
+        has = counts > 0
+        self.hidden = self.hidden.index_put((has.nonzero().squeeze(1),), hidden[(first + counts - 1)[has]])
+        self._positions = self._positions + counts
+        return self.hidden
 
     def _run(self, ids: Tensor, positions: Tensor, *, layout: Packed | KeyValues) -> Tensor:
         with layout_attention(self._model.config):

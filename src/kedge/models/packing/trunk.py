@@ -144,7 +144,7 @@ class Trunk:
 
         Args:
             prompts: One per row.
-            max_new_tokens: Maximum number of steps before it is extended.
+            max_new_tokens: Most tokens that a row gets after its prompt.
             pad_id: Token id of the padding.
             longest: The longest that a row can get; None for that of a single turn.
 
@@ -335,10 +335,6 @@ class PaddedDecoder:
         self._mask = self._mask[rows]
         self.hidden = self.hidden[rows]
 
-    def extend(self, rows: Tensor, texts: Sequence[Sequence[int]], *, forget: Sequence[int], room: int) -> bool:
-        """See `Decoder.extend`."""
-        return False
-
     def _run(self, ids: Tensor) -> Tensor:
         inputs: dict[str, Any] = {self._cache_name: self._cache}
         # A recurrent state has no columns to mask, so its mask is only passed with the prompt.
@@ -388,10 +384,6 @@ class GroupedDecoder:
         self._groups = remaining
         self._places = (self._places[kept][:, None] == rows).long().argmax(dim=1)
         self._collect()
-
-    def extend(self, rows: Tensor, texts: Sequence[Sequence[int]], *, forget: Sequence[int], room: int) -> bool:
-        """See `Decoder.extend`."""
-        return False
 
     def _parts(self, entries: Tensor) -> tuple[Tensor, ...]:
         """Entries in the groups' order, split into the groups."""
