@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
-from kedge.errors import ConfigError, EnvError
+from kedge.errors import ConfigError, DataError, EnvError
 from kedge.inspect.doctor import diagnose
 from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.record import read_run
@@ -158,6 +158,18 @@ def test_a_class_and_its_name_are_the_same_environment(tmp_path, policy):
         num_minibatches=2, num_epochs=2, learning_rate=1e-3, report=False, num_fixed_prompts=0, **settings,
     )  # fmt: skip
     assert_same(tmp_path / "named", tmp_path / "given")
+
+
+def test_an_episode_does_not_open_with_token_ids(tmp_path, policy):
+    """They would be decoded and encoded again, and have no row for the environment."""
+    sizes = {"num_prompts": 2, "max_new_tokens": 20, "num_updates": 1, "report": False}
+    with kedge.PpoTrainer(model=policy, environment=worlds.Guess, out=tmp_path / "run", **sizes) as trainer:
+        for ask in (trainer.sample, trainer.generate):
+            with pytest.raises(
+                DataError, match=r"^prompt 1 is token ids, and an episode of Guess opens with a text, row"
+            ):
+                ask(["The boat", [3, 4, 5]])
+        assert len(trainer.generate(["The boat"])) == 1
 
 
 def test_an_answer_without_a_call_ends_an_episode_with_tools(tmp_path):

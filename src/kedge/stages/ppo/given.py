@@ -15,7 +15,7 @@ from kedge.data.tokens import encode_completion, pad_left
 from kedge.errors import DataError
 from kedge.stages.ppo.trainer import Trainer
 
-__all__ = ["given_rollout", "rows_and_ids"]
+__all__ = ["given_rollout", "is_ids", "rows_and_ids"]
 
 
 def given_rollout(
@@ -103,13 +103,13 @@ def rows_and_ids(
 ) -> tuple[list[Prompt], list[list[int]]]:
     """The prompts, and their tokens; arguments and errors as in `given_rollout`."""
     tokenizer = trainer.roles.tokenizer
-    is_ids = [_is_ids(prompt) for prompt in prompts]
+    by_ids = [is_ids(prompt) for prompt in prompts]
     texts = iter(
-        read([prompt for prompt, ids in zip(prompts, is_ids, strict=True) if not ids]) if not all(is_ids) else []
+        read([prompt for prompt, ids in zip(prompts, by_ids, strict=True) if not ids]) if not all(by_ids) else []
     )
     rows: list[Prompt] = []
     encoded: list[list[int]] = []
-    for place, (prompt, ids) in enumerate(zip(prompts, is_ids, strict=True)):
+    for place, (prompt, ids) in enumerate(zip(prompts, by_ids, strict=True)):
         if ids:
             found = _checked(trainer, prompt, f"prompt {place}")
             if room is not None and len(found) > room:
@@ -156,7 +156,7 @@ class _Response:
 
     def __init__(self, trainer: Trainer, place: int, given: Any, stopped: bool | None) -> None:
         name = f"response {place}"
-        parts = [(given, True)] if isinstance(given, str) or _is_ids(given) else _parts(given, name)
+        parts = [(given, True)] if isinstance(given, str) or is_ids(given) else _parts(given, name)
         self.ids: list[int] = []
         self.own: list[bool] = []
         for part, own in parts:
@@ -184,7 +184,7 @@ class _Response:
             raise DataError(f"{name} has {len(self.ids)} tokens, and rollout.max_new_tokens is {longest}")
 
 
-def _is_ids(value: Any) -> bool:
+def is_ids(value: Any) -> bool:
     """True for token ids: a tensor, an array, or a list of numbers."""
     if hasattr(value, "tolist"):
         return True
@@ -199,7 +199,7 @@ def _parts(given: Any, name: str) -> list[tuple[Any, bool]]:
     parts: list[tuple[Any, bool]] = []
     for part in given:
         is_pair = isinstance(part, (list, tuple)) and len(part) == 2 and isinstance(part[1], bool)
-        if not is_pair or not (isinstance(part[0], str) or _is_ids(part[0]) or part[0] == []):
+        if not is_pair or not (isinstance(part[0], str) or is_ids(part[0]) or part[0] == []):
             raise DataError(f"{name} has the part {part!r:.60}; {expected}")
         parts.append((part[0], part[1]))
     return parts

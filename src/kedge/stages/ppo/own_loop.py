@@ -27,7 +27,7 @@ from kedge.algorithm.experience import Rollout
 from kedge.config import Config, with_values, word
 from kedge.data import Prompt
 from kedge.data.fields import is_conversation
-from kedge.errors import ConfigError, KedgeError, RewardError
+from kedge.errors import ConfigError, DataError, KedgeError, RewardError
 from kedge.logs.experience_metrics import describe_experience
 from kedge.logs.progress import say
 from kedge.rewards import RewardTerm, load_reward
@@ -41,7 +41,7 @@ from kedge.runs.training import Callback, running, stage_loop
 from kedge.stages.arguments import Data, Model, StrPath, Weighted, resolved_arguments, with_named_models
 from kedge.stages.ppo.ahead import prompt_stream
 from kedge.stages.ppo.critics import with_saved_critic
-from kedge.stages.ppo.given import given_rollout, rows_and_ids
+from kedge.stages.ppo.given import given_rollout, is_ids, rows_and_ids
 from kedge.stages.ppo.log import write_roles
 from kedge.stages.ppo.main import Updates, opened_updates
 from kedge.stages.ppo.result import checkpoint_model, save_result
@@ -280,11 +280,12 @@ class PpoTrainer:
         """Sample `rollout.num_responses` responses to each prompt.
 
         Args:
-            prompts: Texts, rows, conversations or token ids; None draws `rollout.num_prompts` of the run's prompts.
+            prompts: Texts, rows, conversations or, without an environment, token ids; None draws
+                `rollout.num_prompts` of the run's prompts.
             max_new_tokens: A lower limit than `rollout.max_new_tokens`, for one turn of several.
 
         Raises:
-            DataError: A prompt cannot be used, such as one that is too long.
+            DataError: A prompt cannot be used, such as one that is too long, or ids with an environment.
             ConfigError: No prompts are given, the limit is invalid, or the run has ended.
         """
         given = None if prompts is None else self._shared(lambda: list(prompts))
@@ -485,6 +486,13 @@ class PpoTrainer:
         return self._next
 
     def _encoded(self, prompts: list[Any]) -> tuple[list[Prompt], list[list[int]]]:
+        if (player := self._roles.player) is not None:
+            for place, prompt in enumerate(prompts):
+                if is_ids(prompt):
+                    raise DataError(
+                        f"prompt {place} is token ids, and an episode of {player.environment.name} opens with a text, "
+                        "row or conversation; pass one of these"
+                    )
         return rows_and_ids(self._trainer, prompts, self._read, self._room)
 
     def _read(self, prompts: list[Any]) -> list[Prompt]:
