@@ -224,6 +224,22 @@ def test_prompts_of_other_projects():
     assert found.columns["completion"] == "So."
 
 
+@pytest.mark.parametrize(("tokenizer", "prompt"), [(CHAT, RENDERED), (PLAIN, "Why?")])
+def test_a_question_and_its_answer_are_read_in_both_roles(tokenizer, prompt):
+    row = {"question": "Why?", "answer": "So.\n#### 5"}
+    found = only(read_prompts([row], tokenizer=tokenizer))
+    assert found.text == prompt
+    assert found.columns["answer"] == "So.\n#### 5", "a verifier reads it"
+    [shown] = read_demonstrations([row], tokenizer=tokenizer).records
+    assert (shown.prompt if isinstance(shown.prompt, str) else RENDERED, shown.completion) == (prompt, row["answer"])
+
+
+@pytest.mark.parametrize("more", [{"choices": ["a", "b"]}, {"context": "A text."}, {"options": {"A": "a"}}])
+def test_a_question_that_is_a_part_of_what_is_asked_is_not_taken_for_the_prompt(more):
+    with pytest.raises(DataError, match="field 'prompt' is missing"):
+        read_prompts([{"question": "Why?", "answer": "A", **more}], tokenizer=CHAT)
+
+
 def test_alpaca_rows_without_a_chat_template_get_the_prompt_of_alpaca():
     row = {"instruction": "Sort.", "input": "b a", "output": "a b"}
     record = only(read_demonstrations([row], tokenizer=PLAIN))

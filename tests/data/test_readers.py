@@ -125,7 +125,7 @@ def test_tldr_posts_in_every_reader():
 @pytest.mark.parametrize(
     ("read", "row", "expected"),
     [
-        (read_prompts, {"question": "Why?"}, "field 'prompt' is missing (the row has 'question')"),
+        (read_prompts, {"query": "Why?"}, "field 'prompt' is missing (the row has 'query')"),
         (read_prompts, {}, "field 'prompt' is missing (the row has no fields)"),
         (read_prompts, {"prompt": None}, "field 'prompt' is null"),
         (read_prompts, {"prompt": " \n"}, "field 'prompt' is empty"),
@@ -323,7 +323,7 @@ def test_of_a_conversation_the_oldest_turns_are_cut():
 
 
 def test_rows_are_counted_by_reason():
-    rows = ["a", "sea " * 30, "sea " * 40, {"prompt": ""}, {"question": "b"}]
+    rows = ["a", "sea " * 30, "sea " * 40, {"prompt": ""}, {"query": "b"}]
     table = read_prompts(rows, tokenizer=PLAIN, max_prompt_tokens=10, max_rejected_fraction=1)
     assert table.dropped() == {
         "prompt longer than max_prompt_tokens=10": 2,
@@ -381,13 +381,13 @@ def test_rows_over_a_limit_name_the_limit():
 
 def test_too_many_bad_rows_are_written_to_a_file_and_stop_the_run(tmp_path):
     good = [b'{"prompt": "a"}'] * 90
-    path = lines(tmp_path / "rows.jsonl", *good, b"{", b'{"prompt": "\\ud800"}', *[b'{"question": "a"}'] * 8)
+    path = lines(tmp_path / "rows.jsonl", *good, b"{", b'{"prompt": "\\ud800"}', *[b'{"query": "a"}'] * 8)
     out = tmp_path / "run" / "rejected.jsonl"
     with pytest.raises(DataError) as raised:
         read_prompts(path, tokenizer=PLAIN, rejected_to=out)
     assert str(raised.value) == (
         "10 of 100 rows (10.0%) cannot be used, data.max_rejected_fraction=0.05 allows 5.0%; most common reason, "
-        f"8 times: \"field 'prompt' is missing (the row has 'question')\", first at {path}:93; "
+        f"8 times: \"field 'prompt' is missing (the row has 'query')\", first at {path}:93; "
         "data.columns.prompt=… names a column that holds it"
     )
     written = [json.loads(line) for line in out.read_text().splitlines()]

@@ -66,6 +66,7 @@ def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase
       the better answer as its `completion`;
     - `instruction`, `input` and `output` (Alpaca) become `prompt` and `completion`: a conversation if the tokenizer has
       a chat template, else the text that Alpaca trains with;
+    - `question` and `answer` (GSM8K) likewise, without Alpaca's text;
     - `input_ids` become the texts that they encode.
 
     The original columns stay, since reward functions may read them.
@@ -91,9 +92,18 @@ def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase
         answer = {"completion": fields["output"]} if "output" in fields and "completion" not in fields else {}
         rest = {name: value for name, value in fields.items() if name not in ("text", "output")}
         return {**rest, "prompt": _instruction(fields, tokenizer), **answer}
+    if role in ("prompts", "demonstrations") and _is_question(fields):
+        answer = {"completion": fields["answer"]} if role == "demonstrations" and "answer" in fields else {}
+        return {**fields, "prompt": _asked(fields, fields["question"], tokenizer), **answer}
     if "input_ids" in fields and not fields.keys() & {"prompt", "messages", "text"}:
         return texts_of_ids(fields, role, tokenizer)
     return fields
+
+
+def _is_question(fields: Fields) -> bool:
+    """True if a row's `question` is all that is asked: it has no other prompt, no choices and no context."""
+    others = {"prompt", "messages", "text", "completion", "choices", "options", "context"}
+    return isinstance(fields.get("question"), str) and not fields.keys() & others
 
 
 def is_comparison(fields: Fields) -> bool:

@@ -10,6 +10,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from kedge.data.generated import PREFIX, generated_rows
 from kedge.data.records import Row, check_row_count, listed_rows, one_line_errors, parquet_rows, table_rows
 from kedge.data.text_files import COMPRESSIONS, csv_rows, json_rows
 from kedge.errors import DataError
@@ -63,9 +64,10 @@ def rows_of(source: Source) -> Iterator[Row]:
 
             - a `.jsonl`, `.json`, `.parquet`, `.csv` or `.tsv` file; texts also compressed;
             - a folder that `datasets` saved, or with such files; `folder:split` takes the files of one split;
+            - a task of reasoning-gym: `reasoning-gym:NAME,size=…,seed=…`, see `generated`;
             - a Hugging Face id: `org/name`, `org/name:split` (default `train`), `org/name:config:split`;
             - rows: a list (or any iterable) of mappings or texts, a `DatasetDict` or a DataFrame;
-            - a list of the first three. A list of strings counts as names if each string is an existing file or looks
+            - a list of the first four. A list of strings counts as names if each string is an existing file or looks
               like a file or like `org/name`; `Sources` makes it explicit.
 
     Raises:
@@ -92,7 +94,12 @@ def _is_source_name(entry: object) -> bool:
         return True
     if not isinstance(entry, str) or any(character.isspace() for character in entry):
         return False
-    return _format(entry) in _READERS or os.path.exists(entry) or _HUB_ID.fullmatch(entry) is not None
+    return (
+        entry.startswith(PREFIX)
+        or _format(entry) in _READERS
+        or os.path.exists(entry)
+        or _HUB_ID.fullmatch(entry) is not None
+    )
 
 
 def _named_rows(name: str) -> Iterator[Row]:
@@ -101,6 +108,8 @@ def _named_rows(name: str) -> Iterator[Row]:
 
 
 def _open_rows(name: str) -> Iterator[Row]:
+    if name.startswith(PREFIX):
+        return listed_rows(generated_rows(name), name)
     if os.path.isfile(name):
         return _file_rows(Path(name))
     if os.path.isdir(name):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["OWN"]
 
 SOURCE = ".jsonl file, dataset folder or id. Repeatable."
+ASKED = ".jsonl file, dataset folder or id, or a task as reasoning-gym:NAME,size=500"
 
 MODEL = Flag(
     ("--model", "--policy"),
@@ -23,12 +24,12 @@ MODEL = Flag(
 )
 DEMONSTRATIONS = Flag(("--demonstrations",), "data.demonstrations", "DATA", f"Demonstrations: {SOURCE}", repeats=True)
 COMPARISONS = Flag(("--comparisons",), "data.comparisons", "DATA", f"Comparisons: {SOURCE}", repeats=True)
-PROMPTS = Flag(("--prompts",), "data.prompts", "DATA", f"Prompts: {SOURCE}", repeats=True)
+PROMPTS = Flag(("--prompts",), "data.prompts", "DATA", f"Prompts: {ASKED}. Repeatable.", repeats=True)
 PROMPT_TEXTS = Flag(
     ("--prompts",),
     "data.prompts",
     "DATA|TEXT",
-    "Prompts: .jsonl file, dataset folder or id; or one text. Repeatable.",
+    f"Prompts: {ASKED}; or one text. Repeatable.",
     repeats=True,
     takes_text=True,
 )

@@ -8,12 +8,13 @@ A verifier gives 1 for a right response and 0 for any other, with one of a few r
 as `answer`; a mistake in a row is found before the run.
 
 answers: numbers and mathematics. texts: choices, matches, patterns, tags, JSON. instructions: rules for the text.
-programs: code against tests. checking: what they share.
+programs: code against tests. generated: the tasks of reasoning-gym. checking: what they share.
 """
 
 from __future__ import annotations
 
 from kedge.rewards.verify.answers import gsm8k, gsm8k_strict, math, number
+from kedge.rewards.verify.generated import reasoning_gym
 from kedge.rewards.verify.instructions import instruction_text, instructions, instructions_partial
 from kedge.rewards.verify.programs import code, code_stdio
 from kedge.rewards.verify.texts import choice, exact, json_schema, normalized, pattern, tags
@@ -33,5 +34,6 @@ __all__ = [
     "normalized",
     "number",
     "pattern",
+    "reasoning_gym",
     "tags",
 ]

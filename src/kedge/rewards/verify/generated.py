@@ -1,0 +1,114 @@
+"""Answers to the tasks of the package reasoning-gym, scored as the tasks score them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kedge.data.generated import find_entry
+from kedge.errors import DataError, RewardError
+from kedge.rewards.source import Verdict
+from kedge.rewards.verify.checking import CUT_OFF, NO_ANSWER, RIGHT, TOO_SLOW, Expired, deadline, read_rows, reads
+
+__all__ = ["reasoning_gym"]
+
+WRONG_VALUE = "wrong value"
+WRONG_FORMAT = "wrong format"
+PARTLY = "partly right"
+NOTHING = 0.1
+"""The most that tasks give to an answer with nothing right in it."""
+
+LONGEST = 10_000
+"""Characters of an answer."""
+
+HUGE = re.compile(r"[eE][+-]?\d{4}")
+"""A number of thousands of digits, which takes forever to compute."""
+
+REFUSED: Mapping[str, str] = {
+    "composite": "it is made of other tasks: name one of these",
+    "game_of_life_halting": "it accepts any text",
+    **dict.fromkeys(
+        ("intermediate_integration", "polynomial_multiplication", "simple_integration"),
+        "it executes a response to score it",
+    ),
+}
+
+
+def _is_arithmetic(answer: str) -> bool:
+    """Whole numbers, the four operations and parentheses."""
+    return len(answer) <= 200 and re.fullmatch(r"(?!.*\*\s*\*)(?!.*\d{10})[\d+\-*/(). ]*", answer) is not None
+
+
+def _is_literal(answer: str) -> bool:
+    """A text that is no list, or a list of numbers, texts and lists."""
+    if "[" not in answer and "(" not in answer:
+        return answer.isprintable() or "\n" in answer
+    try:
+        ast.literal_eval(answer)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+CHECKED: Mapping[str, Callable[[str], bool]] = {
+    **dict.fromkeys(("countdown", "puzzle24"), _is_arithmetic),
+    **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _is_literal),
+}
+"""Tasks that evaluate a response as Python, and what they may get."""
+
+
+def check_reasoning_gym(entry: Sequence[Any]) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Read the column `entry`.
+
+    Raises:
+        RewardError: A row is not of reasoning-gym, or of a task that cannot be trusted with a response.
+    """
+    return read_rows("entry", entry, _read)
+
+
+def _read(entry: object) -> tuple[str, Any, dict[str, Any]]:
+    try:
+        name, task, found = find_entry(str(entry))
+    except DataError as error:
+        raise ValueError(f"a row of --prompts reasoning-gym:NAME ({error})") from error
+    if name in REFUSED:
+        raise RewardError(f"reasoning-gym's {name} cannot be a reward: {REFUSED[name]}")
+    return name, task, found
+
+
+@reads(check_reasoning_gym)
+def reasoning_gym(completions: list[str], entry: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
+    """The score of a response by its task of reasoning-gym, from 0 to 1; tasks may score what is partly right.
+
+    The answer is the text in the last `<answer>…</answer>`, else the whole response.
+
+    Args:
+        completions: Responses as text.
+        entry: The column of the rows of `--prompts reasoning-gym:NAME`.
+        stopped: Whether each response ended with a stop token.
+
+    Raises:
+        RewardError: A row cannot be used.
+    """
+    ended = [True] * len(completions) if stopped is None else stopped
+    rows = zip(completions, ended, check_reasoning_gym(entry), strict=True)
+    return [_judged(text, is_whole, *reference) for text, is_whole, reference in rows]
+
+
+def _judged(text: str, is_whole: bool, name: str, task: Any, entry: dict[str, Any]) -> Verdict:
+    tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    answer = (tagged[-1] if tagged else text).strip()
+    if not answer or not (tagged or is_whole):
+        return Verdict(0.0, NO_ANSWER if is_whole else CUT_OFF)
+    if len(answer) > LONGEST or HUGE.search(answer) or not CHECKED.get(name, bool)(answer):
+        return Verdict(0.0, WRONG_FORMAT)
+    try:
+        with deadline("reasoning_gym"):
+            score = min(1.0, max(0.0, float(task.score_answer(answer, entry))))
+    except Expired:
+        return Verdict(0.0, TOO_SLOW)
+    except Exception:  # the task cannot read the answer
+        return Verdict(0.0, WRONG_FORMAT)
+    return Verdict(score, RIGHT if score == 1 else PARTLY if score > NOTHING else WRONG_VALUE, answer)
