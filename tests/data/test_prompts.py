@@ -51,7 +51,7 @@ def test_a_curriculum_starts_with_the_easy_prompts_and_shuffles_the_later_passes
 def test_a_prompt_that_rests_is_left_out_of_the_next_passes_and_comes_back():
     stream = PromptStream(POOL, seed=0, rest=2)
     first = stream.next(10)
-    assert stream.rest(first[:3]) == pytest.approx(0.3)
+    assert stream.note(first[:4], [0.0, 0.0, 0.0, 0.2]) == pytest.approx(0.3)
     tired = set(texts(first[:3]))
     for _ in range(2):
         assert sorted(texts(stream.next(7))) == sorted(set(texts(POOL)) - tired)
@@ -61,25 +61,68 @@ def test_a_prompt_that_rests_is_left_out_of_the_next_passes_and_comes_back():
 
 def test_a_pass_has_all_prompts_where_all_of_them_rest():
     stream = PromptStream(POOL, seed=0, rest=5)
-    stream.rest(stream.next(10))
+    stream.note(stream.next(10), [0.0] * 10)
     assert sorted(texts(stream.next(10))) == sorted(texts(POOL))
+
+
+def drawn_by_spread(seed: int = 0, **settings) -> PromptStream:
+    """A stream over four prompts in its first pass, of which three are known."""
+    stream = PromptStream(POOL[:4], seed=seed, by_spread=True, **settings)
+    by_text = {prompt.text: prompt for prompt in stream.next(4)}
+    stream.note([by_text["0"], by_text["1"], by_text["2"]], [0.25, 0.05, 0.0])
+    return stream
+
+
+def test_a_prompt_is_drawn_in_proportion_to_its_spread():
+    # The mean of the three is 0.1: weights 2.5, 0.5, the least 0.25, and 1 for the prompt that was not sampled. Of the
+    # four draws of a pass each gets 4 / 4.25 times its weight, rounded up or down.
+    expected = [2.5 * 4 / 4.25, 0.5 * 4 / 4.25, 0.25 * 4 / 4.25, 4 / 4.25]
+    counts = [texts(drawn_by_spread(seed).next(4)) for seed in range(400)]
+    for text, mean in zip("0123", expected, strict=True):
+        found = [count.count(text) for count in counts]
+        assert set(found) <= {int(mean), int(mean) + 1}
+        assert sum(found) / 400 == pytest.approx(mean, abs=0.1)  # four standard errors of 0.5 / 20
+    orders = {tuple(each) for each in counts if sorted(each) == ["0", "0", "1", "3"]}
+    assert ("0", "3", "0", "1") in orders  # equal ones are not drawn in a row
+    whole = drawn_by_spread().next(4)
+    ranks = [PromptStream(POOL[:4], seed=0, by_spread=True, rank=rank, world_size=2) for rank in (0, 1)]
+    for stream in ranks:
+        stream.next(2)
+        stream.note(POOL[:3], [0.25, 0.05, 0.0])
+    assert texts(ranks[0].next(2)) + texts(ranks[1].next(2)) == texts(whole)
+
+
+def test_what_is_noted_counts_from_the_next_pass_on_and_no_spread_anywhere_draws_evenly():
+    stream = drawn_by_spread()
+    once = texts(stream.next(2))
+    stream.note(POOL[:4], [0.0, 0.0, 0.0, 1.0])
+    assert once + texts(stream.next(2)) == texts(drawn_by_spread().next(4))
+    assert texts(stream.next(4)).count("3") in (3, 4)  # weights 1/4 and 4: 16 / 4.75 of 4 draws
+    stream.note(POOL[:4], [0.0] * 4)
+    assert sorted(texts(stream.next(4))) == ["0", "1", "2", "3"]
+
+
+def test_a_prompt_that_rests_has_no_weight():
+    stream = drawn_by_spread(rest=1)
+    assert "2" not in texts(stream.next(3))
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.sets(st.integers(0, 5), max_size=6)), min_size=1, max_size=20),
-    st.integers(1, 3),
+    st.integers(0, 3),
+    st.booleans(),
     st.booleans(),
 )
-def test_resting_prompts_are_resumed_at_any_point(steps, rest, is_mixed):
+def test_what_is_known_of_prompts_is_resumed_at_any_point(steps, rest, is_mixed, by_spread):
     pool = POOL[:4]
     mixture = Mixture([0, 0, 0, 1], [1, 2], seed=3) if is_mixed else None
-    whole = PromptStream(pool, seed=0, rest=rest, mixture=mixture)
+    whole = PromptStream(pool, seed=0, rest=rest, by_spread=by_spread, mixture=mixture)
     for count, tired in steps:
-        split = PromptStream(pool, seed=0, rest=rest, mixture=mixture)
+        split = PromptStream(pool, seed=0, rest=rest, by_spread=by_spread, mixture=mixture)
         split.load_state_dict(json.loads(json.dumps(whole.state_dict())))
         drawn = whole.next(count)
         assert texts(split.next(count)) == texts(drawn)
-        whole.rest([prompt for number, prompt in enumerate(drawn) if number in tired])
+        whole.note(drawn, [0.0 if number in tired else 0.1 * (number + 1) for number in range(len(drawn))])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Generic, TypeVar
 
 from kedge.data.fields import field_of, number_of
@@ -49,6 +50,10 @@ def difficulties(prompts: Sequence[Prompt], column: str) -> list[float]:
     return numbers
 
 
+LEAST_WEIGHT = 0.25
+"""Of a prompt whose responses all scored the same, in average prompts: it is tried again every few passes."""
+
+
 class PromptStream:
     """An endless stream of prompts, reshuffled on every pass.
 
@@ -59,9 +64,11 @@ class PromptStream:
     With a curriculum the first pass goes from the lowest value of a column to the highest, equal ones shuffled; the
     later passes, which have seen every level, are shuffled.
 
-    A prompt can be left out of the next passes, see `rest`.
+    By the scores of the latest responses, a prompt is left out of the next passes or drawn more or less often in
+    them; see `note`.
 
-    Source: spec §2.6.
+    Source: spec §2.6. Draws by spread: VCRL (arXiv 2509.19803) §3 takes the variance of a group's scores, at most where
+    half of the responses are right, as what a prompt has to teach.
     """
 
     def __init__(
@@ -72,6 +79,7 @@ class PromptStream:
         curriculum: str | None = None,
         mixture: Mixture | None = None,
         rest: int = 0,
+        by_spread: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -82,7 +90,8 @@ class PromptStream:
             seed: seed of the shuffles, the same on every rank.
             curriculum: column with the difficulty of a prompt, a number; None shuffles the first pass as well.
             mixture: shares of several sources; None for one pass over all prompts after the other.
-            rest: passes that a prompt is left out of after a call of `rest`.
+            rest: passes that a prompt without spread is left out of.
+            by_spread: from the second pass on, draw prompts in proportion to their spread.
             rank: this process, 0 to world_size − 1.
             world_size: number of processes that draw.
 
@@ -98,6 +107,8 @@ class PromptStream:
         self._mixture = mixture
         self._seed = seed
         self._passes = rest
+        self._by_spread = by_spread
+        self._spreads: dict[int, float] = {}
         self._rested: dict[int, int] = {}
         self._left_out = set[int]()
         self._rank = rank
@@ -110,23 +121,30 @@ class PromptStream:
         drawn = [self._advance() for _ in range(num_prompts * self._world_size)]
         return [self._prompts[index] for index in drawn[self._rank * num_prompts :][:num_prompts]]
 
-    def rest(self, prompts: Sequence[Prompt]) -> float:
-        """Leave prompts out of the next passes; returns the share of all prompts that the next one leaves out.
+    def note(self, prompts: Sequence[Prompt], spreads: Sequence[float]) -> float:
+        """Take note of the spread of responses; returns the share of all prompts that the next pass leaves out.
 
-        A pass that would be empty has all prompts.
+        Prompts without spread rest. A pass that would be empty has all prompts.
 
         Args:
             prompts: drawn from this stream.
+            spreads: the variance of the scores of each one's responses, 0 if they are all the same.
         """
-        drawn = {id(prompt) for prompt in prompts}
-        self._rested |= {row: self._epoch for row, prompt in enumerate(self._prompts) if id(prompt) in drawn}
+        drawn = dict(zip(map(id, prompts), spreads, strict=True))
+        found = {row: drawn[id(prompt)] for row, prompt in enumerate(self._prompts) if id(prompt) in drawn}
+        if self._by_spread:
+            self._spreads |= found
+        if self._passes:
+            self._rested |= {row: self._epoch for row, spread in found.items() if spread == 0}
         return sum(self._rests(row, self._epoch + 1) for row in self._rested) / len(self._prompts)
 
     def state_dict(self) -> dict[str, Any]:
-        """The stream's position and its resting prompts, the same on every rank, as plain numbers."""
+        """The stream's position and what it noted of prompts, the same on every rank, as plain numbers."""
         rested: dict[str, Any] = {}
+        if self._by_spread:
+            rested = {"spreads": [list(each) for each in self._spreads.items()], "order": list(self._order)}
         if self._rested:
-            rested = {"rested": [list(each) for each in self._rested.items()], "left_out": sorted(self._left_out)}
+            rested |= {"rested": [list(each) for each in self._rested.items()], "left_out": sorted(self._left_out)}
         return {"epoch": self._epoch, "position": self._position, "num_prompts": len(self._prompts), **rested}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -144,7 +162,8 @@ class PromptStream:
         self._epoch = state["epoch"]
         self._position = state["position"]
         self._left_out = set(state.get("left_out", ()))
-        self._order = self._shuffled()
+        self._spreads = dict(state.get("spreads", ()))
+        self._order = list(state["order"]) if self._by_spread and "order" in state else self._shuffled()
 
     def _advance(self) -> int:
         if self._position == len(self._order):
@@ -171,8 +190,28 @@ class PromptStream:
         else:
             order = self._mixture.order(self._epoch)
         order = [row for row in order if row not in self._left_out]
+        if order and any(self._spreads.values()):
+            order = self._by_weight(order)
         levels = self._levels
         return order if levels is None or self._epoch > 0 else sorted(order, key=levels.__getitem__)
+
+    def _by_weight(self, order: list[int]) -> list[int]:
+        """As many rows, each as often as its weight says, rounded up or down at random (systematic resampling).
+
+        The weight is the spread over the mean of the known ones, at least LEAST_WEIGHT; 1 for a prompt without.
+        """
+        draw = random.Random(f"spread {self._seed} {self._epoch}")
+        mean = fmean(self._spreads.values())
+        weights = [max(self._spreads.get(row, mean) / mean, LEAST_WEIGHT) for row in order]
+        scale = len(order) / sum(weights)
+        reached = draw.random()
+        drawn: list[int] = []
+        for row, weight in zip(order, weights, strict=True):
+            reached += weight * scale
+            drawn += [row] * (int(reached) - len(drawn))
+        drawn += order[-1:] * (len(order) - len(drawn))  # what rounding took
+        draw.shuffle(drawn)
+        return drawn[: len(order)]
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def _data(flag: Flag) -> Flag:
 SHARED = ("data", "runtime", "checkpoint")
 TRAINED = ("optimization", *SHARED)
 SCORED = (*SHARED, "reward_functions")
-FOR_PPO = ("data.prompts", "data.eval_prompts", "data.pretraining", "data.curriculum", "data.rest")
+FOR_PPO = ("data.prompts", "data.eval_prompts", "data.pretraining", "data.curriculum", "data.rest", "data.draw")
 NEEDS_MODEL = {"model": "--model"}
 NEEDS_PROMPTS = {"data.prompts": "--prompts"}
 NEEDS_REWARD = {"reward": "--reward"}
@@ -102,10 +102,11 @@ def _check_ppo(config: Config) -> None:
         raise ConfigError("ppo.max_kl needs the KL to the reference: set ppo.measure_kl=true")
     is_scored = config.reward or config.environment.source is not None
     leaves_out = {"ppo.constant_groups=keep": evaluation.constant_groups != "keep", "data.rest=0": config.data.rest > 0}
+    leaves_out["data.draw=evenly"] = config.data.draw != "evenly"
     if evaluation.reference is not None and not is_scored and any(leaves_out.values()):
         remedy = next(name for name, is_set in leaves_out.items() if is_set)
         raise ConfigError(
-            f"{remedy.partition('=')[0]} leaves out prompts whose responses all score the same, and without a reward "
+            f"{remedy.partition('=')[0]} compares the scores of the responses to a prompt, and without a reward "
             f"all scores are 0; use {remedy}"
         )
     wanted = config.checkpoint.keep_best

@@ -178,9 +178,28 @@ def test_prompts_without_spread_rest_and_the_run_resumes_to_the_bit(policy: Path
     assert train(policy, tmp_path / "run", Reward(), resume=Resume(), **settings) == rows
 
 
+def test_prompts_with_spread_are_drawn_more_often_and_the_run_resumes_to_the_bit(policy: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"constant_groups": "keep", "num_prompts": 3, "num_updates": 6}
+    settings["data"] = {"draw": "by_spread"}
+    rows = train(policy, tmp_path / "whole", Reward(), **settings)
+    samples = read_samples(tmp_path / "whole")
+    drawn = [
+        [each["prompt"] for each in samples if each["update"] in (2 * turn + 1, 2 * turn + 2)] for turn in range(3)
+    ]
+    # Four of six prompts are solved: weights of 1/4 each, against 6 in all for the other two, so 0.86 of six draws.
+    solved = [sum(prompt in SOLVED for prompt in each) / 3 for each in drawn]
+    assert solved[0] == 4
+    assert max(solved[1:]) <= 2
+    with pytest.raises(KeyboardInterrupt):
+        train(policy, tmp_path / "run", Reward(limit=4), **settings)
+    assert train(policy, tmp_path / "run", Reward(), resume=Resume(), **settings) == rows
+
+
 def test_groups_of_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^data.rest=1 compares the responses .* rollout.num_responses=1"):
         configure(tmp_path, tmp_path / "run", data={"rest": 1})
+    with pytest.raises(ConfigError, match=r"^data.draw=by_spread compares .* or data.draw=evenly"):
+        configure(tmp_path, tmp_path / "run", data={"draw": "by_spread"})
     with pytest.raises(ConfigError, match=r"^ppo.constant_groups=drop compares .* rollout.num_responses=1"):
         configure(tmp_path, tmp_path / "run", constant_groups="drop")
 

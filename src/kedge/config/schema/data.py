@@ -62,6 +62,13 @@ class DataConfig(Section):
                 raise ValueError(f"{name} is not a column that kedge reads{hint}")
         return columns
 
+    @property
+    def choice_by_scores(self) -> tuple[str, str] | None:
+        """The setting by which scores choose the prompts, if any, and the one that they do not."""
+        if self.rest:
+            return f"data.rest={self.rest}", "data.rest=0"
+        return ("data.draw=by_spread", "data.draw=evenly") if self.draw == "by_spread" else None
+
     @model_validator(mode="after")
     def _check_mix(self) -> "DataConfig":
         for role in ROLES:
@@ -178,6 +185,14 @@ class DataConfig(Section):
         source="kedge: off; ppo.constant_groups leaves out such responses only once they are sampled and scored",
         too_high="prompts that the policy has come to solve, or has forgotten, are noticed late",
         too_low="most of the sampling goes into prompts that teach nothing",
+    )
+    draw: Literal["evenly", "by_spread"] = field(
+        "evenly",
+        meaning="How often PPO draws each prompt in a pass: once, or in proportion to the variance of the scores of "
+        "its latest responses, over the mean of all prompts. A prompt without variance counts a quarter of the "
+        "average, one that was not sampled yet 1.",
+        source="evenly: as in the papers. by_spread: VCRL (arXiv 2509.19803), whose measure of what a prompt has "
+        "to teach this is; it filters by it and replays prompts from a memory",
     )
     train_on: Literal["all", "last"] = field(
         "all",

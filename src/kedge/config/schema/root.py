@@ -167,10 +167,10 @@ class Config(Section):
                 f"{given} draws an update's prompts before earlier ones are scored, and ppo.constant_groups=resample "
                 "draws as many as the scores call for; use ppo.constant_groups=drop or keep, or rollout.max_staleness=0"
             )
-        if self.data.rest:
+        if chosen := self.data.choice_by_scores:
             raise ValueError(
-                f"{given} draws an update's prompts before earlier ones are scored, and data.rest={self.data.rest} "
-                "leaves out prompts by their scores; use data.rest=0 or rollout.max_staleness=0"
+                f"{given} draws an update's prompts before earlier ones are scored, and {chosen[0]} chooses prompts by "
+                f"their scores; use {chosen[1]} or rollout.max_staleness=0"
             )
         if ppo.constant_groups == "drop" and ppo.value_warmup_until is not None:
             raise ValueError(
@@ -228,10 +228,10 @@ class Config(Section):
                 "at least 2, or ppo.constant_groups=keep"
             )
         responses = self.rollout.num_responses
-        if self.data.rest and responses == 1:
+        if (chosen := self.data.choice_by_scores) and responses == 1:
             raise ValueError(
-                f"data.rest={self.data.rest} compares the responses to a prompt, but rollout.num_responses=1; use at "
-                "least 2, or data.rest=0"
+                f"{chosen[0]} compares the responses to a prompt, but rollout.num_responses=1; use at least 2, or "
+                f"{chosen[1]}"
             )
         if self.ppo.needs_groups and responses < 2:
             raise ValueError(

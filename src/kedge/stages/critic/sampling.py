@@ -124,6 +124,7 @@ def as_first_update(config: Config, *, holds_out: bool) -> Config:
             "evaluate.judge": None,
             "data.curriculum": None,
             "data.rest": 0,
+            "data.draw": "evenly",
         },
     )
 

@@ -94,7 +94,9 @@ def open_sampling(
     check = (lambda _: None) if trainer.guard is None else trainer.guard.check_rollout
     engine = trainer.roles.engine
     if not isinstance(engine, BackgroundEngine):
-        return Sampling(prompts, trainer, check=check, say=say, rest=prompts.rest if config.data.rest else None)
+        return Sampling(
+            prompts, trainer, check=check, say=say, note=prompts.note if config.data.choice_by_scores else None
+        )
     ahead = SamplingAhead(prompts, trainer, engine, check=check, say=say)
     loop.register_ahead(ahead)
     return ahead
@@ -105,7 +107,12 @@ def prompt_stream(config: Config, trainer: Trainer, loop: CheckpointedLoop) -> P
     roles = trainer.roles
     seed = stream_seed(trainer.run_settings.seed, "prompts")
     prompts = PromptStream(
-        roles.prompts, seed=seed, curriculum=config.data.curriculum, mixture=roles.mixture, rest=config.data.rest
+        roles.prompts,
+        seed=seed,
+        curriculum=config.data.curriculum,
+        mixture=roles.mixture,
+        rest=config.data.rest,
+        by_spread=config.data.draw == "by_spread",
     )
     loop.register("prompts", prompts)
     return prompts

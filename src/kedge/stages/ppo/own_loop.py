@@ -616,10 +616,8 @@ def _check(config: Config, *, has_prompts: bool, has_reward: bool) -> None:
         raise ConfigError(f"ppo.{name} samples and scores held-out prompts: give the trainer prompts= and reward=")
     if ppo.advantage == "remax" and not has_reward:
         raise ConfigError("ppo.advantage=remax scores a greedy response to each prompt: give the trainer reward=")
-    if config.data.rest:
-        raise ConfigError(
-            f"data.rest={config.data.rest} leaves out prompts that the run draws; leave them out in the loop"
-        )
+    if chosen := config.data.choice_by_scores:
+        raise ConfigError(f"{chosen[0]} chooses among prompts that the run draws; choose them in the loop")
     for name, value in {"curriculum": config.data.curriculum, "mix": config.data.mix}.items():
         if value and not has_prompts:
             raise ConfigError(f"data.{name} orders the run's prompts: give the trainer prompts=")

@@ -151,8 +151,8 @@ class Sampling:
         check: Called with the responses of each round before they are scored.
         say: Prints a line to the user.
         sampled: Returns responses that exist already; None to sample them.
-        rest: Called with the prompts whose responses all score the same; returns the share of prompts that the next
-            pass leaves out. None for none.
+        note: Called with the prompts of groups and the variance of each one's scores; returns the share of prompts
+            that the next pass leaves out. None where prompts are not chosen by their scores.
     """
 
     def __init__(
@@ -163,14 +163,14 @@ class Sampling:
         check: Callable[[Rollout], None] = lambda _: None,
         say: Callable[[str], None],
         sampled: Callable[[], Rollout] | None = None,
-        rest: Callable[[Sequence[Prompt]], float] | None = None,
+        note: Callable[[Sequence[Prompt], Sequence[float]], float] | None = None,
     ) -> None:
         self._prompts = prompts
         self._trainer = trainer
         self._check = check
         self._say = say
         self._existing = sampled
-        self._rest = rest
+        self._note = note
         self._shown: set[str] = set()
         self._published: Mapping[str, float] = {}
 
@@ -178,10 +178,11 @@ class Sampling:
         """The responses of an update; see `Batches`."""
         self._published = self._trainer.publish(update - 1)
         batch = self.sampled(self._trainer, clock)
-        if self._rest is not None:
+        if self._note is not None:
             groups = batch.groups
-            alike = groups.group[~groups.has_spread & (groups.count > 1)].tolist()
-            resting = self._rest([batch.prompts[number] for number in alike])
+            compared = groups.count > 1
+            variances = (groups.std.square() * groups.has_spread)[compared].tolist()
+            resting = self._note([batch.prompts[number] for number in groups.group[compared].tolist()], variances)
             self._published = {**self._published, "prompt/resting": resting}
         return batch
 
