@@ -185,7 +185,10 @@ def with_table(page: str, outcomes: Mapping[str, Outcome]) -> str:
 
 def table(outcomes: Mapping[str, Outcome]) -> str:
     """Shares of followed instructions at the start and at the end of each arm, and what its critic explains."""
+    if not outcomes:
+        return ""
     lines = [
+        "#### What SmolLM2-135M-Instruct makes of them\n",
         "| | seeds | updates | 10¹² FLOPs | kinds trained on | kinds never trained on | explained variance |",
         "|---|---|---|---|---|---|---|",
     ]
