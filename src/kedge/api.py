@@ -299,8 +299,9 @@ def evaluate(
     *,
     model: Model,
     prompts: Data,
-    judge: RewardSpec | LoadedModel,
+    judge: RewardSpec | LoadedModel | None = None,
     against: Model | None = None,
+    environment: Callable[[], Any] | str | None = None,
     out: StrPath | None = None,
     **settings: Any,
 ) -> EvaluateResult:
@@ -312,6 +313,7 @@ def evaluate(
         judge: A reward model or a reward function; with `judge_mode="pairwise"` a function that compares two responses.
         against: Folder or hub id of the policy to compare with; None for the references in the data (the columns
             `completion`, `chosen` or `summary`).
+        environment: As in `ppo`: episodes are compared, by what they are paid unless there is a judge.
         out: The run's folder; must be empty.
         settings: Fields of the configuration, such as `judge_mode`.
 
@@ -326,9 +328,10 @@ def pass_at_k(
     *,
     model: Model,
     prompts: Data,
-    judge: RewardSpec | LoadedModel,
+    judge: RewardSpec | LoadedModel | None = None,
     num_responses: int = 8,
     against: Model | None = None,
+    environment: Callable[[], Any] | str | None = None,
     out: StrPath | None = None,
     **settings: Any,
 ) -> PassResult:
@@ -337,9 +340,11 @@ def pass_at_k(
     Args:
         model: Folder or hub id of the policy.
         prompts: As in `ppo`.
-        judge: A function such as `kedge.rewards.verify:gsm8k`, that scores right responses 1.
+        judge: A function such as `kedge.rewards.verify:gsm8k`, that scores right responses 1. Optional with an
+            environment.
         num_responses: Responses to each prompt, at least 2: the largest k.
         against: Folder or hub id of a policy to measure as well.
+        environment: As in `ppo`: an episode that is paid 1 or more is right.
         out: The run's folder; must be empty.
         settings: Fields of the configuration, such as `generate.temperature`.
 

@@ -4,13 +4,15 @@
 
     prompts ─▶ several responses to each ─▶ judge ─▶ pass@k, maj@k with intervals ─▶ judgments.jsonl, …
 
+With an environment, a response is an episode, and what it is paid judges it.
+
 Source: Stiennon figure 1 (win rates over references); Gao figure 1 (score over √KL); Chen et al. 2021 (arXiv
 2107.03374) for pass@k.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from kedge.logs.progress import say
 from kedge.models import load_tokenizer
 from kedge.rewards import RewardSpec
 from kedge.runs.ending import say_results
-from kedge.runs.inputs import load_prompts, prompt_columns
+from kedge.runs.inputs import load_player, load_prompts, prompt_columns
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Run, open_run
 from kedge.runs.shown_result import shows_its_run
@@ -82,7 +84,11 @@ def evaluate_or_check(config: Config, **given: Any) -> Any:
 
 @stage_function("evaluate")
 def run_evaluate(
-    config: Config, *, prompts: Sequence[Any] | None = None, judge: RewardSpec | None = None
+    config: Config,
+    *,
+    prompts: Sequence[Any] | None = None,
+    judge: RewardSpec | None = None,
+    environment: Callable[[], Any] | None = None,
 ) -> EvaluateResult:
     """Compare `config.model` with `config.evaluate.against`, or with the references in the data, using a judge.
 
@@ -93,14 +99,21 @@ def run_evaluate(
         config: The resolved configuration.
         prompts: Texts or rows instead of `config.data.prompts`.
         judge: A function or reward model instead of `config.evaluate.judge`.
+        environment: A class instead of `config.environment.source`; the responses are then episodes with it, and are
+            judged by what it pays unless there is a judge.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; raised before any sampling.
     """
     settings = config.evaluate
+    if settings.against is None and (environment is not None or config.environment.source is not None):
+        raise ConfigError(
+            "episodes have no references to be compared with: pass --against, or --samples to count those that are "
+            "solved; kedge generate gives the mean score"
+        )
     if settings.frontier and settings.against is None:
         raise ConfigError("evaluate.frontier needs evaluate.against, the policy that KL is measured from")
-    run, evaluator, against = _opened(config, prompts, judge)
+    run, evaluator, against = _opened(config, prompts, judge, environment)
     policy = evaluator.reader
     with measuring(run) as on_phase:
         evaluator = replace(evaluator, on_phase=on_phase)
@@ -117,7 +130,11 @@ def run_evaluate(
 
 @stage_function("evaluate")
 def run_pass_at_k(
-    config: Config, *, prompts: Sequence[Any] | None = None, judge: RewardSpec | None = None
+    config: Config,
+    *,
+    prompts: Sequence[Any] | None = None,
+    judge: RewardSpec | None = None,
+    environment: Callable[[], Any] | None = None,
 ) -> PassResult:
     """Measure how many prompts `config.model` solves with k responses, up to `config.generate.num_responses`.
 
@@ -128,6 +145,7 @@ def run_pass_at_k(
         config: The resolved configuration.
         prompts: Texts or rows instead of `config.data.prompts`.
         judge: A function or reward model instead of `config.evaluate.judge`.
+        environment: As in `run_evaluate`.
 
     Raises:
         KedgeError: An input is missing, unreadable or does not fit; raised before any sampling.
@@ -138,7 +156,7 @@ def run_pass_at_k(
             f"evaluate.judge_mode=pairwise compares two responses, but pass@{num_samples} counts right ones; use "
             "evaluate.judge_mode=score, or generate.num_responses=1"
         )
-    run, evaluator, against = _opened(config, prompts, judge)
+    run, evaluator, against = _opened(config, prompts, judge, environment)
     with measuring(run) as on_phase:
         repeated = [prompt for prompt in evaluator.prompts for _ in range(num_samples)]
         evaluator = replace(evaluator, prompts=repeated, on_phase=on_phase)
@@ -154,16 +172,23 @@ def run_pass_at_k(
 
 
 def _opened(
-    config: Config, prompts: Sequence[Any] | None, judge: RewardSpec | None
+    config: Config,
+    prompts: Sequence[Any] | None,
+    judge: RewardSpec | None,
+    environment: Callable[[], Any] | None,
 ) -> tuple[Run, Evaluator, Policy | None]:
     """The run, the evaluator with the policy and the prompts, and the policy `config.evaluate.against`."""
     settings = config.evaluate
-    run = open_run(config, "evaluate", in_memory={"data.prompts": prompts, "evaluate.judge": judge})
+    in_memory: dict[str, Any] = {"data.prompts": prompts, "evaluate.judge": judge}
+    if config.environment.source is None:
+        in_memory["environment.source"] = environment
+    run = open_run(config, "evaluate", in_memory=in_memory)
     policy = load_policy(str(config.model), config, run)
     against = None if settings.against is None else load_policy(settings.against, config, run)
     for source in settings.frontier:  # a misspelled name fails now, not after the first sampling
         load_tokenizer(source, trust_remote_code=config.runtime.trust_remote_code)
     sampling = sampling_of(config, num_responses=config.generate.num_responses)
+    player = load_player(config, run, environment, tokens=sampling.max_new_tokens, by_turn=False)
     room = policy.room(sampling.max_new_tokens)
     all_prompts = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
     chosen = all_prompts[: settings.num_prompts]
@@ -172,10 +197,11 @@ def _opened(
     evaluator = Evaluator(
         chosen,
         reader=policy,
-        judge=load_judge(judge, config, run, policy.tokenizer),
+        judge=load_judge(judge, config, run, policy.tokenizer, player),
         sampling=sampling,
         kl_temperature=config.rollout.temperature,
         template=config.data.template,
+        player=player,
     )
     evaluator.judge.check(prompt_columns(chosen))
     return run, evaluator, against

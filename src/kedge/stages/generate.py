@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from kedge.algorithm.experience import ENDINGS
 from kedge.config import Config
 from kedge.errors import ConfigError, RewardError
 from kedge.logs.json_lines import JsonLines, read_json_lines
@@ -34,6 +33,7 @@ from kedge.stages.evaluation.policy import (
     join_responses,
     load_policy,
     sampling_of,
+    shares_of,
 )
 from kedge.stages.evaluation.report import verdict_lines
 from kedge.system.intervals import Interval, score_interval
@@ -207,11 +207,8 @@ def _write_scored(
         for sampled in batches:
             batch = sampled.responses
             terms = None if scorer is None else scorer.score_terms(batch)
-            ended = (
-                [] if sampled.rollout.ending is None else [ENDINGS[each] for each in sampled.rollout.ending.tolist()]
-            )
-            endings += ended
-            rows += _rows(batch, terms, ended)
+            endings += sampled.endings
+            rows += _rows(batch, terms, sampled.endings)
             complete = len(rows) // size * size  # a prompt's responses can be in two batches
             for start in range(0, complete, size):
                 group = rows[start : start + size]
@@ -220,8 +217,7 @@ def _write_scored(
             parts.append(batch)
             if terms is not None:
                 scored.append(terms)
-    shares = {word: endings.count(word) / len(endings) for word in ENDINGS if word in endings}
-    return join_responses(parts), ScoredTerms.joined(scored) if scored else None, shares
+    return join_responses(parts), ScoredTerms.joined(scored) if scored else None, shares_of(endings)
 
 
 def _best(scores: Scores) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kedge.data import Prompt, Rendered
-from kedge.errors import RewardError
+from kedge.errors import ConfigError, RewardError
 from kedge.logs.phases import JUDGING, OnPhase
 from kedge.rewards import MESSAGES_COLUMN, Responses, Scores, WeightedReward
 from kedge.rewards.model import share_tokens
@@ -24,6 +24,9 @@ from kedge.stages.evaluation.policy import (
 )
 from kedge.system.intervals import Interval, mean_interval, share_interval
 
+if TYPE_CHECKING:
+    from kedge.environments.player import Player
+
 __all__ = ["Evaluator", "PolicyResult", "collect_rankings", "rank_responses"]
 
 
@@ -35,7 +38,8 @@ class PolicyResult:
         name: Folder or hub id of the policy.
         scored: Its responses and scores.
         outcomes: Outcome per prompt against the opponent.
-        kl: KL to the opponent, nats per response; None if the opponent is not a policy with the same tokens.
+        kl: KL to the opponent, nats per response; None if the opponent is not a policy with the same tokens, and for
+            episodes.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Evaluator:
         kl_temperature: Sampling temperature of the KL estimate: that of training.
         template: The template that rendered the prompts, e.g. `tldr`.
         on_phase: Told how far sampling and judging are.
+        player: Plays episodes, of which each is a response; None for single responses.
     """
 
     prompts: Sequence[Prompt]
@@ -75,6 +80,7 @@ class Evaluator:
     kl_temperature: float
     template: str
     on_phase: OnPhase = lambda *_: None
+    player: Player | None = None
 
     def references(self) -> ScoredResponses:
         """The reference responses in the data; `DataError` if a prompt lacks one."""
@@ -83,7 +89,7 @@ class Evaluator:
 
     def sample(self, policy: Policy) -> ScoredResponses:
         """Sample and score a policy's responses."""
-        return self._score(self._as_read(policy, self._sample(policy, self.sampling)))
+        return self._scored(policy, self._sample(policy, self.sampling))
 
     def compare(self, policy: Policy, opponent: ScoredResponses, against: Policy | None) -> PolicyResult:
         """Sample a policy's responses and compare them with the opponent's.
@@ -94,10 +100,14 @@ class Evaluator:
             against: The policy that they come from; None for references.
         """
         batches = self._sample(policy, self.sampling)
-        scored = self._score(self._as_read(policy, batches))
+        scored = self._scored(policy, batches)
         self.on_phase(JUDGING, 0, len(scored.responses))
         outcomes = self.judge.compare(scored, opponent)
         return PolicyResult(policy.source, scored, outcomes, self._kl(policy, against, batches))
+
+    def _scored(self, policy: Policy, batches: Sequence[SampledBatch]) -> ScoredResponses:
+        scored = self._score(self._as_read(policy, batches))
+        return replace(scored, endings=[word for each in batches for word in each.endings])
 
     def _score(self, responses: Responses) -> ScoredResponses:
         self.on_phase(JUDGING, 0, len(responses))
@@ -105,7 +115,11 @@ class Evaluator:
 
     def _sample(self, policy: Policy, sampling: Sampling, *, title: str = "sample") -> list[SampledBatch]:
         prompts = render_for(policy, self.prompts, self.reader, max_new_tokens=sampling.max_new_tokens)
-        return list(policy.sample(prompts, sampling, title=f"{title} {policy.source}", on_phase=self.on_phase))
+        if self.player is not None:
+            room = policy.room(sampling.max_new_tokens)
+            self.player.begin(policy.stop_tokens.ids, room, policy.tokenizer, prompts[:1])
+        title = f"{title} {policy.source}"
+        return list(policy.sample(prompts, sampling, title=title, on_phase=self.on_phase, player=self.player))
 
     def _as_read(self, policy: Policy, batches: Sequence[SampledBatch]) -> Responses:
         """Responses as the judge reads them: to the original prompts, in the reader's tokens."""
@@ -113,10 +127,15 @@ class Evaluator:
         alike = policy.tokenizer.chat_template == self.reader.tokenizer.chat_template
         if alike and share_tokens(policy.tokenizer, self.reader.tokenizer):
             return responses
+        if self.player is not None:
+            raise ConfigError(
+                f"{policy.source} has another tokenizer or chat template than {self.reader.source}: their episodes "
+                "cannot be compared"
+            )
         return written_responses(self.prompts, responses.completions, responses.stopped, self.reader.tokenizer)
 
     def _kl(self, policy: Policy, against: Policy | None, batches: Sequence[SampledBatch]) -> Interval | None:
-        if against is None or not share_tokens(policy.tokenizer, against.tokenizer):
+        if against is None or self.player is not None or not share_tokens(policy.tokenizer, against.tokenizer):
             return None
         temperature = self.kl_temperature
         if temperature != self.sampling.temperature:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +18,9 @@ from kedge.runs.inputs import load_rewards
 from kedge.runs.run import Run
 from kedge.system.intervals import Interval, score_interval
 
+if TYPE_CHECKING:
+    from kedge.environments.player import Player
+
 __all__ = ["Judge", "PairOutcomes", "ScoredResponses", "load_judge"]
 
 
@@ -25,7 +28,7 @@ __all__ = ["Judge", "PairOutcomes", "ScoredResponses", "load_judge"]
 class ScoredResponses:
     """Responses of one side with their scores, None if the judge only compares, and the reasons for them, if any.
 
-    `answers` are those that the judge found in the responses, if it looks for them.
+    `answers` are those that the judge found in the responses, if it looks for them. `endings` are those of episodes.
     """
 
     responses: Responses
@@ -33,6 +36,7 @@ class ScoredResponses:
     reasons: list[str | None] | None = None
     verdicts: dict[str, float] = field(default_factory=dict)
     answers: list[str | None] | None = None
+    endings: Sequence[str] = ()
 
     @property
     def num_tokens(self) -> list[int]:
@@ -157,20 +161,29 @@ class Judge:
         )
 
 
-def load_judge(given: RewardSpec | None, config: Config, run: Run, tokenizer: PreTrainedTokenizerBase) -> Judge:
-    """Load `config.evaluate.judge`.
+def load_judge(
+    given: RewardSpec | None,
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    player: Player | None = None,
+) -> Judge:
+    """Load `config.evaluate.judge`; without one, episodes are judged by what they are paid.
 
     Args:
         given: A function or model instead of `config.evaluate.judge`.
         config: Names the judge and its mode.
         run: Device and precision of models, and the ranks that share them.
         tokenizer: Tokenizer of the responses.
+        player: Plays the episodes that are judged.
 
     Raises:
         ConfigError: The mode is pairwise and the judge is a reward model.
         RewardError: The function cannot be loaded or has the wrong signature.
         ModelError: The reward model cannot be loaded.
     """
+    if player is not None and given is None and config.evaluate.judge is None:
+        return Judge(load_rewards((), config, run, tokenizer, more=(player.reward,)))
     judge = str(config.evaluate.judge) if given is None else given
     if config.evaluate.judge_mode == "score":
         return Judge(load_rewards(judge, config, run, tokenizer))

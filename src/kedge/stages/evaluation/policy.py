@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from kedge.algorithm.experience import Rollout
+from kedge.algorithm.experience import ENDINGS, Rollout
 from kedge.algorithm.shaping import sequence_kl
 from kedge.config import Config
 from kedge.data import Prompt, encode_completion, encode_prompt, room_for_prompt, tldr_response
@@ -54,6 +54,7 @@ __all__ = [
     "read_references",
     "render_for",
     "sampling_of",
+    "shares_of",
     "written_responses",
 ]
 
@@ -82,6 +83,17 @@ class SampledBatch:
 
     rollout: Rollout
     responses: Responses
+
+    @property
+    def endings(self) -> list[str]:
+        """How each episode ended; empty for single responses."""
+        ending = self.rollout.ending
+        return [] if ending is None else [ENDINGS[each] for each in ending.tolist()]
+
+
+def shares_of(endings: Sequence[str]) -> dict[str, float]:
+    """The shares of the endings of episodes, in their order."""
+    return {word: endings.count(word) / len(endings) for word in ENDINGS if word in endings}
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from kedge.logs.json_lines import JsonLines
 from kedge.logs.table import Cell, print_table
 from kedge.stages.evaluation.evaluator import PolicyResult
 from kedge.stages.evaluation.judges import Judge, ScoredResponses
+from kedge.stages.evaluation.policy import shares_of
 from kedge.system.intervals import Interval, share_interval
 from kedge.system.output import JUDGMENTS_FILE, write_summary
 
-__all__ = ["Evaluation", "report", "verdict_lines"]
+__all__ = ["Evaluation", "endings_line", "report", "verdict_lines"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Evaluation:
             "position_bias": outcomes.position_bias(),
             **({"verdicts": sides[0].verdicts} if sides[0].verdicts else {}),
             **({"verdicts_against": sides[1].verdicts} if sides[1].verdicts else {}),
+            **({"endings": shares_of(sides[0].endings)} if sides[0].endings else {}),
+            **({"endings_against": shares_of(sides[1].endings)} if sides[1].endings else {}),
             "frontier": [_plain(each.summary()) for each in self.frontier],
         }
 
@@ -106,6 +109,8 @@ def _judgments(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
             row |= {"score": ours.scores[index], "score_against": theirs.scores[index]}
         if ours.reasons is not None and theirs.reasons is not None:
             row |= {"reason": ours.reasons[index], "reason_against": theirs.reasons[index]}
+        if ours.endings and theirs.endings:
+            row |= {"ending": ours.endings[index], "ending_against": theirs.endings[index]}
         if outcomes.shown_first is not None and outcomes.shown_second is not None:
             row |= {
                 "winner_shown_first": winners[outcomes.shown_first[index]],
@@ -124,11 +129,18 @@ def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
     print_table(f"{summary['num_judged']} prompts, judged by {summary['judge']}", columns, rows)
     if longer := evaluation.longer_won():
         print(f"Win rate of the longer response, where lengths differ: {share_interval(longer)}")
+    for each in filter(None, (evaluation.policy.scored.endings, evaluation.opponent.endings)):
+        print(endings_line(each))
     if bias := summary["position_bias"]:
         print(
             f"Position bias: the judge preferred the response shown first {bias['first_rate']:.0%} of the time, and "
             f"contradicted itself on {bias['contradicted']:.0%} of the pairs, which count as ties."
         )
+
+
+def endings_line(endings: Sequence[str]) -> str:
+    """The shares of the endings of episodes."""
+    return "episodes: " + ", ".join(f"{share:.0%} {word}" for word, share in shares_of(endings).items())
 
 
 def verdict_lines(verdicts: Mapping[str, float]) -> Iterator[str]:

@@ -16,7 +16,8 @@ from kedge.logs.json_lines import JsonLines
 from kedge.logs.progress import format_figure
 from kedge.logs.table import Cell, print_table
 from kedge.stages.evaluation.judges import ScoredResponses
-from kedge.stages.evaluation.report import verdict_lines
+from kedge.stages.evaluation.policy import shares_of
+from kedge.stages.evaluation.report import endings_line, verdict_lines
 from kedge.system.intervals import Interval, mean_interval, share_interval
 from kedge.system.output import JUDGMENTS_FILE, write_summary
 
@@ -88,6 +89,7 @@ class Solved:
             **({"maj@k": _plain(self.maj_at)} if self.maj_at else {}),
             **{name: each.as_json() if isinstance(each, Interval) else each for name, each in figures.items()},
             **({"verdicts": self.scored.verdicts} if self.scored.verdicts else {}),
+            **({"endings": shares_of(self.scored.endings)} if self.scored.endings else {}),
         }
 
     def less(self, other: Solved) -> dict[int, Interval]:
@@ -143,7 +145,8 @@ def report_solved(
 
 def _rows(policy: Solved) -> Iterator[dict[str, Any]]:
     scored = policy.scored
-    named = {"score": scored.scores, "reason": scored.reasons, "answer": scored.answers}
+    endings = scored.endings or None
+    named = {"score": scored.scores, "reason": scored.reasons, "answer": scored.answers, "ending": endings}
     columns: dict[str, Sequence[Any]] = {
         "prompt": scored.responses.prompts,
         "completion": scored.responses.completions,
@@ -168,3 +171,5 @@ def _print(policies: Sequence[Solved], title: str) -> None:
         print(f"{format_figure(length)} tokens on average, {stopped:.0%} with a stop token")
         for line in verdict_lines(each.scored.verdicts):
             print(line)
+        if each.scored.endings:
+            print(endings_line(each.scored.endings))
