@@ -39,17 +39,6 @@ def approached(left: float) -> dict[str, Any]:
     return {"objective/kl": [40.0] * 8 + [40.0 * left] * 8, "response/length": [20.0] * 16, **NO_SCORES}
 
 
-def overflowing(score: float, late_score: float, *, rise: float = 0.5) -> dict[str, Any]:
-    """Episodes of which more and more are answered with more than fits."""
-    return {
-        "reward/score_mean": towards(score, late_score),
-        "episode/turns": 3.0,
-        "episode/context_overflow": towards(0.02, 0.02 + rise),
-        "episode/truncated": 0.0,
-        "episode/timeout": 0.0,
-    }
-
-
 def spike(height: float) -> list[float]:
     return [height if update == 9 else 0.35 for update in range(16)]
 
@@ -339,8 +328,6 @@ CASES = [
         {"response/eos_rate": towards(1.0, 0.6)},
         {"response/eos_rate": towards(1.0, 0.8)},
     ),
-    metrics("hacking_by_cut_off", "serious", overflowing(0.2, 0.1), overflowing(0.2, 0.4)),
-    metrics("hacking_by_cut_off", "warning", overflowing(0.2, 0.2), overflowing(0.2, 0.2, rise=0.05)),
     metrics(
         "entropy_rising",
         "serious",

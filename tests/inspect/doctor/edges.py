@@ -81,13 +81,6 @@ def episodes(changed: Mapping[str, Series] | None = None) -> dict[str, Series]:
     return {**ended, "response/eos_rate": [0.05] * 16, **(changed or {})}
 
 
-def cut_off(**endings: Series) -> dict[str, Series]:
-    """Episodes with the same scores throughout, and some that are left in a state with a value."""
-    names = ("context_overflow", "truncated", "timeout")
-    shares = {f"episode/{name}": endings.get(name, [0.0] * 16) for name in names}
-    return {**episodes(), **shares, "reward/score_mean": [0.5] * 16}
-
-
 def leak(start: float, grown: float, steps_up: int = 13) -> dict[str, Series]:
     """Memory that grows over fourteen updates, after two updates of warm-up."""
     ups = [grown / steps_up * ((number + 1) * steps_up // 13 - number * steps_up // 13) for number in range(13)]
@@ -407,16 +400,6 @@ EDGES: list[Edge] = [
         (SILENT, episodes({"episode/max_tokens": step(0.1, 0.34)})),
         (SERIOUS, episodes({"episode/max_tokens": step(0.1, 0.36)})),
     ),
-    *metrics(
-        "hacking_by_cut_off",
-        (WARNING, cut_off(context_overflow=step(0.01, 0.08), truncated=step(0.0, 0.031))),
-        (WARNING, cut_off(timeout=step(0.02, 0.121))),
-        (SILENT, cut_off(timeout=step(0.02, 0.119))),
-        (SILENT, cut_off(timeout=[0.5] * 16)),
-        (SERIOUS, cut_off(truncated=step(0.0, 0.5)) | {"reward/score_mean": step(0.5, 0.3)}),
-        (SILENT, cut_off(truncated=step(0.0, 0.5)) | {"reward/score_mean": step(0.5, 0.7)}),
-    ),
-    *metrics("hacking_by_cut_off", (SILENT, cut_off(truncated=step(0.0, 0.5))), **GROUPS, **{"ppo.critic": "none"}),
     *metrics(
         "hacking_by_length",
         (SILENT, LENGTHENED | episodes({"episode/turns": step(2.0, 4.0)})),

@@ -48,7 +48,6 @@ RULES: tuple[Rule, ...] = (
     kl.beta_too_small,
     hacking.proxy_up_judge_down,
     hacking.hacking_by_not_stopping,
-    hacking.hacking_by_cut_off,
     rewards.group_std_blows_up,
     rewards.length_bias,
     responses.stops_at_once,

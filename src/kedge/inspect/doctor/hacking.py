@@ -5,19 +5,10 @@ A reward term of weight 0 is a *judge*: it is measured as `score/NAME` and not t
 
 from __future__ import annotations
 
-from kedge.inspect.doctor.critic import has_critic
 from kedge.inspect.doctor.kl import STRONGER_KL
-from kedge.inspect.doctor.responses import (
-    MORE_TOKENS,
-    ending_in_time,
-    eos_is_scored,
-    has_episodes,
-    parts_of,
-    plays_episodes,
-    turn_lengths,
-)
+from kedge.inspect.doctor.responses import ending_in_time, eos_is_scored, has_episodes, parts_of, turn_lengths
 from kedge.inspect.doctor.rule import Symptom, adjust, rule
-from kedge.inspect.doctor.series import MIN_TREND, SIGNIFICANT, Series, combine, fell, fmt, read, rose, span
+from kedge.inspect.doctor.series import MIN_TREND, SIGNIFICANT, Series, fell, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
 from kedge.system.output import best_checkpoint, kept_checkpoints
 
@@ -48,9 +39,6 @@ HELD_OUT: dict[str, str] = dict.fromkeys(("eval/win_rate", "eval/score"), "measu
 
 FEWER_STOPS = 0.25
 """Fall in the share of responses that stop."""
-
-MORE_CUT_OFF = 0.1
-"""Rise in the share of episodes that are cut off where their state has a value."""
 
 
 def _while_score_rises(score: Series) -> str:
@@ -149,39 +137,6 @@ def hacking_by_not_stopping(run: RunRecord, score: Series, stops: Series) -> Sym
         f"{_while_score_rises(score)}",
         (adjust("rollout.missing_eos_score", "too_high"), STRONGER_KL),
         "score every response without a stop token below every response with one",
-    )
-
-
-@rule(
-    "Episodes that are cut off are credited with the critic's value of their last state, which is above what a wrong "
-    "answer scores, and the policy exploits that by failing.",
-    needs=("reward/score_mean", "episode/context_overflow", "episode/truncated", "episode/timeout"),
-    updates=MIN_TREND,
-    fits=lambda run: plays_episodes(run) and has_critic(run),
-)
-def hacking_by_cut_off(
-    run: RunRecord, score: Series, overflow: Series, truncated: Series, timeout: Series
-) -> Symptom | None:
-    """Seen: `episode/context_overflow`, `episode/truncated` and `episode/timeout` together rise, and the score does
-    not.
-
-    Try: Double `rollout.max_new_tokens`, so that answers fit, also those of failed calls. For the other endings: raise
-    `environment.timeout`, or let the environment terminate such an episode with a reward.
-
-    Threshold: A rise of 0.1. A warning; serious if the score falls. Runs without a critic are not checked: they credit
-    no value.
-    """
-    cut = combine(lambda *shares: sum(shares), overflow, truncated, timeout)
-    if cut is None or not has_critic(run) or rose(score) or not rose(cut) or cut.late - cut.first < MORE_CUT_OFF:
-        return None
-    most = max((overflow, truncated, timeout), key=lambda each: each.late - each.first)
-    remedies = {id(overflow): MORE_TOKENS, id(timeout): adjust("environment.timeout", "too_low")}
-    return Symptom(
-        "serious" if fell(score) else "warning",
-        f"{cut.late:.0%} of the episodes are cut off and credited with a value ({cut.late_span}), up from "
-        f"{cut.first:.0%}, while the mean score goes from {fmt(score.first)} to {fmt(score.late)}",
-        [remedies[id(most)]] if id(most) in remedies else (),
-        "" if most is overflow else "let the environment terminate such an episode with a reward",
     )
 
 

@@ -158,17 +158,16 @@ def read(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL, of_policy: boo
     return found if len(found) >= max(at_least, 1) else None
 
 
-def combine(make: Callable[..., float | None], first: Series, *others: Series) -> Series | None:
-    """A series computed from several, over the updates that all of them have; None if there is no such update.
+def combine(make: Callable[[float, float], float | None], first: Series, second: Series) -> Series | None:
+    """A series computed from two, over the updates that have both; None if there are none.
 
     Args:
-        make: Computes a value from one of each, in that order; None to leave the update out.
+        make: Computes a value from both, in that order; None to leave the update out.
         first: The first.
-        others: The others.
+        second: The second.
     """
-    known = [dict(each.items) for each in (first, *others)]
-    shared = (update for update in first.updates if all(update in each for each in known))
-    made = ((update, make(*(each[update] for each in known))) for update in shared)
+    others = dict(second.items)
+    made = ((update, make(value, others[update])) for update, value in first.items if update in others)
     found = Series.of((update, value) for update, value in made if value is not None)
     return found if found else None
 
