@@ -185,7 +185,7 @@ MUTATIONS = (
         "PromptStream.load_state_dict",
         'self._left_out = set(state.get("left_out", ()))',
         "self._left_out = {row for row in self._rested if self._rests(row, self._epoch)}",
-        "tests/data/test_prompts.py::test_resting_prompts_are_resumed_at_any_point",
+        "tests/data/test_prompts.py::test_what_is_known_of_prompts_is_resumed_at_any_point",
     ),
     Mutation(
         "masked-tokens-keep-their-weight",

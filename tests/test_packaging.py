@@ -40,7 +40,7 @@ def test_every_import_is_declared() -> None:
     assert len(foreign) > 10
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     [block] = re.findall(r"^dependencies = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
-    lines = re.findall(r'^\w+ = \[(".*")\]$', project, re.MULTILINE)  # the extras that fit on a line
+    lines = re.findall(r'^[\w-]+ = \[(".*")\]$', project, re.MULTILINE)  # the extras that fit on a line
     extras = [name for line in lines for name in re.findall(r'"([\w-]+)[<>=]', line)]
     declared = {normalized(name) for name in [*re.findall(r'^  "([\w.-]+)', block, re.MULTILINE), *extras]}
     homes = packages_distributions()

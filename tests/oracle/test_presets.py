@@ -214,7 +214,8 @@ def test_every_update_is_that_of_the_papers_formulas(preset, models, tmp_path, m
         report = oracle.update(update, done.sampled, done.orders)
         assert report.trained == done.trained
         for found, expected in [(metrics, report.figures), *zip(done.steps, report.steps, strict=True)]:
-            assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-5)
+            # Explained variance is 1 minus a ratio of about 2, whose rounding depends on the kind of processor.
+            assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=2e-5)
         assert distance(weights[update], oracle.weights()) < ROUNDING * config.ppo.learning_rate
     if preset == "sao":  # whose mask is for stale tokens: one step per update has no other ratios
         masked = [metrics["policy/clip_fraction"] for metrics in rows]

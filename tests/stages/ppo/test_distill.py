@@ -162,7 +162,7 @@ def test_the_reverse_kl_to_the_teacher_falls(student: Path, teacher: Path, tmp_p
     start, end = distances(rows)
     assert end < start / 2
     first, last = sails(out)
-    assert first < 0.7 < 0.85 < last
+    assert first < 0.7 < 0.8 < last, "of 96 samples each, with a standard error of 0.04"
     assert not [name for name in rows[0] if name.startswith(("reward/score", "score/", "group/", "value/"))]
     assert "objective/reference_error" not in rows[0]
     for row in rows:

@@ -338,7 +338,7 @@ def mistaken_sampler(monkeypatch):
 def test_sampler_and_trainer_that_disagree_are_doubted_once_and_refused_by_strict(
     configured, mistaken_sampler, tmp_path, capsys, settings, shift
 ):
-    mistaken_sampler(shift)
+    mistaken_sampler(2 * shift if "precision" in settings else shift)  # e^0.5 may be bf16's rounding
     run_ppo(configured(num_updates=2, **settings), prompts=PROMPTS, reward=vowels)
     assert capsys.readouterr().err.replace("\n", " ").count("sampler and trainer disagree") == 1
     [incident] = read_json_lines(tmp_path / "run" / INCIDENTS_FILE)

@@ -493,7 +493,7 @@ def test_an_error_after_the_first_update_keeps_what_was_learned(tmp_path, policy
         ({"model": "no/such/folder"}, PROMPTS, ModelError, "no such folder"),
         ({"max_new_tokens": 300}, PROMPTS, ConfigError, r"max_new_tokens=300 leaves no room.*at most 256 tokens"),
         ({"stop_token": "<nonsense>"}, PROMPTS, ModelError, r"rollout\.stop_token"),
-        ({}, [{"question": "?"}] * 4, DataError, "prompt"),
+        ({}, [{"query": "?"}] * 4, DataError, "prompt"),
         ({"num_minibatches": 3}, PROMPTS, ConfigError, r"num_minibatches=3 does not divide"),
         ({"num_updates": -1}, PROMPTS, ConfigError, "num_updates"),
     ],
