@@ -148,6 +148,7 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
             ["ppo.num_critic_epochs=2", "to_go has none"],
         ),
         (["ppo.value_gradient=head", "ppo.critic=separate"], ["ppo.value_gradient=head needs ppo.critic=shared"]),
+        (["ppo.freeze_critic=attention"], ["ppo.freeze_critic=attention needs ppo.critic=separate", "shared"]),
         (["ppo.critic_learning_rate=1e-5"], ["ppo.critic_learning_rate needs ppo.critic=separate", "value_head_rate"]),
         (["ppo.advantage=remax", "ppo.whiten_rewards=true"], ["ppo.whiten_rewards=true scales the rewards", "remax"]),
         (["ppo.advantage=remax", "ppo.gamma=0.9"], ["ppo.gamma=0.9 scales the rewards", "ppo.gamma=1"]),

@@ -386,7 +386,7 @@ class SlowPpo:
     def parameters(self, *, of_critic: bool) -> list[nn.Parameter]:
         """A critic that shares no gradient with the policy is clipped apart from it."""
         if of_critic:
-            return [] if self.critic is None else list(self.critic.parameters())
+            return [] if self.critic is None else [each for each in self.critic.parameters() if each.requires_grad]
         return [*self.policy.parameters(), *([] if self.head is None else self.head.parameters())]
 
     def step(

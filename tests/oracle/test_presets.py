@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -165,6 +166,9 @@ def oracle_of(config: Config, models: Mapping[str, Path], *, by_model: bool) -> 
     elif config.ppo.resolved_critic == "separate":
         critic = load(AutoModelForSequenceClassification, "model" if by_model else "policy", num_labels=1)
         new = None if by_model else critic.score
+        if config.ppo.freeze_critic == "attention":
+            for layer in critic.model.layers:
+                layer.self_attn.requires_grad_(False)
     for weight in () if new is None else new.parameters():
         nn.init.zeros_(weight)
     return SlowPpo(
@@ -217,6 +221,12 @@ def test_every_update_is_that_of_the_papers_formulas(preset, models, tmp_path, m
             # Explained variance is 1 minus a ratio of about 2, whose rounding depends on the kind of processor.
             assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=2e-5)
         assert distance(weights[update], oracle.weights()) < ROUNDING * config.ppo.learning_rate
+    if preset == "sao":  # whose critic changes outside its attention only
+        frozen = [name for name in weights[1] if re.search(r"critic\..*\.self_attn\..*_proj", name)]
+        assert len(frozen) == 4 * len(oracle.critic.model.layers)
+        for name in weights[1]:
+            is_kept = torch.equal(weights[1][name], weights[len(rows)][name])
+            assert is_kept == (name in frozen) or not name.startswith("critic.classifier")
     if preset == "sao":  # whose mask is for stale tokens: one step per update has no other ratios
         masked = [metrics["policy/clip_fraction"] for metrics in rows]
         assert masked[:2] == [0.0, 0.0], "the critic's warm-up, and responses of the policy that is trained"

@@ -8,7 +8,7 @@ from kedge.models.language import ActorCritic, LanguageModel, PolicyWeights, res
 from kedge.models.loading import load_language_model, load_scalar_model
 from kedge.models.packing.packed import Decoder, PackedDecoder, TokenRows
 from kedge.models.packing.trunk import Precision, autocast, resolve_precision
-from kedge.models.pretrained import model_width
+from kedge.models.pretrained import freeze_attention, model_width
 from kedge.models.saving import save_architecture, save_policy, save_scalar_model
 from kedge.models.scalar import ScalarModel, score_rows
 from kedge.models.sources import find_model
@@ -33,6 +33,7 @@ __all__ = [
     "ValueHead",
     "autocast",
     "find_model",
+    "freeze_attention",
     "hold_frozen",
     "initialize_head",
     "load_language_model",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
@@ -38,6 +39,7 @@ __all__ = [
     "context_length",
     "disable_dropout",
     "fit_embedding",
+    "freeze_attention",
     "fuse_activations",
     "inner_matrices",
     "load_config",
@@ -372,6 +374,23 @@ def fuse_activations(model: nn.Module) -> None:
         for name, child in module.named_children():
             if isinstance(child, (NewGELUActivation, FastGELUActivation)):
                 setattr(module, name, nn.GELU(approximate="tanh"))
+
+
+def freeze_attention(model: nn.Module, named: str) -> None:
+    """Freeze the attention layers of a transformers model, with any adapter in them; the rest is left as it is.
+
+    Args:
+        model: A model, before it is sharded.
+        named: What to call it in the error.
+
+    Raises:
+        ModelError: It has no attention layers by the names that transformers gives their classes.
+    """
+    layers = [each for each in model.modules() if re.search(r"Attention\d*$", type(each).__name__)]
+    if not layers:
+        raise ModelError(f"{named} has no attention layers to freeze; use ppo.freeze_critic=none")
+    for layer in layers:
+        layer.requires_grad_(False)
 
 
 def inner_matrices(module: nn.Module) -> list[nn.Parameter]:

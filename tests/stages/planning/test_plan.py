@@ -81,11 +81,12 @@ def test_lengths_of_an_update_are_like_those_of_the_data() -> None:
     [
         {"ppo.num_minibatches": 2, "runtime.micro_batch_tokens": 64},
         {"ppo.critic": "separate", "runtime.activation_checkpointing": True},
+        {"ppo.critic": "separate", "ppo.freeze_critic": "attention"},
         {"adapter.kind": "lora", "adapter.base_dtype": "int8"},
         {"optimization.optimizer": "muon", "ppo.critic": "none", "ppo.advantage": "rloo", "rollout.num_responses": 2},
         {"ppo.value_loss": "hl_gauss", "runtime.frozen_dtype": "int8"},
     ],
-    ids=["micro-batches", "separate critic", "base in 8 bits", "muon", "histogram"],
+    ids=["micro-batches", "separate critic", "frozen attention", "base in 8 bits", "muon", "histogram"],
 )
 def test_the_planned_peak_is_that_of_a_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Within 5 %: the published target of the closed form's median."""

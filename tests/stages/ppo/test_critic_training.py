@@ -47,6 +47,25 @@ def test_more_passes_of_the_critic_leave_the_policys_training_as_it_is(tmp_path,
     assert twice["cost/sft_steps"] > once["cost/sft_steps"]
 
 
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_frozen_attention_gets_no_updates_and_no_optimizer_state(tmp_path, policy, adapter):
+    settings = {"critic": "separate", "freeze_critic": "attention", "adapter.kind": adapter, "learning_rate": 1e-2}
+    seen = []
+
+    def see(update, roles):
+        named = dict(roles.actor_critic.critic.named_parameters())
+        state = {name for name, each in named.items() if each in roles.optimizer.state}
+        seen.append(({name: each.detach().clone() for name, each in named.items()}, state))
+
+    config = configure(policy, tmp_path / "run", num_updates=2, **settings)
+    run_ppo(config, prompts=PROMPTS, reward=vowels, on_update=see)
+    (first, state), (second, _) = seen
+    changed = {name for name in first if not first[name].equal(second[name])}
+    assert changed == state
+    assert any(".mlp." in name for name in changed)
+    assert not any(".self_attn." in name for name in changed)
+
+
 def test_a_warm_up_that_ends_by_its_result_is_one_of_that_length(tmp_path, policy, capsys):
     settings = {"num_updates": 5, "kl_controller": "ziegler", "kl_target": 1.0, "kl_wait_fraction": 0.5}
     settings |= {"on_spike": {"skip": 9.0}, "num_epochs": 4, "value_gae_lambda": 1.0}

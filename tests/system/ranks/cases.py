@@ -59,7 +59,7 @@ def shared(models: Path) -> dict[str, Any]:
 
 
 def separate(models: Path) -> dict[str, Any]:
-    """A critic from the reward model, with a warm-up, more passes than the policy, and prefix tests."""
+    """A critic from the reward model with frozen attention: warm-up, more passes than the policy, prefix tests."""
     return {
         **PPO,
         "reward": models / "reward",
@@ -68,6 +68,7 @@ def separate(models: Path) -> dict[str, Any]:
         "ppo.critic": "separate",
         "ppo.value_warmup_updates": 1,
         "ppo.num_critic_epochs": 2,
+        "ppo.freeze_critic": "attention",
         "ppo.critic_check": 3,
         "ppo.eval_every": 2,
         "data.eval_fraction": 0.34,

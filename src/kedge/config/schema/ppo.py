@@ -292,6 +292,12 @@ class PpoConfig(TrainedSection):
         "(bench/defaults/RESULTS.md); VC-PPO and VAPO: a critic trained before PPO",
         text="a folder, a hub id or a run",
     )
+    freeze_critic: Literal["none", "attention"] = field(
+        "none",
+        meaning="Layers of a separate critic that PPO leaves as they are: none, or attention, with any adapter in it. "
+        "They take no gradients and no optimizer state. `kedge critic` trains all layers.",
+        source="none: N+ and VAPO train the whole critic. attention: SAO",
+    )
     value_coef: float = field(
         0.1,
         ge=0,
@@ -784,6 +790,11 @@ class PpoConfig(TrainedSection):
             raise ValueError(
                 "ppo.value_gradient=head needs ppo.critic=shared; here no trunk is shared "
                 f"(ppo.critic={self.resolved_critic})"
+            )
+        if self.freeze_critic != "none" and self.resolved_critic != "separate":
+            raise ValueError(
+                f"ppo.freeze_critic={self.freeze_critic} needs ppo.critic=separate; the attention of a shared one is "
+                f"the policy's (ppo.critic={self.resolved_critic})"
             )
         if self.critic_learning_rate is not None and self.resolved_critic != "separate":
             raise ValueError(

@@ -33,6 +33,7 @@ from kedge.models.frozen import BaseDtype, hold_bases
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.models.pretrained import (
     disable_dropout,
+    freeze_attention,
     fuse_activations,
     load_config,
     num_embeddings,
@@ -163,14 +164,16 @@ class Models:
         model = self._language(value_head=value_head, bins=bins, adapter=adapter_of(self.config))
         return cast(LanguageModel, self._counted("policy", model))
 
-    def actor_critic(self) -> ActorCritic:
-        """Policy and critic of a PPO run."""
+    def actor_critic(self, *, freezes: bool = False) -> ActorCritic:
+        """Policy and critic of a PPO run; with what PPO freezes of the critic, if it does."""
         policy = self.policy(value_head=self.config.ppo.resolved_critic == "shared")
         critic = None
         if "critic" in self.blueprints:
             critic = self._scalar("critic", adapter_of(self.config))
             if (bins := value_bins_of(self.config)) is not None:
                 critic.predict_histogram(bins)
+            if freezes and self.config.ppo.freeze_critic == "attention":
+                freeze_attention(critic, "the critic")
             self._counted("critic", critic)
         actor_critic = ActorCritic(policy, critic, value_gradient=self.config.ppo.value_gradient)
         if self.config.runtime.activation_checkpointing:

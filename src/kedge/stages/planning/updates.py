@@ -233,7 +233,7 @@ def _stand_in(subject: Subject) -> Any:
 
 def _ppo(subject: Subject, models: Models, phases: Phases) -> None:
     config = subject.config
-    actor_critic = models.actor_critic()
+    actor_critic = models.actor_critic(freezes=True)
     loop = config.ppo
     optimizer = build_optimizer(
         actor_critic.parameters(),

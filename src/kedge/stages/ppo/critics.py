@@ -22,6 +22,7 @@ from kedge.models import (
     ScalarModel,
     ValueHead,
     find_model,
+    freeze_attention,
     initialize_head,
     load_language_model,
     load_scalar_model,
@@ -72,6 +73,8 @@ def load_actor_critic(
         if config.ppo.resolved_critic == "separate":
             critic, head = _load_critic(config, run, tokenizer, models, bases)
             is_new = not value.names_critic
+            if value.freeze_critic == "attention":
+                freeze_attention(critic, "the critic")
         elif head is not None and value.names_critic:
             load_saved_head(config, run, policy, tokenizer)
             is_new = False
