@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pydantic.fields import FieldInfo
 
@@ -21,8 +21,9 @@ HEAD = """\
 For anyone who looks for a setting: all fields, with their meaning and default.
 
 `kedge config explain NAME` says more about a field: the values it accepts, the source of the default, the effects of
-values that are too high or too low, and the presets that change it. [Configuration](configuration.md) explains how to
-set fields, and which one to change for which symptom. The short names of papers are listed [at the end](#works).
+values that are too high or too low, the presets that change it, and the papers behind them.
+[Configuration](configuration.md) explains how to set fields, and which one to change for which symptom. The papers
+named on this page are [at the end](#works).
 """
 
 COMMON = """\
@@ -38,16 +39,22 @@ TERM = """\
 |---|---|---|---|
 """
 
+LONG = 100
+"""Characters; shorter texts are repeated."""
+
 
 def fields_page() -> str:
     """The page, as Markdown."""
     top = [name for name in Config.model_fields if section_type(name) is None]
     sections = [name for name in Config.model_fields if section_type(name)]
     fields = dict(all_fields())
-    parts = [HEAD, COMMON, *(_entry(name, fields[name]) for name in top)]
+    first: dict[str, str] = {}
+    for name, field in fields.items():
+        first.setdefault(field_doc(field).meaning, name)
+    parts = [HEAD, COMMON, *(_entry(name, fields[name], first) for name in top)]
     for section in sections:
         parts.append(_section_head(section))
-        parts += [_entry(name, field) for name, field in fields.items() if name.startswith(f"{section}.")]
+        parts += [_entry(name, field, first) for name, field in fields.items() if name.startswith(f"{section}.")]
     return "\n".join([*parts, _works()])
 
 
@@ -58,14 +65,18 @@ def _section_head(section: str) -> str:
     return f"## {section}\n\n{about}{readers}\n"
 
 
-def _entry(name: str, field: FieldInfo) -> str:
+def _entry(name: str, field: FieldInfo, first: Mapping[str, str]) -> str:
+    """The field's section; a long text that an earlier field has already is replaced by that field's name."""
+    meaning = field_doc(field).meaning
+    if first[meaning] != name and len(meaning) > LONG:
+        return f"### `{name}`\n\nAs `{first[meaning]}`. Default: `{written(field.default)}`.\n"
     default = "none; required" if field.is_required() else f"`{written(field.default)}`"
     choices = accepts(field)
     facts = f"Default: {default}"
     if "Literal" in str(field.annotation):
         facts += f"; accepts {_escaped(choices)}"
     terms = _reward_terms() if name == "reward" else ""
-    return f"### `{name}`\n\n{_escaped(field_doc(field).meaning)} {facts}.\n{terms}"
+    return f"### `{name}`\n\n{_escaped(meaning)} {facts}.\n{terms}"
 
 
 def _reward_terms() -> str:
@@ -85,7 +96,7 @@ def _term_default(field: FieldInfo) -> str:
 
 
 def _works() -> str:
-    text = " ".join(f"{field_doc(field).meaning} {field_doc(field).source}" for _, field in all_fields())
+    text = " ".join(field_doc(field).meaning for _, field in all_fields())
     cited = cited_works(text)
     rows = [f"| {name} | {_escaped(work)} |" for name, work in SOURCES.items() if name in cited]
     return "\n".join(["## Works", "", "| short name | work |", "|---|---|", *rows, ""])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kedge.config.libraries import LIBRARIES
@@ -16,30 +16,28 @@ def libraries_page() -> str:
     """docs/other-libraries.md."""
     text = TEXT.read_text(encoding="utf-8")
     for title, rows in LIBRARIES["TRL"].items():
-        table = _counterparts("TRL", rows) if title else _reasons(rows)
-        text = text.replace(f"<!-- table: {title or 'none'} -->", table)
+        text = text.replace(f"<!-- table: {title} -->", _counterparts("TRL", rows))
     for library in ("OpenRLHF", "verl"):
         parts = [
             f"### {library}: {title.lower()}\n\n{_counterparts(library, rows)}"
-            if title
-            else f"### {library}: without a counterpart\n\n{_reasons(rows)}"
             for title, rows in LIBRARIES[library].items()
+            if title
         ]
         text = text.replace(f"<!-- tables: {library} -->", "\n\n".join(parts))
     return text
 
 
 def _counterparts(library: str, rows: Sequence[tuple[str, str]]) -> str:
-    return _table((library, "kedge"), [(_names(names), here) for names, here in rows])
+    """The table; arguments with the same counterpart share a row, where the first of them is."""
+    sharing: dict[str, list[str]] = {}
+    for names, here in rows:
+        sharing.setdefault(here, []).extend(names.split())
+    return _table((library, "kedge"), [(_names(names), here) for here, names in sharing.items()])
 
 
-def _reasons(rows: Sequence[tuple[str, str]]) -> str:
-    return _table(("reason", "arguments"), [(here, _names(names)) for names, here in rows])
-
-
-def _names(names: str) -> str:
+def _names(names: Iterable[str]) -> str:
     # Dotted names are not in backticks, which a test would take for fields of kedge.
-    return ", ".join(f"<code>{name}</code>" if "." in name else f"`{name}`" for name in names.split())
+    return ", ".join(f"<code>{name}</code>" if "." in name else f"`{name}`" for name in names)
 
 
 def _table(heads: tuple[str, str], rows: Sequence[tuple[str, str]]) -> str:
