@@ -96,8 +96,8 @@ def updates_too_large(run: RunRecord, moved: Series) -> Symptom | None:
     Try: `control.policy_loss=clipped`, if it is unclipped; lower `control.learning_rate` to a third; end updates early
     with `control.early_stop_kl`.
 
-    Threshold: 0.1 nats per step is a warning, 1 is serious. In the first ten updates on HalfCheetah-v5 it is at most
-    0.015 with a clip range of 0.2, and 0.3 to 0.5 without a clip.
+    Threshold: 0.1 nats per step is a warning, 1 is serious. On HalfCheetah-v5 it is at most 0.015 with a clip range of
+    0.2, and 0.3 to 0.5 without a clip.
     """
     if moved.late <= FAR:
         return None

@@ -140,19 +140,17 @@ def dead_critic(run: RunRecord, explained: Series, mean: Series, returns: Series
     """Seen: `value/explained_variance` is 0.05 or below, or `value/mean` is far from `value/returns_mean`.
 
     Try: A value head on the policy's trunk learns as slowly as the policy does: `ppo.critic=separate` gives the critic
-    its own weights and learning rate; else triple `ppo.value_coef` and `ppo.value_head_rate`. A separate critic at
-    the policy's learning rate is too slow: ten times that with `ppo.critic_learning_rate`
-    (`bench/defaults/RESULTS.md`). `ppo.value_warmup_updates=5` trains either before the policy. Below −0.1, unless it
-    is rising, the values are not constant but noise: then a third of the critic's learning rate. As long as the
-    explained variance is 0.05 or below, `ppo.gae_lambda=1`, the default: with 0.95 a score hardly reaches the early
-    tokens of a long response except through the values ([measured](critic.md#does-it-pay)). Where only the mean value
-    is off, λ is left alone.
+    its own weights and learning rate; else triple `ppo.value_coef` and `ppo.value_head_rate`. A separate critic needs
+    about ten times the policy's rate, `ppo.critic_learning_rate` (`bench/defaults/RESULTS.md`).
+    `ppo.value_warmup_updates=5` trains either before the policy. Below −0.1, unless it is rising, the values are noise:
+    a third of the critic's learning rate. As long as the explained variance is 0.05 or below, `ppo.gae_lambda=1`, the
+    default: with 0.95 a score reaches the early tokens of a long response through the values alone
+    ([measured](critic.md#does-it-pay)).
 
     Threshold: A late explained variance of at most 0.05, or a mean value one standard deviation of the returns off.
     Serious if the mean is off, the explained variance is below −1 (worse than unrelated values) or the values are
-    nearly constant; otherwise a warning from 50 updates on and a note before, since a value head needs that long to
-    explain anything. A finished run of 3 to 7 updates gets a note if its explained variance ends below 0. Skipped once
-    the scores' standard deviation has fallen to a tenth, because nothing is left to explain.
+    nearly constant; otherwise a warning from 50 updates on and a note before. A finished run of 3 to 7 updates gets a
+    note if its explained variance ends below 0. Skipped once the scores' standard deviation has fallen to a tenth.
     """
     critic = _critic(run, explained, mean, returns)
     if critic is None or (critic.explained > USELESS and critic.bias < BIASED):
@@ -231,8 +229,8 @@ def value_clip_binding(
 
     Try: Raise `ppo.value_clip_range` fivefold.
 
-    Threshold: Half of the values late in the run, which is most of the critic's gradient. A warning; serious if the
-    mean value is a standard deviation away from the mean return.
+    Threshold: Half of the values late in the run. A warning; serious if the mean value is a standard deviation away
+    from the mean return.
     """
     critic = _critic(run, explained, mean, returns)
     if critic is None or clipped.late < BINDING:
@@ -263,11 +261,10 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
     `ppo.value_loss={hl_gauss: …}` five standard deviations from the mean return.
 
     Threshold: Values with three times the standard deviation of the returns, at which the explained variance is −3 at
-    best; in score units, returns with a standard deviation above 5 or below 0.05, at which the value loss is 25 times
-    as large as the policy loss or 400 times as small, or a mean value more than a standard deviation from the mean
-    return. Serious; a warning if the returns are too small. With a histogram, instead of the unit: 5 % of the returns
-    outside the support, a warning, serious from half of them on; or bins twice as wide as the standard deviation of the
-    returns, a note.
+    best; in score units, returns with a standard deviation above 5 or below 0.05, or a mean value more than a standard
+    deviation from the mean return. Serious; a warning if the returns are too small. With a histogram, instead of the
+    unit: 5 % of the returns outside the support, a warning, serious from half of them on; or bins twice as wide as the
+    standard deviation of the returns, a note.
     """
     critic = _critic(run, explained, mean, returns)
     if critic is None:

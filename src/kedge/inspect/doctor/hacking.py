@@ -57,10 +57,10 @@ def hacking_by_length(run: RunRecord, score: Series, length: Series, correlation
 
     Try: Add a length penalty to the reward, or train the reward model on pairs of equal length; triple `ppo.kl_coef`.
 
-    Threshold: A correlation of 0.5, where length explains a quarter of the score (reward models of human preferences
-    have 0.3 to 0.5), with 40 % longer responses: a warning; 75 % is serious. The demo's responses grow by a quarter to
-    a third. Likewise a correlation of −0.5 and half the length: serious; but a note if functions alone score, since
-    they may ask for short responses, unless the correlation is −0.9: then they measure little else.
+    Threshold: A correlation of 0.5 (reward models of human preferences have 0.3 to 0.5) with 40 % longer responses: a
+    warning; 75 % is serious. The demo's grow by a quarter to a third. Likewise a correlation of −0.5 and half the
+    length: serious; but a note if functions alone score, since they may ask for short responses, unless the correlation
+    is −0.9.
     """
     length = turn_lengths(run, length)
     growth = length.late / max(length.first, 1.0)
@@ -94,9 +94,8 @@ def hacking_by_repetition(run: RunRecord, score: Series, repetition: Series) -> 
 
     Try: Add a repetition penalty such as `kedge.rewards.penalties:repetitive`; triple `ppo.kl_coef`.
 
-    Threshold: 0.1 more repeated 4-grams than in the first update is a warning, 0.2 serious. Natural short text has
-    almost none. The metric compares no turn of an episode with another; `repetitive` does, and reads the environment's
-    words as well.
+    Threshold: 0.1 more repeated 4-grams than in the first update is a warning, 0.2 serious. The metric compares no turn
+    of an episode with another; `repetitive` does, and reads the environment's words as well.
     """
     increase = repetition.late - repetition.first
     if not rose(score) or not rose(repetition) or increase < REPETITIVE:
@@ -158,8 +157,8 @@ def proxy_up_judge_down(run: RunRecord, score: Series) -> Symptom | None:
     Try: Use the policy of the kept checkpoint where the judge was highest, which is named (`--model runs/ppo@8`), or
     set the named fields so that the next run keeps one; triple `ppo.kl_coef`.
 
-    Threshold: The judge loses a quarter of its best gain, and more than three standard errors: a warning. Smaller
-    losses are normal, as its curve is flat near the top. Serious if it also ends significantly below its early figures.
+    Threshold: The judge loses a quarter of its best gain, and more than three standard errors: a warning. Serious if it
+    also ends significantly below its early figures.
     """
     for name in (*run.judges, *HELD_OUT):
         judge = read(run, name, at_least=MIN_TREND)

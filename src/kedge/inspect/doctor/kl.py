@@ -83,10 +83,10 @@ def kl_exploding(run: RunRecord, kl: Series, length: Series) -> Symptom | None:
     Try: Lower `ppo.learning_rate` to a third if the KL jumped in the first updates; triple `ppo.kl_coef` if it crept
     up.
 
-    Threshold: Above 10 nats per response and 0.5 nats per token, or above 10 nats and three times `ppo.kl_target`.
-    Serious above 20 nats and 1 nat per token, or if score minus KL cost has fallen by a standard deviation of the
-    scores. The demo ends at 0.08 nats per token, good story runs at 0.2 to 0.5, and broken ones at 1.2 or more. Short
-    responses can be memorized within few nats, hence both units.
+    Threshold: Above 10 nats per response and 0.5 nats per token (short responses can be memorized within few nats), or
+    above 10 nats and three times `ppo.kl_target`. Serious above 20 nats and 1 nat per token, or if score minus KL cost
+    has fallen by a standard deviation of the scores. The demo ends at 0.08 nats per token, good story runs at 0.2 to
+    0.5, and broken ones at 1.2 or more.
     """
     per_token = kl.late / max(length.late, 1.0)
     if run.setting("ppo.reference") is not None and kl.late <= kl.first:
@@ -179,8 +179,8 @@ def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series)
     Try: Set `ppo.kl_coef` to the suggested value, at which 5 nats cost a quarter of the gain.
 
     Threshold: At least 5 nats per response at a cost of at most a twentieth of the gain (or of the scores' standard
-    deviation, if that is larger); the demo and N+ pay about 0.15 of it. A warning; serious above 10 nats per response
-    and 0.5 nats per token.
+    deviation, if that is larger); the demo and N+ pay about 0.15. A warning; serious above 10 nats per response and 0.5
+    nats per token.
     """
     beta = read(run, "objective/kl_coef")
     length = read(run, "response/length")
@@ -218,8 +218,8 @@ def beta_too_large(run: RunRecord, score: Series, score_std: Series) -> Symptom 
     Try: Set `ppo.kl_coef` to a tenth of the scores' standard deviation, as suggested; with a KL controller, triple
     `ppo.kl_target`.
 
-    Threshold: Β above twice the standard deviation of the scores, and a gain below half of it. To first order the best
-    policy under β gains the scores' variance divided by β. Serious.
+    Threshold: Β above twice the standard deviation of the scores, and a gain below half of it; to first order the best
+    policy gains the scores' variance divided by β. Serious.
     """
     beta = read(run, "objective/kl_coef")
     if beta is None or beta.late <= 0 or score_std.first <= 0:

@@ -100,11 +100,9 @@ def truncated_at_cap(run: RunRecord, stops: Series, longest: Series) -> Symptom 
 
     Try: Double `rollout.max_new_tokens`.
 
-    Threshold: A tenth of the responses; N+ has 2 to 5 %. A warning; serious if more than half are truncated from the
-    first update on and a missing stop token has a separate score; a note if it does not and hardly any response
-    stopped at first. A note as well if more than half were truncated in the first update and a missing stop token has a
-    separate score, but a tenth or fewer are at the end: the policy has learned to fit the limit. A tenth of the
-    episodes is a warning.
+    Threshold: A tenth of the responses, or of the episodes (N+ has 2 to 5 %): a warning. With a separate score for a
+    missing stop token, serious if more than half are truncated from the first update on, and a note if they were and it
+    is a tenth or fewer at the end. Without one, a note if hardly any response stopped at first.
     """
     if has_episodes(run):
         return _episodes_cut(run)
@@ -161,9 +159,8 @@ def too_few_eos(run: RunRecord, stops: Series) -> Symptom | None:
     Try: Check that the demonstrations end with the stop token and that it is not masked as padding; set or lower
     `rollout.missing_eos_score`; double `rollout.max_new_tokens`.
 
-    Threshold: Half of the responses. A warning; serious below a tenth if a missing stop token has a separate score
-    (`rollout.missing_eos_score`), since nearly all scores are then that one; a note if it does not and the policy did
-    not stop at first either.
+    Threshold: Half of the responses: a warning. With a separate score for a missing stop token
+    (`rollout.missing_eos_score`) serious below a tenth; without it a note if the policy did not stop at first either.
     """
     stops = ending_in_time(run, stops)
     if stops.late > FEW_STOP:
@@ -196,8 +193,7 @@ def stops_at_once(run: RunRecord, length: Series) -> Symptom | None:
     """Seen: `response/length` has collapsed; with an environment, that of a turn.
 
     Try: Lower `ppo.learning_rate` to a third if the score does not rise. Otherwise change the reward, or raise
-    `rollout.missing_eos_score` if some responses did not stop at first: stopping early is then no longer the safest
-    choice.
+    `rollout.missing_eos_score` if some responses did not stop at first.
 
     Threshold: At most four tokens, stop token included, and at most a quarter of the first update's length. Serious.
     """
@@ -228,8 +224,8 @@ def duplicated_prompts(run: RunRecord, distinct: Series) -> Symptom | None:
 
     Try: Add prompts to `data.prompts` and remove duplicates; halve `rollout.num_prompts`.
 
-    Threshold: 0.8 or less is a warning, below 0.4 serious. A file with fewer prompts than `rollout.num_prompts` repeats
-    them. Runs with an environment are not checked: with another seed, a prompt opens another episode.
+    Threshold: 0.8 or less is a warning, below 0.4 serious. Runs with an environment are not checked: with another seed,
+    a prompt opens another episode.
     """
     if distinct.late > REPEATED or plays_episodes(run):
         return None
@@ -267,8 +263,8 @@ def rows_dropped(run: RunRecord) -> Symptom | None:
     Try: Raise the limit that the reason names (`data.max_prompt_tokens`, `data.max_length`), or cut long prompts with
     `data.truncate=keep_end`; for other reasons see `rejected.jsonl`.
 
-    Threshold: 5 % of the rows of one kind of data is a note, since that is where a run stops by default
-    (`data.max_rejected_fraction`). 20 % is a warning: the rest is another data set. Every stage.
+    Threshold: 5 % of the rows of one kind of data is a note, 20 % a warning. A run stops by default at
+    `data.max_rejected_fraction`, 5 %. Every stage.
     """
     shares = {role: _share(usage) for role, usage in run.data.items() if isinstance(usage, Mapping)}
     many = [role for role, share in shares.items() if share >= MANY]

@@ -65,8 +65,8 @@ def reward_function_failing(run: RunRecord) -> Symptom | None:
     Try: Read the function's output and exceptions in `reward.log`; double `reward_functions.timeout` if calls time out,
     else `reward_functions.retries`.
 
-    Threshold: Any failure is a warning; it is serious if a function has given up on more than a tenth of the responses:
-    the rest is then a biased sample. Returning `None` does not count as a failure: see the next rule.
+    Threshold: Any failure is a warning; it is serious if a function has given up on more than a tenth of the responses.
+    Returning `None` is not a failure: see [responses_unscored](#responses_unscored).
     """
     counters = _counters(run)
     totals = {name: sum(counter.values) for name, counter in counters.items()}
@@ -104,10 +104,10 @@ def responses_unscored(run: RunRecord, unscored: Series) -> Symptom | None:
     """Seen: `reward/unscored` is above 0 for reasons other than failures (`reward/NAME_given_up`).
 
     Try: Check that `None` is meant: the policy learns nothing from such a response, so a bad one needs a low score. If
-    it is, raise `rollout.num_prompts`, so that as many responses are scored as intended.
+    it is, raise `rollout.num_prompts`.
 
-    Threshold: A tenth of the responses is a note: the error of an update's mean grows by 5 %. Half of them is a
-    warning: it grows by 40 %, and half of the sampling is wasted.
+    Threshold: A tenth of the responses is a note, half of them a warning: the error of an update's mean grows by 5 %
+    and 40 %.
     """
     failed = _dropped(run)
     none = sum(max(0.0, count - failed[update]) for update, count in unscored.items)
@@ -246,13 +246,12 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
     say why.
 
     Try: Triple `ppo.learning_rate`; double `rollout.num_prompts`. If all scores are the same, fix the reward; with a
-    verifier, first what its reasons say: raise `rollout.max_new_tokens` against responses that are cut off, say in the
-    prompt in which form the answer is expected, take easier prompts.
+    verifier, first what its reasons say: raise `rollout.max_new_tokens` against responses that are cut off, state the
+    form of the answer in the prompt, take easier prompts.
 
     Threshold: After 12 updates, a change of less than 0.15 standard deviations of the scores, or than three standard
-    errors of the mean: a warning. Updates in which only the critic is trained do not count. Healthy runs gain one
-    standard deviation or more, the demo after three updates. A standard deviation of a thousandth of the mean is
-    serious, after 4 updates.
+    errors of the mean: a warning. Healthy runs gain one standard deviation or more. A standard deviation of a
+    thousandth of the mean is serious, after 4 updates. Updates in which only the critic is trained do not count.
     """
     if constant := _all_alike(run):
         return constant
@@ -384,8 +383,7 @@ def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
     Try: `resample` for `ppo.constant_groups`, to train on prompts with spread alone; twice as many
     `rollout.num_responses`; prompts that are neither solved nor out of reach.
 
-    Threshold: Half of the prompts late in the run is a note, nine tenths a warning. Many solved prompts are the sign of
-    a run that went well, and more updates on them bring little.
+    Threshold: Half of the prompts late in the run is a note, nine tenths a warning.
     """
     if constant.late < MANY_CONSTANT or not _compares(run):
         return None
@@ -417,8 +415,8 @@ def group_std_blows_up(run: RunRecord, small: Series) -> Symptom | None:
 
     Try: `dr_grpo` for `ppo.advantage`, which does not divide.
 
-    Threshold: A fifth of the groups with spread, late in the run. Equally distributed scores give 0.08 with two
-    responses per prompt, and less than 0.01 from three on.
+    Threshold: A fifth of the groups with spread, late in the run. Chance gives 0.08 with two responses per prompt, and
+    less than 0.01 from three on.
     """
     if small.late < MANY_SMALL or not _divides_by_std(run):
         return None

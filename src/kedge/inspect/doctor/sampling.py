@@ -48,10 +48,10 @@ def sampler_trainer_mismatch(run: RunRecord) -> Symptom | None:
     a mismatch.
 
     Try: Compare weights, temperature, position ids and dropout of the two; `runtime.strict=true` stops the run at the
-    first mismatch. In bf16, `runtime.precision=fp32` shows whether rounding is the cause. With `rollout.max_staleness`,
-    only responses of the weights that are trained are compared.
+    first mismatch. In bf16, `runtime.precision=fp32` shows whether rounding is the cause.
 
-    Threshold: A ratio of 1.01 in fp32 or 2 in bf16, the most that rounding explains. Always serious.
+    Threshold: A ratio of 1.01 in fp32 or 2 in bf16, the most that rounding explains; with `rollout.max_staleness`, of
+    responses of the weights that are trained. Always serious.
     """
     incident = next((incident for incident in run.incidents if incident.get("kind") == "mismatch"), None)
     if beyond := _beyond_rounding(run):
@@ -127,12 +127,12 @@ def reward_dominates_time(run: RunRecord, scoring: Series, total: Series) -> Sym
 def memory_growing(run: RunRecord) -> Symptom | None:
     """Seen: `memory/process` or `memory/device` grows steadily.
 
-    Try: Look for data that a reward function or a callback accumulates. Until it is fixed, stopping and resuming
-    with `--resume` frees the memory.
+    Try: Look for data that a reward function or a callback accumulates. Until then, stop and `--resume`, which frees
+    the memory.
 
     Threshold: 15 % and 0.1 GiB more than after the first two updates, with growth in 7 of 10 updates, less than half of
-    it in a single one, and the second half growing at least 0.65 times as much as the first. Caches grow rarely and
-    then level off; the longest batch so far grows memory once. A warning.
+    it in a single one, and the second half growing at least 0.65 times as much as the first; caches level off instead.
+    A warning.
     """
     for name, where in (("memory/process", "process"), ("memory/device", "device")):
         held = read(run, name, at_least=MIN_TREND + WARMUP)
@@ -274,8 +274,8 @@ def one_side_waits(run: RunRecord, training: Series, sampling: Series, total: Se
     """Seen: With `rollout.max_staleness`: `time/waiting_for_rollout` or `time/rollout_waiting` is a large part of
     `time/update`.
 
-    Try: If training waits, give sampling more of the devices, or use `rollout.engine=vllm`; if sampling waits, give
-    training more of them, or use `rollout.max_staleness=0` where both can use the same ones.
+    Try: Give the side that is waited for more of the devices. If training waits, also `rollout.engine=vllm`; if
+    sampling waits, `rollout.max_staleness=0` where both can use the same ones.
 
     Threshold: A third of the update's time, for updates of at least half a second. A note. Checked on synthetic runs
     only.

@@ -104,8 +104,8 @@ def gradient_spikes(run: RunRecord) -> Symptom | None:
     Try: `ppo.on_spike=skip` skips such steps; lower the learning rate, or `ppo.critic_learning_rate`, to a third.
 
     Threshold: A norm of 8 times the lower quartile of the eight updates before and of those after it, or a tenfold rise
-    from early to late. Healthy runs stay within a factor of 3 after the first updates. A warning; a note if at most one
-    update in a hundred spikes, which norm clipping handles.
+    from early to late; healthy runs stay within a factor of 3. A warning; a note if at most one update in a hundred
+    spikes.
     """
     found = {each: spikes for each in NORMS if (spikes := _spikes_of(run, each))}
     if not found:
@@ -246,16 +246,14 @@ def steps_too_large(run: RunRecord, clipped: Series, moved: Series) -> Symptom |
     Try: `ppo.num_epochs=4` if there are more; the `ppo.learning_rate` that would bring the clip fraction, which grows
     with it, to 0.07 and the KL, which grows with its square, to 0.01, but at most a third and at least a tenth of the
     present one; `ppo.schedule={linear: 0.1}` if the first updates go furthest; `ppo.early_stop_kl=0.02`. After a single
-    update of more than 1 nat per token (a size that says little about the learning rate) at most 0.001, the highest of
-    small models.
+    update of more than 1 nat per token at most 0.001, the highest of small models.
 
     Threshold: More than 20 % clipped tokens or 0.05 nats per token is a warning, 35 % or 0.2 nats serious. N+ has 0 to
-    7 % and 0 to 0.008 nats, like kedge's healthy runs, and early stopping is usually set at 0.015; small models
-    tolerate 25 % at first. At 0.05 nats the typical ratio is 1.4, twice as far as the clip range of 0.2, and at 0.2
-    nats it is 1.9. With `ppo.ratio=sequence`, which clips half of the responses after a small step, only the KL counts.
-    A single update of more than 1 nat per token is also serious: later ones are small, because a policy that has
-    collapsed cannot move. As serious as what such steps do to the policy (stops_at_once, entropy_collapse,
-    kl_exploding, too_few_eos, score_falling), unless something else explains that.
+    7 % and 0 to 0.008 nats, like kedge's healthy runs; small models tolerate 25 % at first. At 0.05 nats the typical
+    ratio is 1.4, twice as far as the clip range of 0.2. With `ppo.ratio=sequence`, which clips half of the responses
+    after a small step, only the KL counts. A single update of more than 1 nat per token is also serious, as a policy
+    that has collapsed cannot move later. As serious as what such steps do to the policy (stops_at_once,
+    entropy_collapse, kl_exploding, too_few_eos, score_falling), unless something else explains that.
     """
     if extreme := _extreme(run):
         return extreme
@@ -314,10 +312,10 @@ def steps_too_small(run: RunRecord, clipped: Series, moved: Series) -> Symptom |
 
     Try: Raise `ppo.learning_rate` tenfold; double `ppo.num_epochs`.
 
-    Threshold: A clip fraction of at most 0.001 and at most 1e-5 nats per token (a typical ratio of 1.004) at the peak,
-    and a KL to the reference of at most 0.1 nats per response. With a single step per update: a KL to the reference of
-    at most 1e-5 nats per token in every update of the run. A reference other than the policy's start, or rounding in
-    bf16, hides that. Serious. Updates in which only the critic is trained do not count.
+    Threshold: A clip fraction of at most 0.001 and at most 1e-5 nats per token at the peak, and a KL to the reference
+    of at most 0.1 nats per response. With a single step per update: a KL to the reference of at most 1e-5 nats per
+    token in every update, which a reference other than the policy's start, or rounding in bf16, hides. Serious. Updates
+    in which only the critic is trained do not count.
     """
     if not _has_further_steps(run):
         return _frozen(run)
@@ -390,15 +388,14 @@ def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Sy
     """Seen: `policy/clip_fraction`, `policy/approx_kl` or `policy/ratio_max` of the policy's first update is high, or
     `value/explained_variance` of the second update is far below 0.
 
-    Try: The learning rate that would bring the clip fraction, which grows with it, to 0.07 and the KL, which grows with
-    its square, to 0.01, but no more than a half and no less than a tenth of the present one. If the critic is the
-    cause, a third of `ppo.value_head_rate`.
+    Try: The learning rate of [steps_too_large](#steps_too_large), but no more than a half and no less than a tenth of
+    the present one. If the critic is the cause, a third of `ppo.value_head_rate`.
 
     Threshold: 15 % clipped tokens, 0.05 nats per token, a ratio of 50, or an explained variance of −1 in the second
-    update, no better than values unrelated to the returns. N+ has 0 to 7 % and 0 to 0.008 nats, and the tasks in
-    `bench/defaults/RESULTS.md` at the preset's learning rate up to 5 % and 0.005 nats. The clip fraction does not count
-    with `ppo.ratio=sequence`. A running run says so once, after its first or second update, as a warning. From the
-    fourth update on it is a note, or [steps_too_large](#steps_too_large) if the next updates are as large.
+    update, no better than unrelated values. The tasks in `bench/defaults/RESULTS.md` have up to 5 % and 0.005 nats at
+    the preset's learning rate. The clip fraction does not count with `ppo.ratio=sequence`. A running run says so once,
+    after its first or second update, as a warning. From the fourth update on it is a note, or
+    [steps_too_large](#steps_too_large) if the next updates are as large.
     """
     if steps_too_large.find(run) is not None:
         return None  # which covers more updates

@@ -148,9 +148,8 @@ def reward_model_at_chance(run: RunRecord, accuracy: Mapping[str, Any]) -> Sympt
     `reward_model.learning_rate`; double `reward_model.num_epochs`.
 
     Threshold: 0.55; published reward models start at 0.63. Serious; a warning if the held-out pairs are few and the
-    interval reaches 0.63. With nothing held out it is a warning if the late steps have few pairs and 0.63 is within
-    two standard errors, or if only the loss is too high; a low training accuracy is a safe sign, as held-out pairs are
-    harder, and a high one none of the opposite.
+    interval reaches 0.63. With nothing held out it is a warning if the late steps have few pairs and 0.63 is within two
+    standard errors, or if only the loss is too high.
     """
     if accuracy["value"] > CHANCE:
         return None
@@ -182,7 +181,7 @@ def reward_model_barely_better_than_length(
     narrower interval.
 
     Threshold: Less than 3 points above the length baseline is a warning; published reward models have 5 to 10. Serious
-    if it is below the baseline by more than the error of their difference, from both confidence intervals.
+    if it is below the baseline by more than the error of their difference.
     """
     if accuracy["value"] - by_length["value"] >= BARELY:
         return None
