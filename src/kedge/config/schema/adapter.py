@@ -46,10 +46,9 @@ class AdapterConfig(Section):
     )
     base_dtype: Literal["auto", "fp32", "bf16", "int8", "nf4"] = field(
         "auto",
-        meaning="Number format in which the linear layers of the frozen model are held, under all adapters of the "
-        "run. auto is bf16 for matrices whose numbers bf16 can represent, which changes no result. bf16, int8 and nf4 "
-        "round: the adapter is trained on the rounded model. Products run in runtime.precision. nf4 needs "
-        "the extra bitsandbytes.",
+        meaning="Number format of the linear layers of the frozen model, under all adapters of the run. auto is bf16 "
+        "for matrices whose numbers bf16 can represent, which changes no result. bf16, int8 and nf4 round: "
+        "the adapter is trained on the rounded model. nf4 needs the extra bitsandbytes.",
         source="QLoRA: an adapter in nf4 learns as much as one in bf16",
     )
     modules_to_save: list[str] = field(

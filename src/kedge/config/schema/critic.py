@@ -21,9 +21,8 @@ class CriticConfig(TrainedSection):
     )
     base: Literal["auto", "reward", "policy"] | str = field(
         "auto",
-        meaning="What a separate critic starts from; its head is fitted again. As ppo.critic_init: auto is the reward "
-        "model if there is exactly one, a decoder with the policy's tokens, else the policy; or a trained critic or "
-        "reward model: a folder, a hub id or a run.",
+        meaning="What a separate critic starts from, as ppo.critic_init; a reward model can also be named. Its head is "
+        "fitted again.",
         source="Stiennon, N+: the reward model",
         text="a folder, a hub id or a run",
     )

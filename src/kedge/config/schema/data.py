@@ -188,9 +188,9 @@ class DataConfig(Section):
     )
     draw: Literal["evenly", "by_spread"] = field(
         "evenly",
-        meaning="How often PPO draws each prompt in a pass: once, or in proportion to the variance of the scores of "
-        "its latest responses, over the mean of all prompts. A prompt without variance counts a quarter of the "
-        "average, one that was not sampled yet 1.",
+        meaning="How often PPO draws each prompt in a pass: once, or in proportion to the variance of its latest "
+        "responses' scores, relative to the mean. A prompt without variance counts a quarter of that, one "
+        "that was not sampled yet 1.",
         source="evenly: as in the papers. by_spread: VCRL (arXiv 2509.19803), whose measure of what a prompt has "
         "to teach this is; it filters by it and replays prompts from a memory",
     )

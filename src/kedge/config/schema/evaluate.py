@@ -101,9 +101,9 @@ class EvaluateConfig(Section):
     )
     critic: str | None = field(
         None,
-        meaning="A critic to check instead: a run of PPO (`runs/ppo`, `runs/ppo@8`), which is checked with its own "
-        "policy, rewards and settings, or a trained critic (a run of `kedge critic`, a folder or an id). Its values of "
-        "prefixes are compared with the mean returns of fresh continuations.",
+        meaning="A critic to check instead, as ppo.critic_check does: that of a run of PPO (`runs/ppo`, "
+        "`runs/ppo@8`), with its own policy, rewards and settings, or a trained critic (a run of `kedge "
+        "critic`, a folder or an id).",
         source="VinePPO (arXiv 2410.01679), section 7",
         text="a run, a folder or a hub id",
     )

@@ -61,10 +61,9 @@ class OptimizationConfig(Section):
 
     optimizer: Literal["adamw", "adamw8bit", "adafactor", "muon"] = field(
         "adamw",
-        meaning="The optimizer, by what it keeps per trained weight: adamw 8 bytes; adamw8bit 2, the same moments in 8 "
-        "bits (the extra bitsandbytes); adafactor next to nothing, the second moment by rows and columns "
-        "and no momentum; muon 4, orthogonalized steps for the matrices of layers (torch 2.9) and adamw for the rest. "
-        "Learning rates carry over.",
+        meaning="The optimizer, by what it keeps per trained weight: adamw 8 bytes; adamw8bit 2, the same moments in "
+        "8 bits (the extra bitsandbytes); adafactor next to nothing, without momentum; muon 4, orthogonalized "
+        "steps for the matrices of layers (torch 2.9) and adamw for the rest. Learning rates carry over.",
         source="kedge: adamw is what the default rates were found with",
     )
 

@@ -74,7 +74,7 @@ class PpoConfig(TrainedSection):
         None,
         gt=0,
         meaning="KL to the sampling policy, in nats per token; the policy's steps of an update end at 1.5 times this "
-        "value, and in the rest of them only the parameters that are the critic's alone are trained. Null disables it.",
+        "value, and the rest of them train only the critic's own parameters. Null disables it.",
         source="off in the papers on language models; 0.01 is common elsewhere. The critic continues as in Spinning Up",
         too_high="updates that go too far are not stopped",
         too_low="every update stops in its first epoch",
@@ -128,16 +128,16 @@ class PpoConfig(TrainedSection):
     old_logprobs: Literal["trainer", "sampler"] = field(
         "trainer",
         meaning="Whose log probabilities are the denominator of the ratio, and the policy's in the KL to the "
-        "reference: the trainer's, under the weights at the start of the update, or the sampler's, under those that "
-        "sampled. They differ with rollout.max_staleness and where the sampler is not exact (bf16, vLLM). With the "
-        "sampler's, the clip also acts on stale tokens, and no importance weights are used.",
+        "reference: the trainer's, under the weights at the start of the update, or the sampler's, which "
+        "differ with rollout.max_staleness and in bf16 and vLLM. With the sampler's, the clip also acts on "
+        "stale tokens, and no importance weights are used.",
         source="trainer: decoupled PPO (AReaL), whose importance weights correct for the sampler. sampler: SAO",
     )
     importance_cap: Annotated[float, Gt(0)] | Literal["auto"] | None = field(
         "auto",
         meaning="Cap of the importance weights π_trainer/π_sampler that multiply each token's policy loss; null uses "
-        "no weights. They correct for a sampler whose probabilities differ from the trainer's. auto: none where the "
-        "sampler is exact (builtin in fp32) and with ppo.old_logprobs=sampler, 2 elsewhere.",
+        "no weights. auto: none where the sampler is exact (builtin in fp32) and with "
+        "ppo.old_logprobs=sampler, 2 elsewhere.",
         source="kedge: the old logprobs are the trainer's own, and with an exact sampler every weight is 1. Truncated "
         "importance sampling, 2, for the others",
         too_high="a few tokens that the sampler found unlikely dominate the gradient",
@@ -238,11 +238,10 @@ class PpoConfig(TrainedSection):
     )
     kl_in: Literal["reward", "score", "loss"] | Annotated[dict[Place, Literal["k1", "k2", "k3"]], ONE] = field(
         "reward",
-        meaning="Place of the KL: each token's in its own reward, a response's sum in its score, or each token's "
-        "in the loss. A token's KL is estimated by k1 in the reward and in the score, and by k2 in the loss; "
-        "{loss: k3} names another estimator: k1 is unbiased, k2 has low variance, k3 has both and is never negative. "
-        "ppo.advantage=grpo needs loss: it would divide the KL, with the rest of the reward, by the standard deviation "
-        "in the group.",
+        meaning="Place of the KL: each token's in its own reward, a response's sum in its score, or each token's in "
+        "the loss. It is estimated by k1 in the reward and in the score, and by k2 in the loss; {loss: k3} "
+        "names another estimator: k1 is unbiased, k2 has low variance, k3 has both and is never negative. "
+        "ppo.advantage=grpo needs loss: it would divide the KL by the standard deviation in the group.",
         source="Ziegler, S4, InstructGPT, N+: k1 in the reward; S1 for score; S3 and GRPO put it in the loss, where k2 "
         "has the right gradient, and k1's is 0 on average",
     )
@@ -310,10 +309,10 @@ class PpoConfig(TrainedSection):
         Literal["half_mse", "mse", "hl_gauss"] | Annotated[dict[Literal["hl_gauss"], tuple[float, float, int]], ONE]
     ) = field(
         "half_mse",
-        meaning="The critic's loss: half the squared error, the squared error, or the cross-entropy of a histogram "
-        "of the return (HL-Gauss), which has no unit and no clip. {hl_gauss: [-10, 10, 101]} names the histogram's "
-        "lower end, upper end, and number of bins of equal width, and hl_gauss alone is this one. The ends are in "
-        "units of the return, the score minus the KL penalty; returns beyond them are moved to them.",
+        meaning="The critic's loss: half the squared error, the squared error, or the cross-entropy of a histogram of "
+        "the return (HL-Gauss), which has no unit and no clip. {hl_gauss: [-10, 10, 101]}, which is hl_gauss "
+        "alone, names the histogram's ends, in units of the return (the score minus the KL penalty), and "
+        "number of bins; returns beyond the ends are moved to them.",
         source="S4 and N+ halve the squared error, S0 and S2 do not; hl_gauss: Farebrother et al., on Atari with C51's "
         "−10 to 10; kedge: twice C51's 51 bins, for scores with a standard deviation of 1",
         too_high="too wide a histogram: bins that are never used, and returns closer than a bin are told apart badly",
@@ -321,10 +320,10 @@ class PpoConfig(TrainedSection):
     )
     value_unit: Literal["returns_std", "score"] = field(
         "returns_std",
-        meaning="Unit in which the critic learns: of the value loss, value_clip_range, and the "
-        "steps of its output layer. The standard deviation of the batch's returns, but at least a tenth of the "
-        "critic's RMS error, so that learning does not depend on the scale of the reward; a new critic then starts at "
-        "the mean of the first returns. Or the unit of the score. Unused with value_loss=hl_gauss.",
+        meaning="Unit in which the critic learns: of the value loss, value_clip_range, and the steps of its output "
+        "layer. The standard deviation of the batch's returns, but at least a tenth of the critic's RMS "
+        "error, so that learning does not depend on the scale of the reward; or the unit of the score. Unused "
+        "with value_loss=hl_gauss.",
         source="kedge: in the unit of the score (all papers), large returns are out of reach of Adam's steps, and on a "
         "shared trunk their gradient swamps the policy's; PopArt (van Hasselt et al. 2016) adapts the output layer",
     )
@@ -488,10 +487,10 @@ class PpoConfig(TrainedSection):
     ) = field(
         "keep",
         meaning="For prompts with equal scores for all responses (token scores are summed): keep them, drop them "
-        "before training, or drop and resample: sample other prompts until rollout.num_prompts groups have spread, in "
-        "at most 9 additional rounds, or {resample: 4} of them; the update is smaller if they do not fill it. A round "
-        "has as many prompts as should be enough by the share found so far, at most rollout.num_prompts. "
-        "Updates that train the critic alone keep them. reward/score_mean is of all responses, trained on or not.",
+        "before training, or drop and resample: sample other prompts until rollout.num_prompts groups have "
+        "spread, in at most 9 additional rounds, or {resample: 4} of them; the update is smaller if they do "
+        "not fill it. Updates that train the critic alone keep them. reward/score_mean is of all responses, "
+        "trained on or not.",
         source="kedge: keep, since a critic also learns from them. DAPO resamples; verl's recipe for it generates at "
         "most 10 batches, and then stops with an error",
     )
@@ -524,10 +523,10 @@ class PpoConfig(TrainedSection):
     eval_every: int | None = field(
         None,
         ge=1,
-        meaning="Updates between two evaluations on held-out prompts, at the start and at the end as well: score, KL, "
-        "length, and the win rate against the start's responses if evaluate.judge names a judge. The prompts are "
-        "data.eval_prompts, or held out of data.prompts. Null: none. It never changes what is trained, except that "
-        "held-out prompts are not trained on.",
+        meaning="Updates between two evaluations on held-out prompts (data.eval_prompts, or a part of data.prompts), "
+        "at the start and at the end as well: score, KL, length, and the win rate against the start's "
+        "responses if evaluate.judge names a judge. Null: none. It changes nothing that is trained, except "
+        "that held-out prompts are not trained on.",
         source="kedge: off, because it takes prompts away from training. A tenth of ppo.num_updates costs about 1 % of "
         "a run of the default size",
         too_high="the best policy lies between two evaluations",
@@ -563,10 +562,8 @@ class PpoConfig(TrainedSection):
         None,
         ge=1,
         meaning="Updates between two checks of the critic, at the start and at the end as well: responses to held-out "
-        "prompts are cut at random places, each prefix is continued several times again, and the critic's value of "
-        "the prefix is compared with the mean return of the continuations. The prompts are data.eval_prompts, or held "
-        "out of data.prompts. Null: none. It never changes what is trained, except that held-out prompts are not "
-        "trained on.",
+        "prompts, as in ppo.eval_every, are cut at random places, each prefix is continued several times, and "
+        "the critic's value of the prefix is compared with the mean return of the continuations. Null: none.",
         source="VinePPO (arXiv 2410.01679), section 7; kedge: off, because a check samples several times as many "
         "responses as an update of the default size",
         too_high="a critic that has gone wrong is noticed late",
@@ -575,9 +572,9 @@ class PpoConfig(TrainedSection):
     critic_check_size: list[Annotated[int, Ge(1)]] = field(
         [32, 4, 8],
         meaning="Size of a check of the critic: held-out prompts, at most; prefixes per prompt, each of another "
-        "response, cut at a uniformly random token; and continuations per prefix, which are also the further responses "
-        "per prompt that make the baseline. Without data.eval_prompts there are at most data.eval_fraction of "
-        "data.prompts. The same prompts each time, with the same random numbers.",
+        "response, cut at a uniformly random token; and continuations per prefix, which are also the further "
+        "responses per prompt that make the baseline. The same prompts each time, with the same random "
+        "numbers.",
         source="kedge: intervals resample prompts; 32 give about ±0.06 for the share of ordered pairs across prompts, "
         "and 4 prefixes six pairs within a prompt. VinePPO estimates values with 9 continuations and the truth with "
         "256",

@@ -151,11 +151,11 @@ class RolloutConfig(Section):
         float | Literal["auto", "mask"] | Annotated[dict[Literal["subtract"], float | Literal["auto"]], ONE] | None
     ) = field(
         "auto",
-        meaning="Score of a response that has no stop token; null disables it; {subtract: 1}: what is subtracted from "
-        "its score; mask: its score stays and counts in the baseline of its prompt, but PPO takes no step on it; auto "
-        "is null if all rewards are functions. With a reward model, the first update sets auto: −1, or "
-        "the mean score of the responses that stopped minus the standard deviation of all scores, if that is lower; "
-        "with {subtract: auto}, −1 or minus that standard deviation.",
+        meaning="Score of a response that has no stop token; null: its own; {subtract: 1}: subtracted from its score; "
+        "mask: its score stays and counts in the baseline of its prompt, but PPO takes no step on it. auto: "
+        "null if all rewards are functions; with a reward model −1, or the mean score of the first update's "
+        "stopped responses minus the standard deviation of all scores, if lower; with {subtract: auto}, −1 or "
+        "minus that standard deviation.",
         source="−1 in Stiennon and N+, whose scores have mean 0; kedge: lower where scores lie below −1, so that not "
         "stopping gains nothing. Reward models are not trained on cut-off text; functions can check for themselves. "
         "mask: DAPO's overlong filtering (arXiv 2503.14476, §3.4), for responses that could have been right; its soft "

@@ -48,19 +48,19 @@ class RuntimeConfig(Section):
     )
     frozen_dtype: Literal["auto", "fp32", "bf16", "int8", "nf4"] = field(
         "auto",
-        meaning="Number format in which the weights of models that are not trained are held: reference, reward models, "
-        "judges, opponents. auto is bf16 for the weights for which that changes no result: with bf16 products, their "
-        "matrices, and embeddings that were saved in bf16. bf16 is for all matrices, and their products run in bf16. "
-        "int8 and nf4 hold the linear layers in 8 and 4 bits, and the rest as bf16 does; nf4 needs "
-        "the extra bitsandbytes.",
+        meaning="Number format of the weights of models that are not trained: reference, reward models, judges, "
+        "opponents. auto is bf16 where that changes no result: with bf16 products, for their matrices, and "
+        "embeddings that were saved in bf16. bf16 is for all matrices, and their products run in bf16. int8 "
+        "and nf4 hold the linear layers in 8 and 4 bits, and the rest as bf16 does; nf4 needs the extra "
+        "bitsandbytes.",
         source="kedge: half, a quarter or an eighth of the memory; where it is not exact, the KL is that "
         "to a slightly different reference, by objective/reference_error, and scores differ by reward/rounding_error",
     )
     offload: Annotated[list[Literal["frozen", "optimizer"]], BeforeValidator(as_list)] = field(
         [],
         meaning="What is in the host's memory while it is not needed; on a GPU only: the weights of reference, reward "
-        "models and judges between their passes (frozen), and the optimizer's state, Adam's two moments, between "
-        "steps, in which it comes to the device in parts (optimizer). Does not change results.",
+        "models and judges between their passes (frozen), and the optimizer's state between steps "
+        "(optimizer). Does not change results.",
         source="kedge: frees their memory on the GPU (8 bytes per trained weight for the optimizer's state), for the "
         "time of copying them in every update or step",
     )
@@ -75,11 +75,11 @@ class RuntimeConfig(Section):
     micro_batch_tokens: Annotated[int, Ge(1)] | Literal["auto"] | None = field(
         MOST_TOKENS,
         meaning="Tokens per forward and backward pass, prompts and responses without padding; null passes the whole "
-        "batch at once. auto: 8,192 (65,536 on a GPU), halved until a training pass fits into free "
-        "memory, which two small passes at the start tell; and half as many when memory runs out: the step is repeated "
-        "in smaller passes, and the run continues with them. So it does with fewer responses sampled at once, unless "
-        "rollout.micro_batch_size is set. A number is kept. Does not change the gradient. In control, steps in the "
-        "environment instead of tokens.",
+        "batch at once. auto: 8,192 (65,536 on a GPU), halved until a training pass fits into free memory, "
+        "and whenever memory runs out: the step is repeated in smaller passes, and the run continues with "
+        "them. So it does with fewer responses sampled at once, unless rollout.micro_batch_size is set. A "
+        "number is kept. Does not change the gradient. In control, steps in the environment instead of "
+        "tokens.",
         source="kedge: on a CPU no larger value is faster, and memory stays bounded",
         too_high="out of memory",
         too_low="the device is underused",
