@@ -18,12 +18,9 @@ HEAD = """\
 For anyone who picks a model: every architecture that transformers {version} loads as a causal language model or as a
 classifier, and how kedge runs it.
 
-For each one, a tiny model with random weights is built, with every kind of layer that the architecture has. As a
-policy it is loaded, read, sampled from until some responses end early, trained for one PPO update with and without
-activation checkpointing, saved and loaded again; as a reward model it is loaded, scored from, trained and saved. Log
-probabilities, scores and gradients must be those of plain transformers for each row alone, without padding. An
-architecture that cannot be right is refused with one line when the model is loaded. `make test-all` runs all of this,
-and this page is generated from its outcomes.
+Generated from the outcomes of `make test-all`, which loads a tiny model with random weights of each, samples from it,
+trains, saves and loads it again. Log probabilities, scores and gradients must be those of plain transformers for each
+row alone, without padding; an architecture that cannot be right is refused when the model is loaded.
 
 - **rows**: *packed*: batches contain no padding. *Packed in window*: the same while no row is longer than the attention
   window. *Padded*: rows of similar length are padded. *Equal lengths*: only rows of equal length share a batch, since
