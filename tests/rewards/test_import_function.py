@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import kedge
 from kedge.errors import RewardError
 from kedge.rewards import load_function, names_function
 from kedge.rewards.penalties import too_long
@@ -20,15 +19,20 @@ SWEEP = "kedge.sweep('ppo', {'seed': [0, 1]}, model='m', prompts='p.jsonl', rewa
 
 
 @pytest.fixture(autouse=True)
-def restored_imports(monkeypatch):
-    """Loading a function makes folders importable; a test leaves none of them behind."""
+def restored_imports(monkeypatch, tmp_path):
+    """Loading a function makes folders importable; a test leaves none of them behind, and none of their modules.
+
+    Installed modules stay: torch cannot be imported twice, and a second copy of a module of kedge would not be the one
+    that later tests replace functions of.
+    """
     monkeypatch.setattr(sys, "path", list(sys.path))
-    # What loads torch must stay loaded: it cannot be imported twice.
-    assert all((kedge.ppo, kedge.control, kedge.sweep))
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        del sys.modules[name]
+        module = sys.modules[name]
+        places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""]
+        if any(Path(place).is_relative_to(tmp_path) for place in places):
+            del sys.modules[name]
 
 
 def write(path: Path, text: str) -> Path:
