@@ -13,8 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.errors import DataError, ShapeError
-from kedge.logs.json_lines import METRICS_FILE, MetricsLog, plain_json, read_metrics, truncate_rows
-from kedge.logs.samples import SAMPLES_FILE, Sample, SamplesLog, read_samples
+from kedge.logs.json_lines import (
+    METRICS_FILE,
+    SAMPLES_FILE,
+    MetricsLog,
+    Sample,
+    SamplesLog,
+    plain_json,
+    read_metrics,
+    read_samples,
+    truncate_rows,
+)
 
 SAMPLE = Sample(
     prompt="p", response="a b", tokens=["a", " b"], score=1 / 3, stopped=True, logprobs=[-1 / 3, -1.0],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kedge.errors import RewardError
 from kedge.rewards import CallLimits, FunctionReward, Responses, WeightedReward, load_reward
-from kedge.rewards.retries import CallTimeout, GuardedReward
+from kedge.rewards.function import CallTimeout, GuardedReward
 
 LIMITS = CallLimits(pause=0.0)
 

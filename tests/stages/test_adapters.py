@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 import kedge
 from kedge.data import encode_example
 from kedge.errors import ConfigError, ModelError
-from kedge.logs.samples import read_samples
+from kedge.logs.json_lines import read_samples
 from kedge.models import AdapterSettings, PolicyWeights, load_language_model, load_scalar_model, load_tokenizer
 from kedge.models.loading import Bases
 from kedge.models.packing.packed import TokenRows

@@ -16,8 +16,7 @@ from kedge.algorithm.experience import ENDINGS, Experience, Rollout
 from kedge.algorithm.logprobs import response_log_ratios, sampler_mismatch
 from kedge.algorithm.shaping import group_scores
 from kedge.data.tokens import turn_pieces
-from kedge.logs.json_lines import OF_SCORES
-from kedge.logs.samples import Sample
+from kedge.logs.json_lines import OF_SCORES, Sample
 
 __all__ = [
     "DETAILS_FILE",

@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kedge.rewards.function import FunctionReward, load_function, names_function
-from kedge.rewards.retries import CallLimits
+from kedge.rewards.function import CallLimits, FunctionReward, load_function, names_function
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, RewardSource, Score, Scores, ScoringModel, Verdict
 from kedge.rewards.weighted import ScoredTerms, WeightedReward
 

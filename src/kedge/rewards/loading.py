@@ -14,9 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from kedge.errors import RewardError
 from kedge.models import Precision, load_scalar_model, load_tokenizer
 from kedge.models.loading import Bases
-from kedge.rewards.function import FunctionReward, load_function, names_function
+from kedge.rewards.function import CallLimits, FunctionReward, GuardedReward, load_function, names_function
 from kedge.rewards.model import ModelReward
-from kedge.rewards.retries import CallLimits, GuardedReward
 from kedge.rewards.source import RewardSource
 from kedge.rewards.weighted import WeightedReward
 from kedge.rewards.worker.client import RemoteFunction

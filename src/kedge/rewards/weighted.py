@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 from kedge.errors import NonfiniteScoreError, RewardError
-from kedge.rewards.function import FunctionReward
-from kedge.rewards.retries import CallResult, GuardedReward, answers_of, reasons_of
+from kedge.rewards.function import CallResult, FunctionReward, GuardedReward, answers_of, reasons_of
 from kedge.rewards.source import Responses, RewardSource, Score, Scores, ScoringModel
 
 __all__ = ["ScoredTerms", "WeightedReward"]

@@ -185,7 +185,7 @@ class Sampler:
         on_token: Callable[[int, int], None] | None,
         dialogue: Dialogue | None,
     ) -> None:
-        device = self.model.device
+        device = draws.device
         texts = [prompts[row] for row in rows]
         with autocast(self.precision, device):
             decoder = self.model.trunk.decoder(texts, max_new_tokens=self.max_new_tokens, pad_id=self.pad_id)

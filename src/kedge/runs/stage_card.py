@@ -15,8 +15,7 @@ from kedge.data import encode_prompt, prompt_form
 from kedge.errors import KedgeError
 from kedge.inspect.diagnosis import diagnose_run
 from kedge.inspect.doctor import one_line
-from kedge.logs.json_lines import METRICS_FILE
-from kedge.logs.samples import SAMPLES_FILE, read_samples
+from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE, read_samples
 from kedge.models import ModelCard
 from kedge.models.card import CardSample, hub_id, public_name
 from kedge.rewards import names_function

@@ -19,6 +19,7 @@ from kedge.logs.json_lines import (
     CRITIC_CHECKS_FILE,
     EVALUATIONS_FILE,
     METRICS_FILE,
+    SAMPLES_FILE,
     MetricsLog,
     plain_json,
     truncate_rows,
@@ -26,7 +27,6 @@ from kedge.logs.json_lines import (
 from kedge.logs.loggers import LoggedRun, LoggerGroup, LoggerState
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
-from kedge.logs.samples import SAMPLES_FILE
 from kedge.runs.ending import end_stage, resumable
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from kedge.logs.json_lines import Sample
 from kedge.logs.loggers import LoggedRun, LoggerGroup, LoggerState
-from kedge.logs.samples import Sample
 
 SAMPLE = Sample(
     prompt="The boat", response="```\n# left <b>port</b>", tokens=["a", "b"], score=1.5, stopped=True,

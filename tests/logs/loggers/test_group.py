@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from kedge.errors import ConfigError, install_line
-from kedge.logs.json_lines import MetricsLog
+from kedge.logs.json_lines import MetricsLog, SamplesLog
 from kedge.logs.loggers import LoggedRun, LoggerGroup, LoggerState, check_loggers, group
 from kedge.logs.loggers.logger import LOGGERS_FILE
-from kedge.logs.samples import SamplesLog
 from tests.logs.loggers.logging_run import SAMPLE
 
 

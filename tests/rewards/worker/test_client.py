@@ -20,7 +20,7 @@ import pytest
 
 from kedge.errors import DataError, NonfiniteScoreError, RewardError
 from kedge.rewards import CallLimits, Responses
-from kedge.rewards.retries import CallTimeout
+from kedge.rewards.function import CallTimeout
 from kedge.rewards.worker import client
 from kedge.rewards.worker.client import RemoteFunction
 from kedge.system.workers import codec

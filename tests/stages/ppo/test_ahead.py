@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError, RewardError
-from kedge.logs.samples import read_samples
+from kedge.logs.json_lines import read_samples
 from kedge.rewards import Verdict
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo

@@ -14,8 +14,7 @@ from kedge.errors import ConfigError, DataError, EnvError
 from kedge.inspect.doctor import diagnose
 from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.record import read_run
-from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
-from kedge.logs.samples import read_samples
+from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from tests.environments import worlds

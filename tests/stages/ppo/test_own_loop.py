@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 
 import kedge
 from kedge.errors import ConfigError, DataError, OutputError, RewardError
-from kedge.logs.json_lines import MEASURED
-from kedge.logs.samples import read_samples
+from kedge.logs.json_lines import MEASURED, read_samples
 from tests.forking import fork_context
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 

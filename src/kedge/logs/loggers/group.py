@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import ConfigError, install_line
-from kedge.logs.json_lines import METRICS_FILE, plain_json, read_json_lines
+from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE, Sample, plain_json, read_json_lines
 from kedge.logs.loggers.logger import LoggedRun, Logger, LoggerState
-from kedge.logs.samples import SAMPLES_FILE, Sample
 from kedge.system.stage import imported
 
 __all__ = ["LoggerGroup", "check_loggers"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kedge.logs.samples import Sample
+from kedge.logs.json_lines import Sample
 from kedge.system.durable import replace_contents
 from kedge.system.output import writing
 

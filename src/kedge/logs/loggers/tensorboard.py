@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from kedge.logs.json_lines import Sample
 from kedge.logs.loggers.logger import LoggedRun, samples_name
-from kedge.logs.samples import Sample
 
 __all__ = ["TensorBoardLogger", "open_log"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import DataError, NonfiniteScoreError, RewardError
-from kedge.rewards.retries import CallLimits, CallTimeout
+from kedge.rewards.function import CallLimits, CallTimeout
 from kedge.rewards.source import Responses, Score, checked_scores
 from kedge.system.texts import error_text
 from kedge.system.workers.codec import decode, encode

@@ -24,9 +24,8 @@ from kedge.logs.experience_metrics import (
     reference_error,
     without_scores,
 )
-from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EvaluationsLog, MetricsLog, RunLog
+from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EvaluationsLog, MetricsLog, RunLog, SamplesLog
 from kedge.logs.progress import Progress
-from kedge.logs.samples import SamplesLog
 from kedge.models import LanguageModel, ScalarModel
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import num_weights
@@ -114,7 +113,7 @@ class PpoLog:
         trainer = self.trainer
         settings = self.trainer.settings
         use = settings.estimation
-        rates = trainer.learning_rates()
+        rates = trainer.learning_rates
         is_start = trainer.update == 1 and settings.config.ppo.reference is None
         metrics = {
             **describe_experience(experience, is_exact=settings.exact),
@@ -190,7 +189,8 @@ class PpoLog:
         # An update that lost responses can have fewer of them than minibatches.
         steps_per_pass = min(trainer.settings.num_minibatches, rollout.num_responses)
         after_last = trainer.settings.estimation.value_after_last
-        evaluated: Evaluated = still_to_evaluate(rollout, trainer.models, value_after_last=after_last)
+        models = trainer.models
+        evaluated: Evaluated = still_to_evaluate(rollout, models, value_after_last=after_last)
         return self._costs.metrics(
             rollout,
             sampled=batch.rollouts,
@@ -199,7 +199,7 @@ class PpoLog:
             train_policy=trainer.trains_policy,
             num_critic_passes=result.num_critic_gradients / steps_per_pass,
             num_readings=int(trainer.settings.measures_distance),
-            shares_prompts=rollout.shared_prompts(trainer.models.actor_critic.shares_up_to) is not None,
+            shares_prompts=rollout.shared_prompts(models.actor_critic.shares_up_to) is not None,
         )
 
     @cached_property

@@ -53,6 +53,7 @@ class Trainer:
         guard: Checks experience and steps; None checks nothing.
         update: The current update, from 1.
         settings: The current update's settings.
+        learning_rates: Those of the current update, by argument of `set_learning_rate`.
         staleness: Updates between the sampling weights and the trained ones.
     """
 
@@ -64,12 +65,14 @@ class Trainer:
     guard: Guard | None = None
     update: int = 1
     settings: PpoSettings = field(init=False)
+    learning_rates: dict[str, float] = field(init=False)
     staleness: int = 0
     _learner: LanguageLearner | None = field(default=None, init=False)
     _published: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.settings = self.run_settings
+        self.learning_rates = self._learning_rates()
 
     @classmethod
     def of(cls, config: Config, run: Run, roles: Roles) -> Trainer:
@@ -81,6 +84,7 @@ class Trainer:
         """Start an update: scheduled settings and coefficients take their values."""
         self.update = update
         self.settings = self.run_settings.at(update)
+        self.learning_rates = self._learning_rates()
         if self.warmup is not None:
             if self.warmup.ends_by_result:
                 controllers = self.coefficients.controllers
@@ -235,8 +239,7 @@ class Trainer:
         result.reused_first_pass = learner.reused_first_pass
         return result
 
-    def learning_rates(self) -> dict[str, float]:
-        """The learning rates of the update, by argument of `set_learning_rate`."""
+    def _learning_rates(self) -> dict[str, float]:
         warmup_updates = 0 if self.warmup is None else self.warmup.num_updates
         return self.settings.learning_rates(self.update, warmup_updates=warmup_updates, train_policy=self.trains_policy)
 
@@ -323,7 +326,7 @@ class Trainer:
         objective = settings.objective(experience, self.coefficients, train_policy=trains_policy)
         optimizer = self.roles.optimizer
         pretraining = self.roles.pretraining
-        set_learning_rate(optimizer, **self.learning_rates(), value_unit=objective.value_unit)
+        set_learning_rate(optimizer, **self.learning_rates, value_unit=objective.value_unit)
         with nullcontext() if trains_policy else learner.frozen_policy():
             result = ppo_update(
                 learner,
