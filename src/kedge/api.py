@@ -213,7 +213,8 @@ def ppo(
         prompts: Texts, or rows with `prompt`; their other columns are passed to reward functions.
         reward: Reward model or function; a list of them, or a mapping to weights. Optional with an environment or a
             teacher.
-        environment: A class for episodes of several turns, or `file.py:Class`; see `kedge.environments.shapes`.
+        environment: A class for episodes of several turns, `file.py:Class` or `openenv:URL`; see
+            `kedge.environments.shapes`.
         policy: Another name of `model`.
         teacher: The model that the KL is measured to, in place of the policy's start; then no reward is needed, and
             `preset="distill"` learns from the KL alone.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kedge.environments.openenv import PREFIX
 from kedge.environments.session import Session
 from kedge.environments.shapes import Turn
 from kedge.errors import DataError, EnvError
@@ -28,8 +29,8 @@ class Environment:
     """Episodes of an environment.
 
     Args:
-        given: `path/to/file.py:Class` or `package.module:Class`, which runs in a worker process; or the class itself,
-            or a function that makes an environment, which runs in this process and cannot be interrupted.
+        given: `path/to/file.py:Class`, `package.module:Class` or `openenv:URL`, which runs in a worker process; or the
+            class itself, or a function that makes an environment, which runs in this process and cannot be interrupted.
         timeout: Seconds that one call of an episode may take. Longer ones end the episode; of one that cannot be
             interrupted, or opens an episode, they end the run.
         log: The file for its output; None discards it.
@@ -39,9 +40,10 @@ class Environment:
     """
 
     def __init__(self, given: str | Callable[[], Any], *, timeout: float = 30.0, log: Path | None = None) -> None:
-        self.name = (
-            given.rpartition(":")[2] if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
-        )
+        if not isinstance(given, str):
+            self.name = getattr(given, "__name__", type(given).__name__)
+        else:
+            self.name = "openenv" if given.startswith(PREFIX) else given.rpartition(":")[2]
         self._timeout = timeout
         self._lock = threading.Lock()  # responses may be sampled ahead in another thread
         self._log = CallLog(log, self.name)

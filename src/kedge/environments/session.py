@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kedge.environments.openenv import PREFIX, find_served
 from kedge.environments.shapes import Game, ToolUser, Turn, adapter_of
 from kedge.errors import EnvError
 from kedge.system.importing import find_named
@@ -215,7 +216,9 @@ def main(descriptor: int, tie: int) -> None:
         """The result of a request, or its error."""
         try:
             if request["do"] == "load":
-                kind = find_named(request["spec"], word="environment", error=EnvError)
+                spec = request["spec"]
+                is_served = spec.startswith(PREFIX)
+                kind = find_served(spec) if is_served else find_named(spec, word="environment", error=EnvError)
                 sessions.append(Session(kind, request["name"], request["timeout"]))
                 return {"id": request["id"], "result": sessions[0].describe()}
             return {"id": request["id"], "result": sessions[0].call(request["do"], request["episodes"])}

@@ -42,7 +42,7 @@ from typing import Any, Literal, cast
 from kedge.environments.tools import Tools
 from kedge.errors import EnvError
 
-__all__ = ["Ending", "Game", "Step", "ToolUser", "Turn", "adapter_of"]
+__all__ = ["Ending", "Game", "Step", "ToolUser", "Turn", "adapter_of", "as_text"]
 
 Ending = Literal["completed", "truncated", "timeout"]
 """How an environment ends an episode; kedge ends it for other reasons, see `ENDINGS`."""
@@ -165,7 +165,7 @@ class ToolUser:
         errors = 0
         for call in calls:
             try:
-                content = _as_text(await _result(self.tools.call(self._environment, call)))
+                content = as_text(await _result(self.tools.call(self._environment, call)))
             except Exception as error:  # a tool may raise anything; the policy reads what went wrong
                 errors += 1
                 content = f"Error: {str(error) or type(error).__name__}"
@@ -302,7 +302,7 @@ def _number(value: Any, giver: str) -> float:
     return number
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """The result of a tool as text: JSON, unless it is a text already."""
     if isinstance(value, str):
         return value

@@ -111,7 +111,7 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
             for name in ("advantage", "policy_loss")
             if names_function(str(getattr(config.ppo, name)))
         },
-        "environment.source": [_place(config.environment.source)] if config.environment.source else [],
+        "environment.source": [config.environment.source] if config.environment.source else [],
         "rlhf.labeler": [_place(config.rlhf.labeler)] if config.rlhf.labeler else [],
         "reward": [_place(term.source) for term in config.reward],
     }

@@ -37,7 +37,8 @@ ENVIRONMENT = Flag(
     ("--environment",),
     "environment.source",
     "CLASS",
-    "Environment or tools for episodes of several turns: file.py:Class or module:Class. It may pay the reward.",
+    "Environment or tools for episodes of several turns: file.py:Class, module:Class or openenv:URL. It may pay the "
+    "reward.",
 )
 REWARD = Flag(
     ("--reward",),
