@@ -189,6 +189,9 @@ def table(outcomes: Mapping[str, Outcome]) -> str:
         return ""
     lines = [
         "#### What SmolLM2-135M-Instruct makes of them\n",
+        f"The share of held-out requests that are followed, start → end: {HELD_OUT} for each of {len(TRAINED)} kinds "
+        f"of instructions, and for each\nof {len(UNSEEN)} kinds that no run trains on. A run ends with the first "
+        f"evaluation after {FLOPS / 1e12:g}·10¹² FLOPs (`python -m bench.smollm2`).\n",
         "| | seeds | updates | 10¹² FLOPs | kinds trained on | kinds never trained on | explained variance |",
         "|---|---|---|---|---|---|---|",
     ]
