@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -77,7 +78,14 @@ def test_without_a_distribution_the_source_is_a_clone(monkeypatch: pytest.Monkey
 
 def texts() -> Iterator[tuple[Path, str]]:
     places = [ROOT / name for name in ("src", "docs", "bench", "handbook", "tests", ".ci")]
-    files = [path for place in places for path in sorted(place.rglob("*")) if path.suffix in (".py", ".md", ".js", "")]
+    files: list[Path] = []
+    for place in places:
+        for folder, folders, names in os.walk(place):
+            # Such as the environments that `make bench-peers` makes.
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+            files += [
+                path for name in sorted(names) if (path := Path(folder, name)).suffix in (".py", ".md", ".js", "")
+            ]
     for path in [*files, *ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "mkdocs.yml"]:
         if path.is_file() and path != Path(__file__).resolve():
             yield path.relative_to(ROOT), path.read_text(encoding="utf-8")
