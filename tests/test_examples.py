@@ -12,6 +12,7 @@ import pytest
 from kedge.config import load_config
 from kedge.environments.client import Environment
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
+from kedge.rewards.verify import code
 from kedge.stages.ppo import run_ppo
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 BRIEF = Path("examples/brief")
 GUESS = ROOT / "examples/guess/guess.py"
 CALCULATOR = ROOT / "examples/calculator/calculator.py"
+PROGRAMS = ROOT / "examples/programs/tasks.py"
 FEW = {"sft.num_epochs": 1, "report": False}
 
 
@@ -71,11 +73,11 @@ def test_the_example_runs(tmp_path, monkeypatch):
     assert all(response["reason"] for row in rows for response in row["responses"])
 
 
-def run_small(example: str, folder: Path, prompts: str):
+def run_small(example: str, folder: Path, prompts: str, *settings: str):
     """Two updates by an example's `run.yaml`, on the files that its script has written."""
     data = [f"data.prompts={folder / prompts}", f"data.eval_prompts={folder / prompts}"]
     flags = {"model": str(folder / "start"), "out": str(folder / "run")}
-    small = ["num_updates=2", "num_prompts=8", "eval_num_prompts=8", *data]
+    small = ["num_updates=2", "num_prompts=8", "eval_num_prompts=8", *data, *settings]
     return run_ppo(load_config(Path(example) / "run.yaml", small, flags, stage="ppo"))
 
 
@@ -144,3 +146,35 @@ def test_the_calculator_runs(tmp_path, monkeypatch):
     for row in result.metrics:
         assert 0 <= row["score/right"] <= 1
         assert 1 <= row["episode/turns"] <= 2
+
+
+def test_the_programs_to_write_have_tests_that_a_right_one_passes(tmp_path):
+    runpy.run_path(str(PROGRAMS))["main"](tmp_path)
+    trained, held_out = (read_json_lines(tmp_path / f"{name}.jsonl") for name in ("prompts", "held_out"))
+    assert (len(trained), len(held_out)) == (133, 44)
+    assert not {row["kind"] for row in trained} & {row["kind"] for row in held_out}
+    tests = {
+        re.findall(r"function (\w+)", row["prompt"][0]["content"])[0]: row["test_list"] for row in trained + held_out
+    }
+    assert len(tests) == 177
+    written = {
+        "distance_to_7": "def distance_to_7(x): return max(x - 7, 7 - x)",
+        "first_3_multiples": "def first_3_multiples(x): return [x, x + x, x + x + x]",
+        "is_palindrome": "def is_palindrome(s): return all(a == b for a, b in zip(s, reversed(s)))",
+        "count_above_2": "def count_above_2(a):\n  n = 0\n  for x in a:\n    if x > 2: n += 1\n  return n",
+        "spread": "def spread(a): return sorted(a)[-1] - sorted(a)[0]",
+        "sort_down": "def sort_down(a): return a",
+        "append_5": "def append_5(a): return a + [6]",
+    }
+    scores = code(list(written.values()), test_list=[tests[name] for name in written], sandbox="none")
+    assert [float(each) for each in scores] == [1, 1, 1, 1, 1, 0, 0]
+
+
+def test_learning_to_write_programs_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(PROGRAMS))["main"](tmp_path)
+    save_tiny_policy(tmp_path / "start", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
+    result = run_small(
+        "examples/programs", tmp_path, "held_out.jsonl", "max_new_tokens=6", "reward_functions.retries=0"
+    )
+    assert [row["score/code"] for row in result.metrics] == [0, 0]
