@@ -51,7 +51,7 @@ def find_served(spec: str) -> Callable[[], OpenEnv]:
 
 
 class OpenEnv:
-    """A game on an OpenEnv server, in a session of its own.
+    """A game on an OpenEnv server, in a separate session.
 
     Args:
         url: The server's address, `http://HOST:PORT`; also with https, ws, wss or a path.
@@ -80,7 +80,7 @@ class OpenEnv:
         self._socket: Any = None
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
-        """Start an episode. Of the seed and the row's columns, the server takes the arguments of its own reset."""
+        """Start an episode. The server takes from the seed and the row's columns what its reset has arguments for."""
         from websockets.protocol import State
 
         if self._socket is None or self._socket.state is not State.OPEN:

@@ -159,7 +159,7 @@ def read(run: RunRecord, name: str, *, at_least: int = MIN_LEVEL, of_policy: boo
 
 
 def combine(make: Callable[[float, float], float | None], first: Series, second: Series) -> Series | None:
-    """A series computed from two, over the updates that have both; None if there are none.
+    """A series computed from two, over the updates that have both; None if no update has.
 
     Args:
         make: Computes a value from both, in that order; None to leave the update out.
