@@ -264,20 +264,21 @@ class Sampler:
     ) -> None:
         """Sample until a stop token; finished rows are computed, and ignored, until enough of them can be dropped."""
         running = torch.ones_like(rows, dtype=torch.bool)
+        alive = torch.arange(len(rows), device=rows.device)
         for place in range(self.max_new_tokens):
             tokens, logprobs = self._draw(decoder.hidden, draws[rows, place])
-            spoke = (rows[running], place, tokens[running], logprobs[running], decoder.hidden[running])
+            spoke = (rows[alive], place, tokens[alive], logprobs[alive], decoder.hidden[alive])
             self._note(*spoke, responses, on_token)
             running = running & ~torch.isin(tokens, self._stops)
-            num_running = int(running.sum())
-            if num_running == 0 or place + 1 == self.max_new_tokens:
+            alive = running.nonzero().squeeze(1)  # once per token: a GPU is waited for
+            if len(alive) == 0 or place + 1 == self.max_new_tokens:
                 return
-            if num_running <= (1 - COMPACTION_SHARE) * len(rows) and decoder.can_drop_rows:
-                kept = running.nonzero().squeeze(1)
-                decoder.keep(kept)
-                rows = rows[kept]
-                tokens = tokens[kept]
-                running = running[kept]
+            if len(alive) <= (1 - COMPACTION_SHARE) * len(rows) and decoder.can_drop_rows:
+                decoder.keep(alive)
+                rows = rows[alive]
+                tokens = tokens[alive]
+                running = running[alive]
+                alive = torch.arange(len(rows), device=rows.device)
             decoder.step(tokens)
 
     def _note(

@@ -267,6 +267,9 @@ def open_run(
         if described.makes_model and config.adapter.kind == "none":
             _say_if_merged(source)
     keep_freed_memory()
+    if device.type == "cuda":
+        # On an H100 torch prefers it, and it plans for half a second whenever a batch has another shape than before.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     threads = set_threads(config.runtime.num_threads or (threads_before(shared) if resumed else None))
     seed_everything(config.runtime.seed)
     if config.runtime.deterministic and device.type == "cuda":

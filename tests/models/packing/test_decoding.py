@@ -7,6 +7,7 @@ import torch
 
 from kedge.errors import ModelError
 from kedge.models import LanguageModel
+from kedge.models.packing import packed
 from kedge.models.packing.packed import MIN_GROWTH, Decoder, PackedDecoder
 from kedge.models.packing.trunk import PaddedDecoder, Trunk
 from tests.models.families import ARCHITECTURES, PACKED, language_model
@@ -82,9 +83,11 @@ def test_dropping_rows_leaves_the_others_as_they_are(name, layout):
 
 
 @pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
 @torch.no_grad()
-def test_rows_get_longer_each_by_itself(name):
+def test_rows_get_longer_each_by_itself(name, as_on_a_gpu, monkeypatch):
     """Rows are read on by texts of any length, some rows wait while others step, and rows are dropped between."""
+    monkeypatch.setattr(packed, "on_accelerator", lambda device: as_on_a_gpu)
     model = language_model(name)
     rows = [list(prompt) for prompt in PROMPTS]
     decoder = start(model, name, "as it can", rows, 250)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from kedge.algorithm.experience import PolicyOutputs, Rollout
 from kedge.models import ActorCritic, LanguageModel, ScalarModel, TokenRows, response_logprobs
+from kedge.models.packing import packed
+from kedge.models.packing.packed import Packed
 from kedge.models.packing.trunk import Trunk
 from tests.models.families import ARCHITECTURES, PACKED, language_model
 from tests.tiny import FAMILIES, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
@@ -66,6 +68,17 @@ def assert_equal_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]
         torch.testing.assert_close(found[name], gradient, atol=1e-6 * max(1.0, largest), rtol=1e-6, msg=name)
 
 
+@pytest.fixture(params=["as on a CPU", "as on a GPU", "as on a GPU with long rows"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the rests of rows are arranged: prompt by prompt, or all at once, or a few at once."""
+    if request.param != "as on a CPU":
+        monkeypatch.setattr(packed, "on_accelerator", lambda device: True)
+    if request.param == "as on a GPU with long rows":
+        monkeypatch.setattr(packed, "MOST_SEEN", 4 * max(LENGTHS) * (max(LENGTHS) + max(map(len, PROMPTS))))
+    return request.param
+
+
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("lengths", [LENGTHS, (1, 2, 1, 1, 2, 2, 1, 1)])
 def test_states_and_gradients_are_those_of_each_row_by_itself(name: str, lengths: tuple[int, ...]) -> None:
@@ -95,6 +108,24 @@ def test_the_tokens_of_a_prompt_reach_the_layers_once(monkeypatch: pytest.Monkey
     assert seen[1:] == [len(token_rows().ids)]
 
 
+def test_on_a_gpu_the_rests_of_all_prompts_are_one_group(place: str) -> None:
+    rests = [(slice(3, 7), (6, 5, 1)), (slice(0, 3), (2, 2)), (slice(7, 9), (4,))]
+    layout = Packed.of(TokenRows(torch.arange(9), (4, 3, 2)), rests)
+    # Whole rows first: 4 and 3 share a rectangle. Then 6 and 5, 1, and those of the other prompts.
+    sizes = {"as on a CPU": [11, 1, 4, 4], "as on a GPU": [20], "as on a GPU with long rows": [14, 6]}
+    assert [group.num_tokens for group in layout.groups] == [7, 2, *sizes[place]]
+
+
+def test_the_mask_of_several_prompts_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "on_accelerator", lambda device: True)
+    rests = [(slice(2, 4), (2,)), (slice(4, 5), (1,)), (slice(4, 5), (1,))]
+    *_, group = Packed.of(TokenRows(torch.arange(5), (2, 2, 1)), rests).groups
+    assert group.prompt.tolist() == [[2, 3], [4, 4], [4, 4]]
+    first, second = [[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 1, 0], [1, 0, 1, 1]]
+    assert group.mask[:, 0].exp().tolist() == [first, second, second]
+    assert group.slots.tolist() == [0, 1, 2, 4]
+
+
 def test_rows_have_the_same_prompt_if_its_tokens_and_the_group_are_the_same() -> None:
     lengths = [len(PROMPTS[number]) for number in OF_ROW]
     assert make_rollout().prompts == list(zip([0, 1, 0, 3, 1, 5, 0, 0], lengths, strict=True))
@@ -118,6 +149,7 @@ def summed(found: PolicyOutputs) -> Tensor:
     return torch.stack([(each * torch.linspace(-1, 1, each.numel()).view(each.shape)).sum() for each in parts]).sum()
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("critic", ["shared", "separate"])
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, groupby
 from typing import Any, Final, Protocol
 
@@ -34,6 +35,7 @@ __all__ = [
     "attention_of_accelerator",
     "cache_name_of",
     "group_by_length",
+    "on_accelerator",
     "packed_states",
     "recompute_attention",
 ]
@@ -42,7 +44,10 @@ ATTENTION_NAME = "kedge_layout"
 MIN_FILL = 0.7
 """Smallest share of its rectangle's width that a row may fill; below it, padding costs more than a second call."""
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-
+MOST_SEEN: Final = 2**26
+"""Elements of a mask that rows of several prompts share on an accelerator."""
+MASK_STEP: Final = 16
+"""CUDA's attention copies a mask at every call unless its rows begin at multiples of this many elements."""
 
 _on_accelerator: ContextVar[bool] = ContextVar("on_accelerator", default=False)
 MIN_GROWTH = 32
@@ -145,12 +150,17 @@ class TokenRows:
 
 @contextmanager
 def attention_of_accelerator() -> Iterator[None]:
-    """Within this context, attention has an accelerator's number formats on every device, to plan its memory."""
+    """Within this context, passes are arranged as on an accelerator on every device, to plan their memory."""
     token = _on_accelerator.set(True)
     try:
         yield
     finally:
         _on_accelerator.reset(token)
+
+
+def on_accelerator(device: torch.device) -> bool:
+    """True where few large operations are faster than many small ones: starting one takes longer than it runs."""
+    return _on_accelerator.get() or device.type == "cuda"
 
 
 class UnsupportedAttention(Exception):
@@ -166,16 +176,16 @@ class _Group:
         longest: Its columns.
         num_tokens: Its tokens.
         slots: The place of each token; None if the rectangle is full.
-        prompt: The tokens of the pass that all of its rows continue; None if they are whole.
-        mask: What each column attends to of the prompt and the columns.
+        prompt: The tokens of the pass that all of its rows continue, or those of each row; None if they are whole.
+        mask: What each column attends to of the prompt and the columns; for each row, what is added to its products.
     """
 
     num_rows: int
     longest: int
     num_tokens: int
     slots: Int[Tensor, " tokens"] | None
-    prompt: slice | None = None
-    mask: Bool[Tensor, "longest read"] | None = None
+    prompt: slice | Int[Tensor, "rows before"] | None = None
+    mask: Bool[Tensor, "longest read"] | Float[Tensor, "rows 1 longest read"] | None = None
 
 
 @dataclass(frozen=True)
@@ -189,17 +199,27 @@ class Packed:
     groups: tuple[_Group, ...]
 
     @classmethod
-    def of(cls, rows: TokenRows, rests: Iterable[tuple[slice, tuple[int, ...]]] = ()) -> Packed:
+    def of(
+        cls,
+        rows: TokenRows,
+        rests: Sequence[tuple[slice, tuple[int, ...]]] = (),
+        dtype: torch.dtype = torch.float32,
+    ) -> Packed:
         """The layout of rows sorted by length.
 
         Args:
             rows: The rows.
             rests: For each prompt that several rows continue, its tokens in the pass, and the lengths of the rests.
+            dtype: Number format of the attention.
         """
         assert list(rows.lengths) == sorted(rows.lengths, reverse=True), "rows must be sorted by length, longest first"
         device = rows.ids.device
         groups = [_group(lengths, device) for lengths in group_by_length(rows.lengths)]
-        groups += [_group(part, device, prompt) for prompt, lengths in rests for part in group_by_length(lengths)]
+        parts = [(part, prompt) for prompt, lengths in rests for part in group_by_length(lengths)]
+        if on_accelerator(device) and len(several := list(_by_size(rests))) < len(parts):
+            groups += [_group_of_several(each, device, dtype) for each in several]
+        else:
+            groups += [_group(part, device, prompt) for part, prompt in parts]
         return cls(tuple(groups))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
@@ -222,7 +242,7 @@ def group_by_length(lengths: tuple[int, ...]) -> Iterator[list[int]]:
 
 
 def _group(lengths: list[int], device: torch.device, prompt: slice | None = None) -> _Group:
-    longest = lengths[0]
+    longest = max(lengths)
     num_tokens = sum(lengths)
     full = len(list(groupby(lengths))) == 1
     mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
@@ -232,6 +252,37 @@ def _group(lengths: list[int], device: torch.device, prompt: slice | None = None
         before = prompt.stop - prompt.start
         seen = torch.ones(longest, before + longest, dtype=torch.bool, device=device).tril(before)
     return _Group(len(lengths), longest, num_tokens, slots, prompt, seen)
+
+
+def _by_size(rests: Iterable[tuple[slice, tuple[int, ...]]]) -> Iterator[list[tuple[slice, int]]]:
+    """Rows of successive prompts, each with its prompt and its length, for rectangles with one mask each."""
+    rows: list[tuple[slice, int]] = []
+    longest = before = 0
+    for prompt, length in ((prompt, length) for prompt, lengths in rests for length in lengths):
+        longest, before = max(longest, length), max(before, prompt.stop - prompt.start)
+        if rows and (len(rows) + 1) * longest * (before + longest) > MOST_SEEN:
+            yield rows
+            rows, longest, before = [], length, prompt.stop - prompt.start
+        rows.append((prompt, length))
+    if rows:
+        yield rows
+
+
+def _group_of_several(rows: list[tuple[slice, int]], device: torch.device, dtype: torch.dtype) -> _Group:
+    """A rectangle of rows that continue different prompts."""
+    group = _group([length for _, length in rows], device)
+    spans = torch.tensor([(prompt.start, prompt.stop) for prompt, _ in rows])
+    before = int((spans[:, 1] - spans[:, 0]).max())
+    places = spans[:, :1] + torch.arange(before)
+    is_there = places < spans[:, 1:]
+    read = before + group.longest
+    width = -(-read // MASK_STEP) * MASK_STEP
+    mask = torch.zeros(len(rows), 1, group.longest, width, dtype=dtype, device=device)
+    own = torch.full((group.longest, group.longest), -torch.inf, dtype=dtype, device=device).triu(1)
+    mask[:, 0, :, before:read] = own
+    mask[:, 0, :, :before].masked_fill_(~is_there.to(device)[:, None], -torch.inf)
+    chosen = torch.where(is_there, places, spans[:, :1]).to(device)  # what is not there is another token, unseen
+    return replace(group, prompt=chosen, mask=mask[..., :read])
 
 
 def _attend_group(
@@ -264,18 +315,23 @@ def _attend_group(
     if group.prompt is None:
         outputs = attend(rectangle(query), *own, scaling=scaling, is_causal=True)
     else:
-        keys, values = (_after_prompt(each[group.prompt], states) for each, states in zip(before, own, strict=True))
+        keys, values = (_after_prompt(each, group.prompt, states) for each, states in zip(before, own, strict=True))
         outputs = attend(rectangle(query), keys, values, scaling=scaling, mask=group.mask)
     outputs = outputs.transpose(1, 2).flatten(0, 1)
     return outputs if group.slots is None else Gather.apply(outputs, group.slots)
 
 
-def _after_prompt(prompt: Tensor, states: Tensor) -> Tensor:
-    """A prompt's states before those of each row that continues it.
+def _after_prompt(whole: Tensor, prompt: slice | Tensor, states: Tensor) -> Tensor:
+    """The prompts' states before those of each row that continues one.
 
     They are cast before they are repeated, so that the gradients of the rows are added up in the attention's format.
     """
-    repeated = prompt.to(attention_dtype(prompt)).transpose(0, 1).expand(len(states), -1, -1, -1)
+    if isinstance(prompt, slice):
+        once = whole[prompt]
+        repeated = once.to(attention_dtype(once)).transpose(0, 1).expand(len(states), -1, -1, -1)
+    else:
+        chosen = whole.to(attention_dtype(whole)).index_select(0, prompt.flatten())
+        repeated = chosen.unflatten(0, prompt.shape).transpose(1, 2)
     return torch.cat([repeated, states], dim=2)
 
 
@@ -289,18 +345,17 @@ def attend(
     mask: Tensor | None = None,
 ) -> Tensor:
     """Scaled dot-product attention, with grouped queries if there are fewer key heads than query heads."""
-    device = query.device.type
+    device = query.device
     dtype = attention_dtype(query)
-    with torch.autocast(device, enabled=False):
-        return nn.functional.scaled_dot_product_attention(
-            query.to(dtype),
-            key.to(dtype),
-            value.to(dtype),
-            attn_mask=mask,
-            is_causal=is_causal,
-            scale=scaling,
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
+    query, key, value = (each.to(dtype) for each in (query, key, value))
+    shared = query.shape[1] // key.shape[1]
+    call = partial(nn.functional.scaled_dot_product_attention, attn_mask=mask, is_causal=is_causal, scale=scaling)
+    with torch.autocast(device.type, enabled=False):
+        if mask is None or shared == 1 or not on_accelerator(device):
+            return call(query, key, value, enable_gqa=shared > 1)
+        # CUDA has no fast kernel for a mask and fewer key heads.
+        parts = query.unflatten(1, (-1, shared)).unbind(2)
+        return torch.stack([call(part, key, value) for part in parts], dim=2).flatten(1, 2)
 
 
 def attention_dtype(states: Tensor) -> torch.dtype:
@@ -372,7 +427,7 @@ def packed_states(model: PreTrainedModel, rows: TokenRows) -> Float[Tensor, "tok
     if arranged is None:
         return _pass(model, rows.ids, rows.positions, Packed.of(rows))
     read, places = (torch.tensor(each, device=rows.ids.device) for each in (arranged.read, arranged.places))
-    layout = Packed.of(TokenRows(rows.ids, arranged.lengths), arranged.rests)
+    layout = Packed.of(TokenRows(rows.ids, arranged.lengths), arranged.rests, attention_dtype(next(model.parameters())))
     # Not [places]: threads would add the gradients of a shared token in any order, and no run would be like another.
     return _pass(model, rows.ids[read], rows.positions[read], layout).index_select(0, places)
 
@@ -442,7 +497,8 @@ class KeyValues:
         hidden = columns < 0
         self._mask = None
         if hidden.any():
-            mask = torch.zeros(columns.shape[0], 1, 1, max_columns, device=columns.device)
+            width = -(-max_columns // MASK_STEP) * MASK_STEP
+            mask = torch.zeros(columns.shape[0], 1, 1, width, device=columns.device)
             mask[:, 0, 0, : self.length] = mask[:, 0, 0, : self.length].masked_fill(hidden, -torch.inf)
             self._mask = mask
 
@@ -495,7 +551,9 @@ class KeyValues:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """Attention of the new tokens of each row over its row, shaped as in `Packed.attend`."""
         if (block := self._block) is None:
-            mask = None if self._mask is None else self._mask[..., : self.length].to(attention_dtype(query))
+            if self._mask is not None:
+                self._mask = self._mask.to(attention_dtype(query))
+            mask = None if self._mask is None else self._mask[..., : self.length]
             return self._attend_one(query, key, value, mask, scaling)
         _, heads, _, dim = query.shape
         queries = query.new_zeros(len(key), block.seen.shape[2], heads, dim)
