@@ -94,8 +94,12 @@ responses.
 """
 
 NO_GPU = """\
-No GPU was available. `make bench-gpu` fills this table, for a random Llama of half a billion
-parameters in bf16.
+`make bench-gpu` fills this table, for a random Llama of half a billion parameters in bf16; it has not been finished.
+One round on an H100 took 8.7 s and 15 GiB per update with TRL 1.12, 4.4 s and 45 GiB (42 planned) with kedge, like for
+like: its passes hold all 8,192 tokens. With `runtime.micro_batch_tokens=2048`, 23 GiB are planned.
+
+GRPO, 512 responses of 128 tokens, a random model of SmolLM2-135M's shape: 6.7 s per update (rollout 3.1, experience
+1.0, training 2.4) and 11.7 GiB (11.3 planned).
 """
 
 GPU = """\

@@ -4,6 +4,12 @@
     PYTHONPATH=../before/src python -m tests.identity record --old-names before.json # another checkout's source
     python -m tests.identity compare before.json after.json
 
+or that a GPU trains as a CPU does, up to rounding:
+
+    python -m tests.identity record cpu.json --with runtime.device=cpu runtime.precision=fp32
+    python -m tests.identity record gpu.json --with runtime.device=cuda runtime.precision=fp32
+    python -m tests.identity compare cpu.json gpu.json --within 1e-3
+
 Each recording runs one or more commands on tiny random models, in about five seconds; names of recordings after the
 files choose among them. It has every row of the logs, except times and memory, the results, and a hash of every
 weight file. All of it runs on one thread. `demo` is recorded only if it is named (two minutes).
@@ -16,6 +22,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import re
 import resource
@@ -188,8 +195,8 @@ def make_inputs(folder: Path) -> None:
     (folder / "reward.py").write_text(REWARDS)
 
 
-def record(out: Path, names: list[str], *, old_names: bool) -> None:
-    """Run the recordings with the kedge that this interpreter imports, and write the results."""
+def record(out: Path, names: list[str], settings: list[str], *, old_names: bool) -> None:
+    """Run the recordings, with these settings more, with the kedge that this interpreter imports; write the results."""
     names = names or [name for name in RUNS if name != "demo"]
     if "control" in names and find_spec("gymnasium") is None:
         names.remove("control")
@@ -198,7 +205,8 @@ def record(out: Path, names: list[str], *, old_names: bool) -> None:
     assert spec is not None
     assert spec.origin is not None
     # Also for the processes that it starts, in another folder.
-    os.environ["PYTHONPATH"] = str(Path(spec.origin).parents[1].resolve())
+    paths = [str(Path(spec.origin).parents[1].resolve()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     # Threads change how sums are rounded.
     torch.set_num_threads(1)
     os.environ.update(COLUMNS="120", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
@@ -207,7 +215,8 @@ def record(out: Path, names: list[str], *, old_names: bool) -> None:
         make_inputs(Path(work))
         for name in names:
             start = _processor_seconds()
-            *to_stop, last = (_with_old_names(command) if old_names else command for command in RUNS[name])
+            commands = [" ".join([command, *(settings if "--resume" not in command else [])]) for command in RUNS[name]]
+            *to_stop, last = map(_with_old_names, commands) if old_names else commands
             for command in to_stop:
                 assert _run(name, command, Path(work)) != 0
             assert _run(name, last, Path(work)) == 0, (Path(work) / f"{name}.log").read_text()
@@ -234,6 +243,11 @@ def _run(name: str, command: str, work: Path) -> int:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
         with (work / f"{name}.log").open("w") as log:
             return subprocess.run([*torchrun, "kedge", *arguments], cwd=work, stdout=log, stderr=log).returncode
+    if "runtime.device=cuda" in arguments:  # which a forked process cannot use
+        with (work / f"{name}.log").open("a") as log:
+            return subprocess.run(
+                [sys.executable, "-m", "kedge", *arguments], cwd=work, stdout=log, stderr=log
+            ).returncode
     # A fork: torch and transformers are imported already, which takes most of the time of a start.
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -241,7 +255,7 @@ def _run(name: str, command: str, work: Path) -> int:
     for stream in (1, 2):
         os.dup2(log, stream)
     os.chdir(work)
-    sys.path[:] = [os.environ["PYTHONPATH"], *sys.path]
+    sys.path[:] = [*os.environ["PYTHONPATH"].split(os.pathsep), *sys.path]
     sys.argv = ["kedge", *arguments]
     code = 1
     try:
@@ -279,18 +293,34 @@ def _weights_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def compare(before: Path, after: Path, names: list[str]) -> int:
-    """Print the differences of each recording; return their number."""
+def compare(before: Path, after: Path, names: list[str], within: float) -> int:
+    """Print the differences of each recording; return their number.
+
+    Args:
+        before: A recording.
+        after: Another one.
+        names: Those to compare; none for all.
+        within: The relative difference of numbers that counts as none; above 0, weight files are not compared.
+    """
     old, new = (json.loads(path.read_text()) for path in (before, after))
     total = 0
     for run in names or sorted({*old, *new}):
         ours, theirs = _flat(old.get(run, {})), _flat(new.get(run, {}))
-        differing = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+        differing = sorted(name for name in {*ours, *theirs} if not _equal(ours.get(name), theirs.get(name), within))
         print(f"{run:14} {len(ours):6} figures and weight files, {len(differing)} differ")
         for name in differing[:5]:
             print(f"    {name}: {ours.get(name)} -> {theirs.get(name)}"[:200])
         total += len(differing) + (not ours)
     return total
+
+
+def _equal(one: Any, other: Any, within: float) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(_equal(*pair, within) for pair in zip(one, other, strict=True))
+    if within and isinstance(one, float | int) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=within, abs_tol=within)
+    is_hash = within and all(isinstance(each, str) and re.fullmatch("[0-9a-f]{64}", each) for each in (one, other))
+    return bool(is_hash) or one == other
 
 
 def _flat(findings: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,18 +342,20 @@ def main() -> int:
     recording = commands.add_parser("record")
     recording.add_argument("out", type=Path)
     recording.add_argument("--old-names", action="store_true", help="give settings the names of the older source")
+    recording.add_argument("--with", nargs="+", default=[], metavar="FIELD=VALUE", dest="settings")
     comparing = commands.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
+    comparing.add_argument("--within", type=float, default=0.0, help="relative difference that is none")
     for command in (recording, comparing):
         command.add_argument("runs", nargs="*", metavar="RUN", help=", ".join(RUNS))
     arguments = parser.parse_args()
     if unknown := {*arguments.runs} - {*RUNS}:
         parser.error(f"no such recording: {', '.join(sorted(unknown))}")
     if arguments.command == "record":
-        record(arguments.out, arguments.runs, old_names=arguments.old_names)
+        record(arguments.out, arguments.runs, arguments.settings, old_names=arguments.old_names)
         return 0
-    return min(compare(arguments.before, arguments.after, arguments.runs), 1)
+    return min(compare(arguments.before, arguments.after, arguments.runs, arguments.within), 1)
 
 
 if __name__ == "__main__":
