@@ -107,3 +107,15 @@ def test_deterministic_kernels_are_a_switch_for_the_process():
         "assert torch.are_deterministic_algorithms_enabled()"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_on_a_gpu_no_attention_plans_for_each_shape():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        runtime.avoid_kernels_per_shape(torch.device("cpu"))
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        runtime.avoid_kernels_per_shape(torch.device("cuda"))
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

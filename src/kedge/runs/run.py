@@ -57,6 +57,7 @@ from kedge.system.stage import find_stage, stages
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer_kinds import check_optimizer
 from kedge.training.runtime import (
+    avoid_kernels_per_shape,
     keep_freed_memory,
     resolve_device,
     seed_everything,
@@ -267,9 +268,7 @@ def open_run(
         if described.makes_model and config.adapter.kind == "none":
             _say_if_merged(source)
     keep_freed_memory()
-    if device.type == "cuda":
-        # On an H100 torch prefers it, and it plans for half a second whenever a batch has another shape than before.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    avoid_kernels_per_shape(device)
     threads = set_threads(config.runtime.num_threads or (threads_before(shared) if resumed else None))
     seed_everything(config.runtime.seed)
     if config.runtime.deterministic and device.type == "cuda":

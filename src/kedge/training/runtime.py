@@ -95,6 +95,15 @@ def keep_freed_memory() -> None:
     mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def avoid_kernels_per_shape(device: torch.device) -> None:
+    """Keep torch from cuDNN's attention, which it prefers on an H100.
+
+    It plans for half a second whenever a batch has another shape than before: for each token that is sampled.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def seed_everything(seed: int) -> None:
     """Seed the global generators of Python, NumPy and torch, on all devices."""
     random.seed(seed)

@@ -24,7 +24,13 @@ from kedge.runs.inputs import Rewards, configured_rewards, load_rewards_on
 from kedge.runs.run import pass_tokens
 from kedge.stages.evaluation.policy import Policy, Sampling, load_frozen_policy, sampling_of, written_responses
 from kedge.system.texts import unwritable
-from kedge.training.runtime import keep_freed_memory, resolve_device, set_threads, stream_seed
+from kedge.training.runtime import (
+    avoid_kernels_per_shape,
+    keep_freed_memory,
+    resolve_device,
+    set_threads,
+    stream_seed,
+)
 
 __all__ = ["MAX_MODELS", "SETTINGS", "Chat", "Interrupted", "Reply", "load_chat"]
 
@@ -316,6 +322,7 @@ def load_chat(
     device = resolve_device(config.runtime.device)
     trusted = config.runtime.trust_remote_code
     keep_freed_memory()
+    avoid_kernels_per_shape(device)
     set_threads(config.runtime.num_threads)
 
     def load(source: str) -> Policy:
