@@ -16,7 +16,6 @@ __all__ = [
     "PERCENT",
     "Table",
     "comparison_table",
-    "empty_gpu_table",
     "gpu_table",
     "growth_table",
     "in_unit",
@@ -170,11 +169,6 @@ def gpu_table(measured: dict[str, list[Measurement]], card: dict[str, Any]) -> T
             [name, _median(runs, "seconds"), speed, steps, f"{100 * share:.0f} %", _median(runs, "peak_memory")]
         )
     return Table(f"On {card['card']}", GPU_HEADER, rows)
-
-
-def empty_gpu_table() -> Table:
-    """The GPU table without figures."""
-    return Table("GPU", GPU_HEADER, [[name, *[MISSING] * 5] for name in (PEER, ALIKE, DEFAULT)])
 
 
 def _median(runs: Sequence[Measurement], figure: str) -> str:

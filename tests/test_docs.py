@@ -353,4 +353,4 @@ def test_every_metric_of_the_supervised_stages_is_documented(policy: str, tmp_pa
 def test_the_first_screen_says_what_has_run_where(page: str) -> None:
     head = " ".join(PAGES[page].partition("```")[0].split())
     assert "Tested on CPUs, as one process and as [several]" in head
-    assert "it supports GPUs, but has not been measured on one yet" in head
+    assert re.search(r"\[on one GPU\]\((docs/)?benchmarks\.md#on-a-gpu\)", head)
