@@ -22,7 +22,7 @@ from kedge.algorithm.logprobs import token_logprobs_and_entropy
 from kedge.errors import ModelError
 from kedge.models.adapters import Adapter
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values, scale_head
-from kedge.models.packing.packed import TokenRows, on_accelerator
+from kedge.models.packing.packed import TokenRows
 from kedge.models.packing.probe import TOLERANCE, Findings, relative_error, trial_rows
 from kedge.models.packing.trunk import Precision, Trunk, autocast
 from kedge.models.pretrained import context_length, disable_dropout, fit_embedding, rope_switch
@@ -52,8 +52,6 @@ FORBIDDEN_LOGIT = -1e9
 """Finite, so that p·log p of a forbidden token is 0 and not NaN; exp(−1e9) is 0 in every format."""
 MAX_LOGITS = 2**24
 """Logits in memory at a time: 64 MiB in float32. More are computed in chunks, and recomputed in the backward pass."""
-ON_ACCELERATOR = 4
-"""How many times more are in memory at a time on an accelerator, for which those are small operations."""
 
 
 class LanguageModel(nn.Module):
@@ -168,8 +166,7 @@ class LanguageModel(nn.Module):
             hidden: Hidden states.
             targets: Target token of each hidden state.
         """
-        most = MAX_LOGITS * ON_ACCELERATOR if on_accelerator(hidden.device) else MAX_LOGITS
-        size = max(1, most // len(self.forbidden))
+        size = max(1, MAX_LOGITS // len(self.forbidden))
         weight = self._output_weight()
         if len(targets) <= size:
             return measure(self._logits(hidden, weight), targets)
