@@ -27,8 +27,8 @@ STREAMS = 0.7
 LAUNCH = 12e-6
 """Shares of a data sheet's FLOP/s and bandwidth that passes reach, and seconds to launch an operation.
 
-The first is fitted to published updates on H100: docs/ranks.md. The last is measured on one: 24 ms per token that a model
-of SmolLM2-135M's shape samples.
+The first is fitted to published updates on H100: docs/ranks.md. The last is measured on one: 24 ms per token that a
+model of SmolLM2-135M's shape samples.
 """
 
 USABLE = 0.98
