@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +51,14 @@ class Sums:
         return {0: 1.0, 1: 0.5}.get(apart, 0.01)
 
 
+class Drawn(Sums):
+    """Draws its numbers as the package does."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = random.Random((self.config.seed or 0) + index).randrange(self.config.most)
+        return {"question": f"{number} {self.config.word} 1?", "answer": number + 1, "metadata": {}}
+
+
 class Evaluates(Sums):
     """Executes what it is given."""
 
@@ -59,7 +68,7 @@ class Evaluates(Sums):
         return float(bool(eval(answer)))
 
 
-TASKS = ("sums", "countdown", "spiral_matrix", "game_of_life_halting", "simple_integration")
+TASKS = ("sums", "drawn", "countdown", "spiral_matrix", "game_of_life_halting", "simple_integration")
 
 
 @contextmanager
@@ -67,7 +76,8 @@ def reasoning_gym() -> Iterator[None]:
     """Replace the package."""
     factory: Any = ModuleType("reasoning_gym.factory")
     evaluating = {"countdown", "spiral_matrix"}
-    factory.DATASETS = {name: (Evaluates if name in evaluating else Sums, Settings) for name in TASKS}
+    kinds = {"drawn": Drawn, **dict.fromkeys(evaluating, Evaluates)}
+    factory.DATASETS = {name: (kinds.get(name, Sums), Settings) for name in TASKS}
     package: Any = ModuleType("reasoning_gym")
     package.factory = factory
     before = {name: sys.modules.get(name) for name in ("reasoning_gym", "reasoning_gym.factory")}

@@ -178,3 +178,15 @@ def test_learning_to_write_programs_runs(tmp_path, monkeypatch):
         "examples/programs", tmp_path, "held_out.jsonl", "max_new_tokens=6", "reward_functions.retries=0"
     )
     assert [row["score/code"] for row in result.metrics] == [0, 0]
+
+
+def test_learning_sums_runs(tmp_path, monkeypatch):
+    pytest.importorskip("reasoning_gym")
+    monkeypatch.chdir(ROOT)
+    policy = save_tiny_policy(tmp_path / "policy", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
+    small = ["num_updates=2", "num_prompts=4", "num_responses=2", "eval_every=1", "eval_num_prompts=3"]
+    flags = {"model": str(policy), "out": str(tmp_path / "run")}
+    run_ppo(load_config(Path("examples/sums/run.yaml"), small, flags, stage="ppo"))
+    rows = read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)
+    assert [(row["update"], len(row["responses"])) for row in rows] == [(0, 3), (1, 3), (2, 3)]
+    assert all("final answer" in response["prompt"] for row in rows for response in row["responses"])

@@ -26,9 +26,20 @@ def package():
 def test_a_source_has_the_rows_of_its_task():
     source = "reasoning-gym:sums,size=2,seed=1,most=7,word=and"
     assert [row.value for row in rows_of(source)] == [
-        {"question": "2 and 0?", "answer": "2", "entry": f"{source}#0"},  # 100 = 14 · 7 + 2
+        {"question": "2 and 0?", "answer": "2", "entry": f"{source}#0"},  # 100 · 10⁶ = 2 modulo 7
         {"question": "2 and 1?", "answer": "3", "entry": f"{source}#1"},
     ]
+
+
+def test_seeds_have_no_rows_in_common():
+    """Row i of the package's tasks is drawn with the seed plus i, so its seeds 1 and 2 share all rows but one."""
+    most = 10**9
+    first, second = (
+        {row.value["question"] for row in rows_of(f"reasoning-gym:drawn,size=200,seed={seed},most={most}")}
+        for seed in (1, 2)
+    )
+    assert len(first) == len(second) == 200
+    assert not first & second
 
 
 def test_without_parameters_a_source_is_always_the_same():
@@ -65,10 +76,12 @@ def test_several_names_are_read_one_after_the_other():
     ("source", "line"),
     [
         ("reasoning-gym:sum", "reasoning-gym has no task 'sum'; did you mean sums?"),
-        ("reasoning-gym:zz", "no task 'zz'; the package has 5 tasks"),
+        ("reasoning-gym:zz", "no task 'zz'; the package has 6 tasks"),
         ("reasoning-gym:sums,least=1", "sums has no parameter 'least'; it has most, share, word, signs, seed, size"),
         ("reasoning-gym:sums,most=many", "most=many: expected a whole number, such as 9"),
         ("reasoning-gym:sums,size=all", "size=all: expected a whole number, such as 500"),
+        ("reasoning-gym:sums,size=2000000", "size=2000000: expected 1 to 1,000,000"),
+        ("reasoning-gym:sums,size=0", "size=0: expected 1 to 1,000,000"),
         ("reasoning-gym:sums,share=half", "share=half: expected a number, such as 0.5"),
         ("reasoning-gym:sums,most=0", "reasoning-gym:sums,most=0: most must be positive"),
     ],

@@ -19,6 +19,9 @@ __all__ = ["PREFIX", "find_entry", "generated_rows", "open_task"]
 
 PREFIX = "reasoning-gym:"
 
+APART = 1_000_000
+"""Row i of a task with seed s is the package's with seed s + i: seeds that are one apart share all rows but one."""
+
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -49,6 +52,8 @@ def find_entry(reference: str) -> tuple[str, Any, dict[str, Any]]:
 def open_task(source: str) -> Any:
     """The task that a source names, a sequence of entries; 500 entries and seed 0 unless the name says otherwise.
 
+    Tasks with different seeds have no row in common but by chance.
+
     Raises:
         DataError: The package is not installed, or has no such task; a parameter is unknown, or its value is wrong.
     """
@@ -70,8 +75,10 @@ def open_task(source: str) -> Any:
         wrong = wanted in WORDS and type(value) is not wanted
         if wrong and not (wanted is float and type(value) is int):
             raise DataError(f"{source}: {key}={value}: expected {WORDS[wanted]}, such as {known[key]}")
+    if not 0 < (size := given.setdefault("size", 500)) <= APART:
+        raise DataError(f"{source}: size={size}: expected 1 to {APART:,}")
     try:
-        chosen = settings(**{"seed": 0, "size": 500, **given})
+        chosen = settings(**{**given, "seed": APART * given.get("seed", 0)})
         getattr(chosen, "validate", lambda: None)()  # a few have none
         return kind(config=chosen)
     except Exception as error:  # the package asserts, or whatever it does with a value of another type raises

@@ -179,6 +179,14 @@ def test_prompts_are_held_out_where_there_are_none_of_their_own(policy, tmp_path
     assert not (tmp_path / "run/checkpoints").exists()
 
 
+@pytest.mark.parametrize("eval_prompts", [[PROMPTS[0], "A new one", PROMPTS[1]], ["A new one"]])
+def test_held_out_prompts_that_are_trained_on_are_counted(policy, tmp_path, capsys, eval_prompts):
+    config = configure(policy, tmp_path / "run", eval_every=1, num_updates=1, eval_num_prompts=3)
+    run_ppo(config, prompts=PROMPTS, eval_prompts=eval_prompts, reward=vowels)
+    line = "2 of the 3 held-out prompts are also among those trained on"
+    assert (line in "".join(capsys.readouterr())) == (len(eval_prompts) == 3)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -15,6 +15,7 @@ from kedge.data.prompts import difficulties
 from kedge.data.readers import read_demonstrations
 from kedge.data.sources import Sources
 from kedge.errors import ConfigError, ModelError
+from kedge.logs.progress import say
 from kedge.models import (
     ActorCritic,
     LanguageModel,
@@ -144,6 +145,8 @@ def load_roles(
         records = load_run_prompts(config, run, tokenizer, room=room, prompts=prompts, eval_prompts=eval_prompts)
     if player is not None:
         player.begin(stop_tokens.ids, room, tokenizer, records.train[:1])
+    else:
+        _say_if_trained_on(records.held_out, records.train)
     scoring = [each.model for each in rewards.models.values()]
     with measuring_scores(rewards, config, records.train):
         freeze_models(scoring, config, run)
@@ -332,3 +335,13 @@ def load_run_prompts(
     if data.curriculum is not None:
         difficulties(records, data.curriculum)
     return RunPrompts(records, held_out, run.data.mixture("prompts", config, rows))
+
+
+def _say_if_trained_on(held_out: Sequence[Prompt], trained: Sequence[Prompt]) -> None:
+    """Say if held-out prompts are trained on as well, as happens with doubles in the data."""
+    known = {prompt.text for prompt in trained} if held_out else set()
+    if count := sum(prompt.text in known for prompt in held_out):
+        say(
+            f"{count:,} of the {len(held_out):,} held-out prompts are also among those trained on, so that evaluations "
+            "are not of new prompts alone"
+        )
