@@ -2,7 +2,8 @@
 
 Episodes of 2, 8 and 32 turns of 8 tokens, answered in some 20 tokens by an environment in a worker process, against one
 turn of as many tokens. Afterwards episodes that end after 1 to 8 turns, and turns that end with a frequent token, after
-1 to 32. `computed` are the tokens that the policy reads, per token that it has to read.
+1 to 32. `computed` are the tokens that the policy reads, per token that it has to read. Then the shares of an update of
+PPO with as many turns, the second of a run.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import argparse
 import os
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
+import kedge
 from bench.peers import model_folder
 from bench.tables import Table
 from kedge.data import Prompt
@@ -79,6 +82,7 @@ def main() -> None:
             seconds_of_templates[0] += time.perf_counter() - started
 
     TemplateTurns.after = timed  # pyright: ignore[reportAttributeAccessIssue]
+    updates = [update_row(folder, options.rows, turns, seconds_of_templates) for turns in options.turns]
     read = [0]
     model.causal.get_input_embeddings().register_forward_hook(
         lambda _module, inputs, _output: read.append(inputs[0].numel())
@@ -128,6 +132,35 @@ def main() -> None:
     header = ["turns", "own tokens", "seconds", "environment", "template", "computed", "own tokens/s", "in one turn"]
     print(f"{options.rows} rows, {precision}, {torch.get_num_threads()} threads, {os.uname().machine}\n")
     print(Table("Episodes", header, rows).markdown())
+    header = ["turns", "an update, s", "sampling", "environment", "template"]
+    print("\n" + Table("Shares of an update", header, updates).markdown())
+
+
+def update_row(folder: Path, rows: int, turns: int, seconds_of_templates: list[float]) -> list[str]:
+    """The seconds of an update with episodes of so many turns, and the shares of its parts."""
+    templates: list[float] = []
+    with TemporaryDirectory() as out:
+        run = kedge.ppo(
+            model=folder,
+            prompts=[[{"role": "user", "content": f"Story {number}."}] for number in range(rows)],
+            environment=f"{Path(__file__)}:Long",
+            out=Path(out) / "run",
+            on_update=lambda update: templates.append(seconds_of_templates[0]),
+            **{
+                "num_prompts": rows,
+                "num_updates": 2,
+                "environment.max_turns": turns,
+                "environment.max_turn_tokens": TURN,
+                "rollout.max_new_tokens": turns * (TURN + 40),
+                "checkpoint.keep_last": False,
+                "checkpoint.keep_best": "none",
+                "report": False,
+            },
+        )
+    last = run.metrics[-1]
+    whole = last["time/update"]
+    parts = last["time/rollout"], last["time/environment"], templates[1] - templates[0]
+    return [f"{turns}", f"{whole:.1f}", *(f"{100 * part / whole:.1f} %" for part in parts)]
 
 
 if __name__ == "__main__":
