@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines, read_sample
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from tests.environments import worlds
+from tests.forking import fork_context
 from tests.stages.evaluation.speakers import save_speaker
 from tests.stages.ppo.test_ppo import configure, metrics_without_times
 from tests.stages.ppo.test_ppo import kedge as command
@@ -129,6 +132,52 @@ def test_a_resumed_run_plays_the_same_episodes(tmp_path, policy, more):
         assert_same(tmp_path / "whole", tmp_path / "stopped")
     changed = [row["score/Guess"] for row in metrics_without_times(tmp_path / "whole")]
     assert len(set(changed)) > 1
+
+
+KILLER = """
+
+class Killer(Guess):
+    # Kills the run in the second turn of an episode of its fourth batch, if a file has the number of its process.
+
+    opened = 0
+
+    def reset(self, row, seed):
+        Killer.opened += 1
+        self.turns = 0
+        return super().reset(row, seed)
+
+    def step(self, text):
+        self.turns += 1
+        run = Path(__file__).with_name("run.pid")
+        if run.exists() and Killer.opened > 1 + 3 * 4 and self.turns == 2:  # the first one is tried
+            os.kill(int(run.read_text()), signal.SIGKILL)
+        return super().step(text)
+"""
+
+
+def killed_run(config, pid: Path) -> None:
+    pid.write_text(str(os.getpid()))
+    run_ppo(config, prompts=GAMES)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_run_killed_in_mid_episode_resumes_to_the_bit(tmp_path, policy, staleness):
+    world = tmp_path / "killer.py"
+    imports = "\nimport signal\nfrom pathlib import Path\n"
+    world.write_text(Path(worlds.__file__).read_text() + imports + KILLER)
+    more = {"num_updates": 5, "checkpoint.every": 1, "max_staleness": staleness}
+    settings = EPISODES | {"environment.source": f"{world}:Killer", **more}
+    run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=GAMES)
+    killed = configure(policy, tmp_path / "killed", **settings)
+    process = fork_context().Process(target=killed_run, args=(killed, tmp_path / "run.pid"))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert 1 <= len(metrics_without_times(tmp_path / "killed")) <= 3, "in the fourth batch"
+    (tmp_path / "run.pid").unlink()
+    run_ppo(killed, prompts=GAMES, resume=Resume())
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+    assert [row["update"] for row in metrics_without_times(tmp_path / "whole")] == [1, 2, 3, 4, 5]
 
 
 def test_the_episodes_of_a_group_start_alike(tmp_path, policy):
