@@ -53,6 +53,21 @@ def test_a_constant_score_is_explained_by_the_verdicts_first() -> None:
     )
 
 
+def test_the_verdicts_of_a_flat_score_and_of_constant_groups_follow_the_first_clause() -> None:
+    verdicts = {"verdict/gsm8k/wrong_value": [0.75] * 16, "verdict/gsm8k/right": [0.25] * 16}
+    flat = {"reward/score_mean": [0.25] * 16, "reward/score_std": [0.4] * 16, "group/constant": [0.6] * 16}
+    run = synthetic_run(metrics={**flat, **verdicts}, settings={"ppo.advantage": "rloo"})
+    seen = {finding.rule: finding.seen for finding in diagnose(run)}
+    assert seen["reward_flat"] == (
+        "the mean score is 0.250 in update 1 and 0.250 in updates 13 to 16 (verdicts: 75% wrong value, 25% right), "
+        "with a standard deviation of 0.400 between responses"
+    )
+    assert seen["groups_without_spread"] == (
+        "the responses of 60% of the prompts all score the same (updates 13 to 16; verdicts: 75% wrong value, 25% "
+        "right); at the start it was 60%"
+    )
+
+
 def test_wrong_values_ask_for_easier_prompts_and_judges_do_not_count() -> None:
     verdicts = {"score/watched": 0.0, "verdict/number/wrong_value": 1.0, "verdict/watched/cut_off": 1.0}
     run = synthetic_run(

@@ -263,9 +263,9 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
     reasons = _reasons(run)
     return Symptom(
         "warning",
-        f"the mean score is {fmt(score.first)} in update {score.updates[0]} and {fmt(score.late)} in "
-        f"{score.late_span}, with a standard deviation of {fmt(score_std.late)} between responses"
-        + (f"; verdicts: {reasons.seen}" if reasons else ""),
+        f"the mean score is {fmt(score.first)} in update {score.updates[0]} and {fmt(score.late)} in {score.late_span}"
+        + (f" (verdicts: {reasons.seen})" if reasons else "")
+        + f", with a standard deviation of {fmt(score_std.late)} between responses",
         (*(reasons.remedies if reasons else ()), scale("ppo.learning_rate", 3.0), scale("rollout.num_prompts", 2.0)),
         reasons.advice if reasons else "",
     )
@@ -390,8 +390,9 @@ def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
     reasons = _reasons(run)
     return Symptom(
         "warning" if constant.late >= MOST_CONSTANT else "note",
-        f"the responses of {constant.late:.0%} of the prompts all score the same ({constant.late_span}); at the start "
-        f"it was {constant.early:.0%}" + (f"; verdicts: {reasons.seen}" if reasons else ""),
+        f"the responses of {constant.late:.0%} of the prompts all score the same ({constant.late_span}"
+        + (f"; verdicts: {reasons.seen}" if reasons else "")
+        + f"); at the start it was {constant.early:.0%}",
         _find_spread(run),
         "prompts that are neither solved nor out of reach, or a reward that tells responses apart",
     )
