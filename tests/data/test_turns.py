@@ -8,6 +8,7 @@ from kedge.data import Prompt
 from kedge.data.chat import apply_template
 from kedge.data.tokens import encode_completion
 from kedge.data.turns import PlainTurns, TemplateTurns
+from kedge.environments.tools import Tools
 from kedge.errors import DataError
 from tests.data.test_chat import FAMILIES, R1, TURN, Family
 from tests.tiny import tiny_tokenizer
@@ -17,12 +18,32 @@ REPLIES = [{"role": "user", "content": "Higher."}, {"role": "user", "content": "
 ANSWERS = ["It is 4", "Then 9"]
 REFUSED = {"deepseek"}
 GOES_ON = {name: family for name, family in FAMILIES.items() if name not in REFUSED}
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}}},
-    }
-]
+ADD = {"name": "add", "description": "Add 1.", "parameters": {"properties": {"a": {"type": "number"}}}}
+TOOLS = Tools([{"type": "function", "function": ADD}])
+CALLS = {  # by how the template writes what is in `c`, the function of a call
+    "hermes": "<tool_call>\n{{ c | tojson }}\n</tool_call>",
+    "arguments as text": """<tool_call>{"name": "{{ c.name }}", "arguments": {{ '' + c.arguments }}}</tool_call>""",
+    "mistral": """[TOOL_CALLS][{{ {'id': m.tool_calls[0].id, 'name': c.name, 'arguments': c.arguments} | tojson }}]""",
+    "llama": """{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}""",
+    "tags": "<{{ c.name }}>{{ c.arguments | tojson }}</{{ c.name }}>",
+}
+UNREAD = {
+    "like Python": "<|call|>[{{ c.name }}(a={{ c.arguments.a }})]<|/call|>",
+    "like XML": "<tool_call>\n<function={{ c.name }}>\n<a>{{ c.arguments.a }}</a>\n</function>\n</tool_call>",
+    "another tool": """<tool_call>{"name": "sub", "arguments": {{ c.arguments | tojson }}}</tool_call>""",
+    "half of it": """<tool_call>{"name": "{{ c.name }}"}</tool_call>""",
+    "refused": "{{ raise_exception('no calls') }}",
+    "left out": "",
+}
+
+
+def calling(form: str) -> Family:
+    """ChatML with a place for tools, which writes calls in a form."""
+    shown = "{% if tools %}[{{ tools | length }} tools]{% endif %}"
+    call = "{% set c = m.tool_calls[0].function if m.tool_calls else none %}{% if c %}" + form + "{% endif %}"
+    body = "{{ '<|im_start|>' + m.role + '\n' + m.content }}" + call + "{{ '<|im_end|>\n' }}{% endfor %}"
+    header = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    return Family(shown + TURN + body + header, "<|im_end|>", FAMILIES["chatml"].tokens)
 
 
 def stop_of(family: Family, tokenizer) -> int:
@@ -116,16 +137,37 @@ def test_what_opens_an_episode_is_one_message_with_the_question_before_it(name):
         assert tokenizer.decode(opened) == text
 
 
-def test_tools_come_with_the_template_if_it_has_a_place_for_them():
-    shown = "{% if tools %}[{{ tools | length }} tools]{% endif %}" + FAMILIES["chatml"].template
-    tokenizer = Family(shown, "<|im_end|>", FAMILIES["chatml"].tokens).tokenizer()
-    turns = TemplateTurns(tokenizer, [300], tools=TOOLS, description="Use add.")
-    opened = tokenizer.decode(turns.open(Prompt("", {"messages": [QUESTION]}), []))
-    assert opened.startswith("[1 tools]<|im_start|>user\nSay a number.")
-    tokenizer = FAMILIES["chatml"].tokenizer()
-    turns = TemplateTurns(tokenizer, [300], tools=TOOLS, description="Use add.")
-    opened = tokenizer.decode(turns.open(Prompt("", {"messages": [QUESTION]}), []))
-    assert opened == "<|im_start|>user\nUse add.\n\nSay a number.<|im_end|>\n<|im_start|>assistant\n"
+def opened_with_tools(family: Family) -> tuple[str, TemplateTurns]:
+    tokenizer = family.tokenizer()
+    turns = TemplateTurns(tokenizer, [stop_of(family, tokenizer)], tools=TOOLS)
+    return tokenizer.decode(turns.open(Prompt("", {"messages": [QUESTION]}), [])), turns
+
+
+DESCRIBED = f"<|im_start|>user\n{TOOLS.description}\n\nSay a number.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("form", CALLS.values(), ids=CALLS)
+def test_tools_come_with_a_template_that_has_a_place_for_them(form):
+    opened, turns = opened_with_tools(calling(form))
+    assert opened == "[1 tools]<|im_start|>user\nSay a number.<|im_end|>\n<|im_start|>assistant\n"
+    assert not turns.has_unread_calls
+
+
+def test_tools_are_described_to_a_template_without_a_place_for_them():
+    opened, turns = opened_with_tools(FAMILIES["chatml"])
+    assert opened == DESCRIBED
+    assert not turns.has_unread_calls
+
+
+@pytest.mark.parametrize("form", UNREAD.values(), ids=UNREAD)
+def test_tools_are_described_where_the_calls_of_the_template_are_not_read(form):
+    """Their calls would not be seen, or all fail, and each episode would end as if the policy had called nothing."""
+    opened, turns = opened_with_tools(calling(form))
+    assert opened == DESCRIBED
+    assert turns.has_unread_calls
+    tokenizer = calling(form).tokenizer()
+    result = turns.after([5, stop_of(calling(form), tokenizer)], [{"role": "tool", "name": "add", "content": "7"}])
+    assert tokenizer.decode(result) == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_the_result_of_a_tool_has_its_role_or_is_told_by_the_user():

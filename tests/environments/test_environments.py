@@ -74,8 +74,8 @@ def test_a_step_may_be_a_tuple_as_in_gymnasium(world):
 @pytest.mark.parametrize("local", [False, True])
 def test_public_methods_are_tools_and_an_answer_without_a_call_ends_it(world, local):
     environment = world("Calculator", local=local)
-    assert [tool["function"]["name"] for tool in environment.tools] == ["add", "fail", "shout"]
-    assert "add(a: number, b: number): Add two numbers." in environment.description
+    assert environment.tools.names == ["add", "fail", "shout"]
+    assert "add(a: number, b: number): Add two numbers." in environment.tools.description
     environment.open({1: ({"answer": 7, "prompt": "3 + 4?"}, 0)})
     turn = environment.step({1: '<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>'})[1]
     assert turn.messages == [{"role": "tool", "content": "7", "name": "add"}]

@@ -20,6 +20,7 @@ from kedge.models import LanguageModel
 from kedge.rollout import Sampler
 from tests.algorithm.test_advantages import advantages_by_definition
 from tests.data.test_chat import FAMILIES
+from tests.data.test_turns import CALLS, UNREAD, calling, stop_of
 from tests.environments import worlds
 from tests.experience import collected
 from tests.models.families import language_model
@@ -122,6 +123,31 @@ def test_an_episode_that_kedge_ends_is_paid_what_the_environment_gives():
     assert float(played.rollout.rewards[0, played.slots[0]]) == 1.0
     assert "You can use tools." in played.opened[0]
     assert played.answers[0][0] == "\n<|tool|>\n3\n<|assistant|>\n"
+
+
+@pytest.mark.parametrize(
+    ("form", "is_said"), [(CALLS["hermes"], False), (UNREAD["like Python"], True)], ids=["read", "unread"]
+)
+def test_a_template_whose_calls_are_not_read_is_said_once(form, is_said):
+    """And the policy calls by plain tags, as it was told."""
+    lines = []
+    family = calling(form)
+    tokenizer = family.tokenizer()
+    stop = stop_of(family, tokenizer)
+    player = Player(worlds.Adder, Limits(9, 300), timeout=5.0, by_turn=True, say=lines.append)
+    prompt = Prompt("", {"messages": [{"role": "user", "content": "6 + 1?"}]})
+    player.begin([stop], 600, tokenizer, [prompt])
+    episodes = player.episodes(tokenizer, [prompt], [0])
+    opened = tokenizer.decode(episodes.open([0])[0])
+    assert ("[1 tools]" in opened, "You can use tools." in opened) == (not is_said, is_said)
+    said = '<add>{"a": 6}</add>' if is_said else '<tool_call>{"name": "add", "arguments": {"a": 6}}</tool_call>'
+    answer = episodes.answer({0: [*encode_completion(tokenizer, said, eos=False), stop]})[0]
+    assert tokenizer.decode(answer) == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
+    line = (
+        "Adder: the chat template shows tools, but writes no call that kedge reads; the tools are described before the "
+        'first question instead, and called as <add>{"a": 1}</add>'
+    )
+    assert lines == ([line] if is_said else [])
 
 
 def test_what_cannot_be_is_refused_before_a_run():

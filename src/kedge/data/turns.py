@@ -9,9 +9,10 @@ messages are encoded alone, and added as the chat template writes them after an 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kedge.data.chat import apply_template
@@ -23,12 +24,14 @@ from kedge.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["PlainTurns", "TemplateTurns", "Turns"]
+__all__ = ["PlainTurns", "TemplateTurns", "ToolUse", "Turns"]
 
 QUESTION = "How deep is it?"
 ANSWER = "Nine fathoms."
 THOUGHT = "<think>\nThe lead says nine.\n</think>\n\n"
 """Templates of reasoning models drop it from earlier answers."""
+CALL_ID = "call00001"
+"""Of nine characters: Mistral's templates refuse others."""
 _SHOWN = 40
 _KEPT = 1024
 """Rendered conversations that are kept. Games have few answers, and the responses to a prompt begin alike."""
@@ -62,6 +65,29 @@ class Turns(Protocol):
         ...
 
 
+class ToolUse(Protocol):
+    """Tools that the policy may call."""
+
+    @property
+    def schemas(self) -> Sequence[Mapping[str, Any]]:
+        """Their JSON schemas, as chat templates take them."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """Describes them before the first question."""
+        ...
+
+    @property
+    def sample(self) -> Mapping[str, Any]:
+        """A call of one of them: its `name` and `arguments`."""
+        ...
+
+    def reads_sample(self, text: str) -> bool:
+        """True if this call, and no other, is read in a turn."""
+        ...
+
+
 class PlainTurns:
     """Texts that are written one after the other, for models without a chat template.
 
@@ -87,8 +113,11 @@ class TemplateTurns:
     Args:
         tokenizer: The policy's.
         stop_ids: The tokens that end its turns.
-        tools: JSON schemas of the tools that it may call.
-        description: Describes them before the first question, for a template that has no place for them.
+        tools: The tools that it may call. A template that has no place for them, or writes calls of them that are not
+            read, gets their description instead.
+
+    Attributes:
+        has_unread_calls: True if the template has a place for the tools, but their calls are not read.
 
     Raises:
         DataError: The template rewrites earlier turns later in a conversation, or the tokenizer has no template.
@@ -99,8 +128,7 @@ class TemplateTurns:
         tokenizer: PreTrainedTokenizerBase,
         stop_ids: Collection[int],
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        description: str = "",
+        tools: ToolUse | None = None,
     ) -> None:
         if not tokenizer.chat_template:
             raise DataError(
@@ -109,13 +137,20 @@ class TemplateTurns:
             )
         self._tokenizer = tokenizer
         self._stop_ids = frozenset(stop_ids)
-        self._tools = [dict(tool) for tool in tools]
-        self._rendered = lru_cache(_KEPT)(self._render)
-        asked = [_user(QUESTION)]
-        shows_tools = bool(tools) and self._write(asked) != apply_template(tokenizer, asked, add_generation_prompt=True)
-        self._description = "" if shows_tools else description
-        self._has_tool_role = bool(tools) and self._writes_results()
-        self._check_goes_on()
+        self._shown: list[dict[str, Any]] = []
+        self._description = ""
+        self.has_unread_calls = False
+        if tools is not None:
+            schemas = [dict(schema) for schema in tools.schemas]
+            has_place = self._render([_user(QUESTION)], schemas) != self._render([_user(QUESTION)])
+            self.has_unread_calls = has_place and not any(map(tools.reads_sample, self._calls(tools.sample, schemas)))
+            if has_place and not self.has_unread_calls:
+                self._shown = schemas
+            else:
+                self._description = tools.description
+        self._rendered = lru_cache(_KEPT)(lambda conversation: self._render(json.loads(conversation), self._shown))
+        self._has_tool_role = tools is not None and self._writes_results()
+        self._check_goes_on({"role": "tool", "content": "nine"} if tools is not None else _user("How cold?"))
 
     def open(self, prompt: Prompt, messages: Messages) -> list[int]:
         """See `Turns`."""
@@ -176,9 +211,21 @@ class TemplateTurns:
     def _write(self, messages: Messages) -> str:
         return self._rendered(json.dumps(messages))
 
-    def _render(self, conversation: str) -> str:
-        settings = {"tools": self._tools} if self._tools else {}
-        return apply_template(self._tokenizer, json.loads(conversation), add_generation_prompt=True, **settings)
+    def _render(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = (), *, asks: bool = True) -> str:
+        settings = {"tools": tools} if tools else {}
+        return apply_template(self._tokenizer, messages, add_generation_prompt=asks, **settings)
+
+    def _calls(self, sample: Mapping[str, Any], schemas: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        """A call as the template writes it, and as the policy's turn is read: up to the token that ends it."""
+        begin = self._render([_user(QUESTION)], schemas)
+        for arguments in (sample["arguments"], json.dumps(sample["arguments"])):  # templates take one or the other
+            call = {"id": CALL_ID, "type": "function", "function": {"name": sample["name"], "arguments": arguments}}
+            answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+            with suppress(RowError):
+                whole = self._render([_user(QUESTION), answer], schemas, asks=False)
+                ids = encode_text(self._tokenizer, whole[num_shared(whole, begin) :], continues=True)
+                turn = takewhile(lambda token: token not in self._stop_ids, ids)
+                yield str(self._tokenizer.decode([*turn]))
 
     def _writes_results(self) -> bool:
         """True if the template writes the result of a tool."""
@@ -188,9 +235,8 @@ class TemplateTurns:
         except RowError:
             return False
 
-    def _check_goes_on(self) -> None:
+    def _check_goes_on(self, reply: dict[str, str]) -> None:
         """Check that answers stay as they are, also with thoughts, in the conversations of this environment."""
-        reply = {"role": "tool", "content": "nine"} if self._tools else _user("How cold?")
         for answer in (ANSWER, THOUGHT + ANSWER):
             try:
                 self._continuation(answer, [reply])

@@ -12,6 +12,7 @@ from typing import Any
 from kedge.environments.openenv import PREFIX
 from kedge.environments.session import Session
 from kedge.environments.shapes import Turn
+from kedge.environments.tools import Tools
 from kedge.errors import DataError, EnvError
 from kedge.system.texts import error_text
 from kedge.system.workers.codec import decode, encode
@@ -55,8 +56,7 @@ class Environment:
         else:
             self._session = Session(given, self.name)
             about = self._session.describe()
-        self.tools: list[dict[str, Any]] = about["tools"]
-        self.description: str = about["description"]
+        self.tools = Tools(about["tools"]) if about["tools"] else None
         self._is_async: bool = about["is_async"]
 
     def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> dict[int, list[dict[str, str]]]:

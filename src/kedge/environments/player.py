@@ -100,6 +100,7 @@ class Player:
         timeout: See `Environment`.
         by_turn: See `Earned`.
         log: See `Environment`.
+        say: Prints a line about what the user should know of the policy's chat template.
 
     Raises:
         EnvError: It cannot be imported, or is not an environment.
@@ -113,10 +114,12 @@ class Player:
         timeout: float,
         by_turn: bool,
         log: Path | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.environment = Environment(given, timeout=timeout, log=log)
         self.reward = Earned(self.environment.name, by_turn=by_turn)
         self._limits = limits
+        self._say = say
         self._stop_ids: frozenset[int] = frozenset()
         self._turns: dict[tuple[int, bool], Turns] = {}
         self._spent: dict[str, float] = defaultdict(float)
@@ -206,12 +209,18 @@ class Player:
             )
         key = (id(tokenizer), is_chat)
         if key not in self._turns:
-            self._turns[key] = (
-                TemplateTurns(tokenizer, self._stop_ids, tools=environment.tools, description=environment.description)
-                if is_chat
-                else PlainTurns(tokenizer)
-            )
+            self._turns[key] = self._chat_turns(tokenizer) if is_chat else PlainTurns(tokenizer)
         return self._turns[key]
+
+    def _chat_turns(self, tokenizer: PreTrainedTokenizerBase) -> TemplateTurns:
+        tools = self.environment.tools
+        turns = TemplateTurns(tokenizer, self._stop_ids, tools=tools)
+        if tools and turns.has_unread_calls and self._say:
+            self._say(
+                f"{self.environment.name}: the chat template shows tools, but writes no call that kedge reads; the "
+                f"tools are described before the first question instead, and called as {tools.sample_text}"
+            )
+        return turns
 
 
 @dataclass(frozen=True)

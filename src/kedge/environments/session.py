@@ -55,12 +55,8 @@ class Session:
 
     def describe(self) -> dict[str, Any]:
         """Describe the tools, and say whether calls run concurrently."""
-        tools = self.tools
-        return {
-            "tools": [] if tools is None else [dict(schema) for schema in tools.schemas],
-            "description": "" if tools is None else tools.description,
-            "is_async": self.is_async,
-        }
+        schemas = () if self.tools is None else self.tools.schemas
+        return {"tools": [dict(schema) for schema in schemas], "is_async": self.is_async}
 
     def call(self, what: str, episodes: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Do something in several episodes; those of async environments run concurrently.

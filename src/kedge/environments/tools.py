@@ -89,12 +89,28 @@ class Tools:
 
     @property
     def description(self) -> str:
-        """The description of the tools for a policy with a chat template that does not show them."""
+        """The description of the tools for a chat template that does not show them, or whose calls are not read."""
         listed = "\n".join(f"- {_signature(schema['function'])}" for schema in self.schemas)
         return (
             "You can use tools. To use one, write its arguments as JSON in a tag with its name, such as "
-            f"{_example(self.schemas[0]['function'])}, and stop: the next message has the result.\n{listed}"
+            f"{self.sample_text}, and stop: the next message has the result.\n{listed}"
         )
+
+    @property
+    def sample(self) -> dict[str, Any]:
+        """A call of the first tool, with an example of each argument: its `name` and `arguments`."""
+        function = self.schemas[0]["function"]
+        return {"name": function["name"], "arguments": _example(function)}
+
+    @property
+    def sample_text(self) -> str:
+        """The same as plain tags."""
+        name = self.sample["name"]
+        return f"<{name}>{json.dumps(self.sample['arguments'])}</{name}>"
+
+    def reads_sample(self, text: str) -> bool:
+        """True if the only call in a turn is the sample."""
+        return self.calls_in(text) == [Call(**self.sample)]
 
     def calls_in(self, text: str) -> list[Call]:
         """The calls in a turn, in the order of the text.
@@ -187,8 +203,7 @@ def _signature(function: Mapping[str, Any]) -> str:
     )
 
 
-def _example(function: Mapping[str, Any]) -> str:
+def _example(function: Mapping[str, Any]) -> dict[str, Any]:
     properties = function.get("parameters", {}).get("properties", {})
     values = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
-    arguments = {name: values.get(str(about.get("type")), "...") for name, about in properties.items()}
-    return f"<{function['name']}>{json.dumps(arguments)}</{function['name']}>"
+    return {name: values.get(str(about.get("type")), "...") for name, about in properties.items()}

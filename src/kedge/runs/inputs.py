@@ -20,6 +20,7 @@ from kedge.data import (
     read_prompts,
 )
 from kedge.data.readers import read_rows
+from kedge.logs.progress import say
 from kedge.models import Precision
 from kedge.models.loading import Bases
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
@@ -294,7 +295,7 @@ def load_player(
 
     settings = config.environment
     limits = Limits(settings.max_turns, tokens, settings.max_turn_tokens)
-    return Player(given, limits, timeout=settings.timeout, by_turn=by_turn, log=run.folder / REWARD_LOG)
+    return Player(given, limits, timeout=settings.timeout, by_turn=by_turn, log=run.folder / REWARD_LOG, say=say)
 
 
 def configured_rewards(config: Config) -> list[RewardTerm]:

@@ -19,6 +19,7 @@ from kedge.inspect.record import read_run
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
+from tests.data.test_turns import UNREAD, calling
 from tests.environments import worlds
 from tests.forking import fork_context
 from tests.stages.evaluation.speakers import save_speaker
@@ -246,6 +247,18 @@ def test_a_policy_that_calls_a_tool_reads_its_results(tmp_path):
     [sample, *_] = read_samples(tmp_path / "run")
     assert sample["tokens"] == ["<add>6</add>"] * 3
     assert [text.count("<|tool|>\n7\n") for _, text in sample["foreign"]] == [1, 1]
+
+
+def test_a_run_says_once_that_the_calls_of_the_template_are_not_read(tmp_path, capsys):
+    tokenizer = calling(UNREAD["like Python"]).tokenizer()
+    policy = save_tiny_policy(tmp_path / "policy", tokenizer=tokenizer, extra_rows=20)
+    rows = [{"prompt": [{"role": "user", "content": f"Game {number}"}]} for number in range(4)]
+    more = {"environment.source": f"{worlds.__file__}:Adder", "num_updates": 1, "eval_every": 1, "eval_num_prompts": 2}
+    run_ppo(configure(policy, tmp_path / "run", **EPISODES | more), prompts=rows)
+    line = "Adder: the chat template shows tools, but writes no call that kedge reads; "
+    assert capsys.readouterr().err.count(line) == 1
+    [sample, *_] = read_samples(tmp_path / "run")
+    assert 'write its arguments as JSON in a tag with its name, such as <add>{"a": 1}</add>' in sample["prompt"]
 
 
 def test_a_failing_environment_ends_the_run_with_one_line_and_the_policy_saved(tmp_path, policy):
