@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import threading
 from fractions import Fraction
+from functools import partial
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bench.graders import HOSTILE
 from kedge.errors import RewardError
-from kedge.rewards.verify import gsm8k, gsm8k_strict, math, number
+from kedge.rewards.verify import answers, gsm8k, gsm8k_strict, math, number
 from kedge.rewards.verify.answers import whole_quantity
 from kedge.rewards.verify.checking import Expired, deadline
 
@@ -193,6 +195,13 @@ def test_long_texts_take_time_in_proportion():
 # math
 
 
+HARMLESS = {
+    r"\{0,…,2999\}": ["no answer found"],  # longer than an answer
+    "(x+1)(x+1)…": ["wrong value", "took too long"],  # a tenth of a second or two
+}
+"""Hostile expressions that `math` has an answer for; all others exceed any time limit."""
+
+
 @pytest.fixture
 def library():
     pytest.importorskip("math_verify")
@@ -224,10 +233,14 @@ def test_expressions(answer, text, expected):
 
 
 @pytest.mark.usefixtures("library")
-def test_a_hostile_expression_costs_one_time_limit_and_harms_no_other():
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_expression_costs_one_time_limit_and_harms_no_other(name, monkeypatch):
+    monkeypatch.setattr(answers, "deadline", partial(deadline, seconds=0.2))
     alarm = signal.getsignal(signal.SIGALRM)
-    texts = [r"\boxed{x+1}", r"\boxed{10^{10^{10}}+x}", r"\boxed{1+x}"]
-    assert [verdict.reason for verdict in math(texts, ["1+x"] * 3)] == ["right", "took too long", "right"]
+    texts = [r"\boxed{x+1}", rf"\boxed{{{HOSTILE[name]}}}", r"\boxed{1+x}"]
+    first, hostile, last = (verdict.reason for verdict in math(texts, ["1+x"] * 3))
+    assert (first, last) == ("right", "right")
+    assert hostile in HARMLESS.get(name, ["took too long"])
     assert signal.getsignal(signal.SIGALRM) is alarm
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
