@@ -877,7 +877,7 @@ MUTATIONS = (
         "_group",
         ".tril(before)",
         ".tril(before + 1)",
-        f"{SHARING}::test_states_and_gradients_are_those_of_each_row_by_itself[lengths0-llama]",
+        f"{SHARING}::test_states_and_gradients_are_those_of_each_row_by_itself[cpu-lengths0-llama]",
     ),
     Mutation(
         "gradients-added-in-any-order",
@@ -891,7 +891,7 @@ MUTATIONS = (
         "_shared",
         "found[number].append(row)",
         "found[length].append(row)",
-        f"{SHARING}::test_states_and_gradients_are_those_of_each_row_by_itself[lengths0-llama]",
+        f"{SHARING}::test_states_and_gradients_are_those_of_each_row_by_itself[cpu-lengths0-llama]",
     ),
     Mutation(
         "prompts-of-all-groups-shared",
@@ -1015,7 +1015,7 @@ MUTATIONS = (
     Mutation(
         "values-of-stopped-rows",
         "Sampler._sample",
-        "(rows[running], place, tokens[running], logprobs[running], decoder.hidden[running])",
+        "(rows[alive], place, tokens[alive], logprobs[alive], decoder.hidden[alive])",
         "(rows, place, tokens, logprobs, decoder.hidden)",
         f"{NOTED}[llama-False]",
     ),
@@ -1048,18 +1048,32 @@ MUTATIONS = (
         f"{DIALOGUES}::test_conversations_are_those_of_a_loop_that_reads_everything_again[llama-as it can]",
     ),
     Mutation(
+        "token-after-a-prompt-seen",
+        "_group_of_several",
+        "is_there = places < spans[:, 1:]",
+        "is_there = places <= spans[:, 1:]",
+        f"{SHARING}::test_states_and_gradients_are_those_of_each_row_by_itself[gpu-lengths0-llama]",
+    ),
+    Mutation(
+        "query-heads-with-anothers-keys",
+        "attend",
+        "query.unflatten(1, (-1, shared)).unbind(2)",
+        "query.unflatten(1, (shared, -1)).unbind(1)",
+        f"{SHARING}::test_on_a_gpu_too_each_query_head_attends_with_its_own_key_head",
+    ),
+    Mutation(
         "later-tokens-of-a-block-seen",
         "_Block.of",
         "last = ends[:, None, None] + places[:, None]",
         "last = ends[:, None, None] + places.amax()",
-        f"{DECODING}::test_rows_get_longer_each_by_itself[llama]",
+        f"{DECODING}::test_rows_get_longer_each_by_itself[False-llama]",
     ),
     Mutation(
         "columns-of-dropped-rows-kept",
         "KeyValues.keep",
         "self._spans = self._spans[0][rows], self._spans[1][rows]",
         "self._spans = self._spans[0][: len(rows)], self._spans[1][: len(rows)]",
-        f"{DECODING}::test_rows_get_longer_each_by_itself[llama]",
+        f"{DECODING}::test_rows_get_longer_each_by_itself[False-llama]",
     ),
     Mutation(
         "turn-closed-twice",

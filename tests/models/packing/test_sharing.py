@@ -68,12 +68,12 @@ def assert_equal_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]
         torch.testing.assert_close(found[name], gradient, atol=1e-6 * max(1.0, largest), rtol=1e-6, msg=name)
 
 
-@pytest.fixture(params=["as on a CPU", "as on a GPU", "as on a GPU with long rows"])
+@pytest.fixture(params=["cpu", "gpu", "gpu-long"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How the rests of rows are arranged: prompt by prompt, or all at once, or a few at once."""
-    if request.param != "as on a CPU":
+    """How the rests of rows are arranged: prompt by prompt, as on a GPU all at once, or there a few at once."""
+    if request.param != "cpu":
         monkeypatch.setattr(packed, "on_accelerator", lambda device: True)
-    if request.param == "as on a GPU with long rows":
+    if request.param == "gpu-long":
         monkeypatch.setattr(packed, "MOST_SEEN", 4 * max(LENGTHS) * (max(LENGTHS) + max(map(len, PROMPTS))))
     return request.param
 
@@ -112,7 +112,7 @@ def test_on_a_gpu_the_rests_of_all_prompts_are_one_group(place: str) -> None:
     rests = [(slice(3, 7), (6, 5, 1)), (slice(0, 3), (2, 2)), (slice(7, 9), (4,))]
     layout = Packed.of(TokenRows(torch.arange(9), (4, 3, 2)), rests)
     # Whole rows first: 4 and 3 share a rectangle. Then 6 and 5, 1, and those of the other prompts.
-    sizes = {"as on a CPU": [11, 1, 4, 4], "as on a GPU": [20], "as on a GPU with long rows": [14, 6]}
+    sizes = {"cpu": [11, 1, 4, 4], "gpu": [20], "gpu-long": [14, 6]}
     assert [group.num_tokens for group in layout.groups] == [7, 2, *sizes[place]]
 
 
@@ -124,6 +124,21 @@ def test_the_mask_of_several_prompts_by_hand(monkeypatch: pytest.MonkeyPatch) ->
     first, second = [[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 1, 0], [1, 0, 1, 1]]
     assert group.mask[:, 0].exp().tolist() == [first, second, second]
     assert group.slots.tolist() == [0, 1, 2, 4]
+
+
+def test_on_a_gpu_too_each_query_head_attends_with_its_own_key_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "on_accelerator", lambda device: True)
+    draw = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, time, 4, generator=draw) for heads, time in ((6, 5), (3, 7), (3, 7)))
+    mask = torch.rand(2, 1, 5, 7, generator=draw) < 0.7
+    mask[..., 0] = True
+    heads = [
+        nn.functional.softmax(query[:, head] @ key[:, head // 2].mT / 2 + mask[:, 0].log(), dim=-1)
+        @ value[:, head // 2]
+        for head in range(6)
+    ]
+    found = packed.attend(query, key, value, scaling=0.5, mask=mask)
+    torch.testing.assert_close(found, torch.stack(heads, dim=1))
 
 
 def test_rows_have_the_same_prompt_if_its_tokens_and_the_group_are_the_same() -> None:
