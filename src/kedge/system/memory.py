@@ -37,7 +37,6 @@ __all__ = [
     "note_exhaustion",
     "private_memory",
     "release",
-    "return_freed_memory",
     "tightest_limit",
     "with_unit",
 ]
@@ -321,11 +320,6 @@ def release(error: BaseException | None) -> None:
     gc.collect()
     if (cuda := _cuda()) is not None:
         cuda.empty_cache()
-    return_freed_memory()
-
-
-def return_freed_memory() -> None:
-    """Give the system the memory that a process has freed and kept, gaps between blocks included; glibc alone does."""
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 

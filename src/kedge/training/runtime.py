@@ -19,16 +19,13 @@ import psutil
 import torch
 
 from kedge.errors import ConfigError
-from kedge.system.memory import note_exhaustion, return_freed_memory
+from kedge.system.memory import note_exhaustion
 
 GIB = 2**30
 # malloc.h
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 CGROUP_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-SETTLED = 2
-"""The update after which a process holds what it usually does: the first one has no optimizer state before its step."""
-MOST_GROWTH = 1.05
 PHASES = {"rollout": "sampling", "reward": "scoring", "train": "the update"}
 """Display names of the phases that have another name in the code."""
 
@@ -155,31 +152,6 @@ def memory_in_use(device: torch.device) -> dict[str, float]:
     if device.type == "cuda":
         memory["memory/device"] = torch.cuda.max_memory_allocated(device) / GIB
     return memory
-
-
-class ProcessMemory:
-    """Memory after each update, kept near what the second one took.
-
-    A process that keeps freed memory (`keep_freed_memory`) grows for tens of updates, by a fifth with 135 million
-    parameters: tensors have other sizes each time, and leave gaps. Now and then it gives back all that is free.
-    """
-
-    def __init__(self) -> None:
-        self._usual: float | None = None
-        self._updates = 0
-
-    def metrics(self, device: torch.device) -> dict[str, float]:
-        """`memory_in_use`, once after each update."""
-        found = memory_in_use(device)
-        held = found["memory/process"]
-        self._updates += 1
-        if self._updates == SETTLED:
-            self._usual = held
-        elif self._usual is not None and held > MOST_GROWTH * self._usual:
-            return_freed_memory()
-            self._updates = SETTLED - 1  # what the next update holds is usual from then on: a leak is no gap
-            self._usual = None
-        return found
 
 
 class Stopwatch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -42,7 +42,7 @@ from kedge.system.ranks import budget_metrics
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.host_state import unwrapped
 from kedge.training.optimizer_kinds import state_bytes
-from kedge.training.runtime import ProcessMemory
+from kedge.training.runtime import memory_in_use
 from kedge.training.update import UpdateResult
 
 __all__ = ["Event", "PpoLog", "ppo_log", "write_roles"]
@@ -96,7 +96,6 @@ class PpoLog:
         progress: The progress display.
         doctor: Prints serious findings as they appear.
         frozen_dtype: Number format of the frozen models.
-        memory: Measures the process's memory, and bounds its growth.
     """
 
     trainer: Trainer
@@ -108,7 +107,6 @@ class PpoLog:
     progress: Progress
     doctor: LiveDoctor
     frozen_dtype: str
-    memory: ProcessMemory = field(default_factory=ProcessMemory)
 
     def describe(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
         """The metrics of the current update's experience, scores, optimizer steps, settings and memory."""
@@ -137,7 +135,7 @@ class PpoLog:
             "policy/staleness": trainer.update - 1 - int(batch.trained.rollout.policy_version.min()),
             "prompt/distinct": len({prompt.text for prompt in batch.prompts}) / len(batch.prompts),
             **{f"schedule/{field}": value for field, value in settings.scheduled.items()},
-            **self.memory.metrics(trainer.run.device),
+            **memory_in_use(trainer.run.device),
         }
         return without_scores(metrics) if trainer.roles.reward.is_empty else metrics
 
