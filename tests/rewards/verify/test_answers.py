@@ -235,7 +235,7 @@ def test_expressions(answer, text, expected):
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_expression_costs_one_time_limit_and_harms_no_other(name, monkeypatch):
-    monkeypatch.setattr(answers, "deadline", partial(deadline, seconds=0.2))
+    monkeypatch.setattr(answers, "deadline", partial(deadline, seconds=0.5))
     alarm = signal.getsignal(signal.SIGALRM)
     texts = [r"\boxed{x+1}", rf"\boxed{{{HOSTILE[name]}}}", r"\boxed{1+x}"]
     first, hostile, last = (verdict.reason for verdict in math(texts, ["1+x"] * 3))
