@@ -26,14 +26,15 @@ CALLS = {  # by how the template writes what is in `c`, the function of a call
     "mistral": """[TOOL_CALLS][{{ {'id': m.tool_calls[0].id, 'name': c.name, 'arguments': c.arguments} | tojson }}]""",
     "llama": """{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}""",
     "tags": "<{{ c.name }}>{{ c.arguments | tojson }}</{{ c.name }}>",
+    # These write no calls, which the policy then writes as it was taught to.
+    "left out": "",
+    "refused": "{{ raise_exception('no calls') }}",
 }
 UNREAD = {
     "like Python": "<|call|>[{{ c.name }}(a={{ c.arguments.a }})]<|/call|>",
     "like XML": "<tool_call>\n<function={{ c.name }}>\n<a>{{ c.arguments.a }}</a>\n</function>\n</tool_call>",
     "another tool": """<tool_call>{"name": "sub", "arguments": {{ c.arguments | tojson }}}</tool_call>""",
     "half of it": """<tool_call>{"name": "{{ c.name }}"}</tool_call>""",
-    "refused": "{{ raise_exception('no calls') }}",
-    "left out": "",
 }
 
 

@@ -143,7 +143,8 @@ class TemplateTurns:
         if tools is not None:
             schemas = [dict(schema) for schema in tools.schemas]
             has_place = self._render([_user(QUESTION)], schemas) != self._render([_user(QUESTION)])
-            self.has_unread_calls = has_place and not any(map(tools.reads_sample, self._calls(tools.sample, schemas)))
+            calls = [*self._calls(tools.sample, schemas)] if has_place else []
+            self.has_unread_calls = bool(calls) and not any(map(tools.reads_sample, calls))
             if has_place and not self.has_unread_calls:
                 self._shown = schemas
             else:
@@ -216,7 +217,7 @@ class TemplateTurns:
         return apply_template(self._tokenizer, messages, add_generation_prompt=asks, **settings)
 
     def _calls(self, sample: Mapping[str, Any], schemas: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        """A call as the template writes it, and as the policy's turn is read: up to the token that ends it."""
+        """A call as the template writes it, if it does, and as a turn is read: up to the token that ends it."""
         begin = self._render([_user(QUESTION)], schemas)
         for arguments in (sample["arguments"], json.dumps(sample["arguments"])):  # templates take one or the other
             call = {"id": CALL_ID, "type": "function", "function": {"name": sample["name"], "arguments": arguments}}
@@ -224,8 +225,9 @@ class TemplateTurns:
             with suppress(RowError):
                 whole = self._render([_user(QUESTION), answer], schemas, asks=False)
                 ids = encode_text(self._tokenizer, whole[num_shared(whole, begin) :], continues=True)
-                turn = takewhile(lambda token: token not in self._stop_ids, ids)
-                yield str(self._tokenizer.decode([*turn]))
+                turn = str(self._tokenizer.decode([*takewhile(lambda token: token not in self._stop_ids, ids)]))
+                if turn.strip():
+                    yield turn
 
     def _writes_results(self) -> bool:
         """True if the template writes the result of a tool."""
