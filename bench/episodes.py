@@ -82,7 +82,7 @@ def main() -> None:
             seconds_of_templates[0] += time.perf_counter() - started
 
     TemplateTurns.after = timed  # pyright: ignore[reportAttributeAccessIssue]
-    updates = [update_row(folder, options.rows, turns, seconds_of_templates) for turns in options.turns]
+    updates = [update_row(Path(folder), options.rows, turns, seconds_of_templates) for turns in options.turns]
     read = [0]
     model.causal.get_input_embeddings().register_forward_hook(
         lambda _module, inputs, _output: read.append(inputs[0].numel())
