@@ -93,8 +93,8 @@ responses.
 """
 
 NO_GPU = """\
-`make bench-gpu` writes a table here; it has not been finished. One round on an H100, by hand, with a random Llama of
-half a billion parameters in bf16, 32 prompts and responses of 128 tokens:
+`make bench-gpu` writes a table here. One round on an H100, by hand, with a random Llama of half a billion parameters in
+bf16, 32 prompts and responses of 128 tokens:
 
 | system | s per update | GiB in use |
 |---|---|---|
@@ -102,7 +102,7 @@ half a billion parameters in bf16, 32 prompts and responses of 128 tokens:
 | kedge, like for like | 4.40 | 45.1; 42 planned, 23 with `runtime.micro_batch_tokens=2048` |
 
 GRPO with 512 responses of 128 tokens, on a random model of SmolLM2-135M's shape: 6.7 s (rollout 3.1, experience 1.0,
-training 2.4) and 11.7 GiB of tensors, 11.3 planned.
+training 2.4) and 11.7 GiB of tensors, 11.3 planned, with larger chunks of logits.
 """
 
 GPU = """\

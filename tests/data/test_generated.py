@@ -91,6 +91,15 @@ def test_a_mistake_is_one_line(source, line):
         list(rows_of(source))
 
 
+def test_a_row_that_cannot_be_made_is_one_line(monkeypatch):
+    def refuse(task, index):
+        raise ValueError("Seed must be between 0\nand 2**32 - 1")
+
+    monkeypatch.setattr(type(generated.open_task("reasoning-gym:sums")), "__getitem__", refuse)
+    with pytest.raises(DataError, match=r"reasoning-gym:sums,seed=5000: row 0: Seed must be between 0 and 2"):
+        list(rows_of("reasoning-gym:sums,seed=5000"))
+
+
 def test_without_the_package_the_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
     with pytest.raises(DataError, match=r"needs the package reasoning-gym: pip install .*\[reasoning-gym"):

@@ -87,7 +87,12 @@ def open_task(source: str) -> Any:
 
 @lru_cache(maxsize=4096)
 def _generated(source: str, index: int) -> dict[str, Any]:
-    return open_task(source)[index]
+    try:
+        return open_task(source)[index]
+    except DataError:
+        raise
+    except Exception as error:  # such as a seed that the task's generator refuses
+        raise DataError(f"{source}: row {index}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
 def _split(source: str) -> tuple[str, dict[str, Any]]:
