@@ -10,7 +10,7 @@ from kedge.data.tokens import encode_completion
 from kedge.data.turns import PlainTurns, TemplateTurns
 from kedge.environments.tools import Tools
 from kedge.errors import DataError
-from tests.data.test_chat import FAMILIES, R1, TURN, Family
+from tests.data.test_chat import CHATML, FAMILIES, R1, TURN, Family
 from tests.tiny import tiny_tokenizer
 
 QUESTION = {"role": "user", "content": "Say a number."}
@@ -151,13 +151,13 @@ DESCRIBED = f"<|im_start|>user\n{TOOLS.description}\n\nSay a number.<|im_end|>\n
 def test_tools_come_with_a_template_that_has_a_place_for_them(form):
     opened, turns = opened_with_tools(calling(form))
     assert opened == "[1 tools]<|im_start|>user\nSay a number.<|im_end|>\n<|im_start|>assistant\n"
-    assert not turns.has_unread_calls
+    assert not turns.misfit
 
 
 def test_tools_are_described_to_a_template_without_a_place_for_them():
     opened, turns = opened_with_tools(FAMILIES["chatml"])
     assert opened == DESCRIBED
-    assert not turns.has_unread_calls
+    assert not turns.misfit
 
 
 @pytest.mark.parametrize("form", UNREAD.values(), ids=UNREAD)
@@ -165,10 +165,24 @@ def test_tools_are_described_where_the_calls_of_the_template_are_not_read(form):
     """Their calls would not be seen, or all fail, and each episode would end as if the policy had called nothing."""
     opened, turns = opened_with_tools(calling(form))
     assert opened == DESCRIBED
-    assert turns.has_unread_calls
+    assert turns.misfit == "writes no call that kedge reads"
     tokenizer = calling(form).tokenizer()
     result = turns.after([5, stop_of(calling(form), tokenizer)], [{"role": "tool", "name": "add", "content": "7"}])
     assert tokenizer.decode(result) == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_tools_that_the_template_moves_to_the_last_question_are_described():
+    """As Mistral's does, which also refuses the result of a tool without the id of its call."""
+    shown = "{% if tools and m == (messages | selectattr('role', 'equalto', 'user') | list)[-1] %}[tools]{% endif %}"
+    result = "{% if m.role == 'tool' %}{{ raise_exception('no id') }}{% endif %}"
+    family = Family(CHATML.replace(TURN, TURN + shown + result), "<|im_end|>", FAMILIES["chatml"].tokens)
+    opened, turns = opened_with_tools(family)
+    assert opened == DESCRIBED
+    assert turns.misfit == "writes them elsewhere once the conversation continues"
+    after = turns.after([5, stop_of(family, family.tokenizer())], [{"role": "tool", "name": "add", "content": "7"}])
+    assert (
+        family.tokenizer().decode(after) == "\n<|im_start|>user\n<result>7</result><|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_the_result_of_a_tool_has_its_role_or_is_told_by_the_user():

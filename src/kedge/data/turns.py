@@ -30,6 +30,7 @@ QUESTION = "How deep is it?"
 ANSWER = "Nine fathoms."
 THOUGHT = "<think>\nThe lead says nine.\n</think>\n\n"
 """Templates of reasoning models drop it from earlier answers."""
+RESULT = {"role": "tool", "content": "nine"}
 CALL_ID = "call00001"
 """Of nine characters: Mistral's templates refuse others."""
 _SHOWN = 40
@@ -113,11 +114,11 @@ class TemplateTurns:
     Args:
         tokenizer: The policy's.
         stop_ids: The tokens that end its turns.
-        tools: The tools that it may call. A template that has no place for them, or writes calls of them that are not
-            read, gets their description instead.
+        tools: The tools that it may call. They are described where the template does not serve: it has no place for
+            them, writes calls of them that are not read, or moves them to the last question, as Mistral's does.
 
     Attributes:
-        has_unread_calls: True if the template has a place for the tools, but their calls are not read.
+        misfit: Why a template that has a place for the tools does not serve; empty otherwise.
 
     Raises:
         DataError: The template rewrites earlier turns later in a conversation, or the tokenizer has no template.
@@ -139,19 +140,29 @@ class TemplateTurns:
         self._stop_ids = frozenset(stop_ids)
         self._shown: list[dict[str, Any]] = []
         self._description = ""
-        self.has_unread_calls = False
-        if tools is not None:
-            schemas = [dict(schema) for schema in tools.schemas]
-            has_place = self._render([_user(QUESTION)], schemas) != self._render([_user(QUESTION)])
-            calls = [*self._calls(tools.sample, schemas)] if has_place else []
-            self.has_unread_calls = bool(calls) and not any(map(tools.reads_sample, calls))
-            if has_place and not self.has_unread_calls:
-                self._shown = schemas
-            else:
-                self._description = tools.description
+        self.misfit = ""
         self._rendered = lru_cache(_KEPT)(lambda conversation: self._render(json.loads(conversation), self._shown))
-        self._has_tool_role = tools is not None and self._writes_results()
-        self._check_goes_on({"role": "tool", "content": "nine"} if tools is not None else _user("How cold?"))
+        if tools is None:
+            self._has_tool_role = False
+            self._check_goes_on(_user("How cold?"))
+            return
+        schemas = [dict(schema) for schema in tools.schemas]
+        has_place = self._render([_user(QUESTION)], schemas) != self._render([_user(QUESTION)])
+        calls = [*self._calls(tools.sample, schemas)] if has_place else []
+        if calls and not any(map(tools.reads_sample, calls)):
+            self.misfit = "writes no call that kedge reads"
+        elif has_place:
+            self._shown = schemas
+            self._has_tool_role = self._writes_results()
+            with suppress(DataError):
+                self._check_goes_on(RESULT)
+                return
+            self.misfit = "writes them elsewhere once the conversation continues"
+            self._shown = []
+            self._rendered.cache_clear()
+        self._description = tools.description
+        self._has_tool_role = self._writes_results()
+        self._check_goes_on(RESULT)
 
     def open(self, prompt: Prompt, messages: Messages) -> list[int]:
         """See `Turns`."""
@@ -231,7 +242,7 @@ class TemplateTurns:
 
     def _writes_results(self) -> bool:
         """True if the template writes the result of a tool."""
-        turns = [_user(QUESTION), {"role": "assistant", "content": ANSWER}, {"role": "tool", "content": "nine"}]
+        turns = [_user(QUESTION), {"role": "assistant", "content": ANSWER}, RESULT]
         try:
             return "nine" in self._write(turns)
         except RowError:

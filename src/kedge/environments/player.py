@@ -215,10 +215,10 @@ class Player:
     def _chat_turns(self, tokenizer: PreTrainedTokenizerBase) -> TemplateTurns:
         tools = self.environment.tools
         turns = TemplateTurns(tokenizer, self._stop_ids, tools=tools)
-        if tools and turns.has_unread_calls and self._say:
+        if tools and turns.misfit and self._say:
             self._say(
-                f"{self.environment.name}: the chat template shows tools, but writes no call that kedge reads; the "
-                f"tools are described before the first question instead, and called as {tools.sample_text}"
+                f"{self.environment.name}: the chat template shows tools, but {turns.misfit}; the tools are described "
+                f"before the first question instead, and called as {tools.sample_text}"
             )
         return turns
 
