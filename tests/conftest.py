@@ -4,6 +4,7 @@ A user runs without those checks, so the tests of kedge's own messages must too;
 """
 
 import gc
+import signal
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -20,6 +21,9 @@ sys.modules[typechecker.__name__] = typechecker
 jaxtyping.install_import_hook("kedge.algorithm", "kedge_typechecker.check")
 
 GENERATED = "generated cases"
+
+# A shell that starts the suite in the background has it ignore interrupts, which some tests raise.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What is imported and collected stays until the end. Looking through it for cycles took a third
 # of the collection's time.
