@@ -2,8 +2,10 @@ r"""Numbers and mathematics: hand-made cases, and numbers spelled in many ways a
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
 
@@ -51,6 +53,15 @@ def reason(verifier, text, answer, **more):
         "#### Summary\n24 and 48 are 72",
         "first 3, then 72 clips!",
         "70 + 2 = 72",
+        "#### 72\r\n",
+        "#### 72!",
+        "#### 72 m^2",
+        r"\boxed{72\text{ cm}^2}",
+        r"\boxed{72 \mathrm{~cm}}",
+        r"\boxed{72\ \text{cm}}",
+        r"\boxed{72^\circ}",
+        r"\boxed{\textbf{72}}",
+        r"\boxed{7.2 \times 10^1}",
     ],
 )
 def test_the_final_number_is_found(text):
@@ -125,6 +136,27 @@ def test_a_response_that_was_cut_off_has_only_the_answer_that_is_complete():
         (-3, "-$3", "right"),
         ("2 million", "2,000,000", "right"),
         (10**30, "1e30", "right"),
+        ("42\n", "42", "right"),
+        ("-3/4", r"so $x = -\frac{3}{4}$.", "right"),
+        ("3/4", r"so $x = -\frac{3}{4}$.", "wrong value"),
+        ("-3/4", r"\boxed{-\frac34}", "right"),
+        ("-1/2", r"\boxed{\frac{-1}{2}}", "right"),
+        ("2.5", r"2\frac{1}{2}", "right"),
+        ("3/4", r"5-\frac{3}{4}", "right"),
+        (-5, "x = - 5", "right"),
+        (5, "x = - 5", "wrong value"),
+        (-3, "The answer is - 3.", "right"),
+        (-5, r"\boxed{- 5}", "right"),
+        (42, "- 42 apples", "right"),  # an entry of a list
+        (12500, r"\boxed{12{,}500}", "right"),
+        (12500, r"\boxed{12\,500}", "right"),
+        (12500, "12\u202f500", "right"),
+        (12500, "It costs 12 500.", "right"),
+        (500, "It costs 12 500.", "wrong value"),
+        (0, "It costs 12 000.", "wrong value"),
+        ("1234567.5", "1 234 567.5", "right"),
+        (500, "of 12, 500", "right"),
+        (0.032, r"$3.2\times10^{-2}$", "right"),
     ],
 )
 def test_units_and_forms_of_plain_numbers(answer, text, expected):
@@ -142,6 +174,7 @@ def test_a_row_without_a_number_is_named(answer):
 def test_a_solution_without_its_answer_is_named():
     with pytest.raises(RewardError, match=r"column 'answer', prompt 1: '72' is not usable; .* '… #### 42'"):
         gsm8k(["#### 72"], ["72"])
+    assert reason(gsm8k, "#### 72", "so\r\n#### 72\r\n") == "right"
 
 
 SPELLINGS = (
@@ -225,6 +258,7 @@ def library():
         (r"10\%", r"\boxed{10\%}", "right"),
         (r"\frac{1}{3}", r"\boxed{0.3333333333}", "wrong value"),
         (3, r"\boxed{3.0}", "right"),
+        ("1/2", r"<think>2</think><answer>\frac12</answer>", "right"),
         ("[0,1)", r"\boxed{[0,1]}", "wrong value"),
     ],
 )
@@ -232,7 +266,16 @@ def test_expressions(answer, text, expected):
     assert reason(math, text, answer) == expected
 
 
-@pytest.mark.usefixtures("library")
+@pytest.fixture
+def no_gc_callbacks() -> Iterator[None]:
+    """Hypothesis's, written in Python, would lose a time limit that expires in it, and say so."""
+    callbacks = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = callbacks
+
+
+@pytest.mark.usefixtures("library", "no_gc_callbacks")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_expression_costs_one_time_limit_and_harms_no_other(name, monkeypatch):
     monkeypatch.setattr(answers, "deadline", partial(deadline, seconds=0.5))

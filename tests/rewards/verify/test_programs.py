@@ -71,6 +71,21 @@ def test_a_response_that_was_cut_off_has_a_program_only_if_that_is_complete():
     assert program("```python\nx = 1\n```\n```python\ny", False) == "x = 1"
 
 
+def test_a_block_that_shows_the_use_is_not_the_program():
+    text = "```python\ndef f(x):\n    return 2 * x\n```\nExample usage:\n```python\nprint(f(2))\n```"
+    assert program(text, True) == "print(f(2))"
+    assert program(text, True, defines=True) == "def f(x):\n    return 2 * x"
+    [verdict] = code([text], [["assert f(2) == 4"]])
+    assert verdict.reason == "right"
+    assert program("```python\nprint(1)\n```", True, defines=True) == "print(1)"
+
+
+@pytest.mark.parametrize("fence", ["~~~", "````"])
+def test_fences_of_any_kind_end_where_they_are_closed(fence):
+    text = f"{fence}python\r\nx = 1\r\n{fence[1:]}\r\n{fence}\r\nDone."
+    assert program(text, True) == f"x = 1\r\n{fence[1:]}\r"
+
+
 @needs_sandbox
 def test_each_program_gets_its_reason():
     texts = {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.errors import RewardError
-from kedge.rewards.verify import choice, exact, json_schema, normalized, pattern, tags
+from kedge.rewards.verify import choice, exact, json_schema, normalized, number, pattern, tags
 
 CITIES = ["London", "Paris", "New York", "York"]
 
@@ -47,6 +47,17 @@ def reason(verifier, text, *columns, **more):
         "The answer is A. No: the answer is B.",
         "The correct option is B",
         "Final answer = B",
+        "The answer is B. Option A is wrong.",
+        "Answer: (B)\n\nOption C (New York) is in America.",
+        "The answer is b.",
+        "the answer is (b), of course",
+        "Answer: b",
+        'The answer is "B".',
+        "B!",
+        "I choose B.",
+        "The answer should be B",
+        "<think>Option A?</think><answer>B</answer>",
+        "<think>London?</think> Paris",
     ],
 )
 def test_the_chosen_option_is_found(text):
@@ -70,6 +81,10 @@ def test_the_chosen_option_is_found(text):
         ("The answer is not B", "no answer found"),
         ("", "no answer found"),
         ("The answer is E", "wrong choice"),
+        ("The answer is A. Option B is the capital of France, so it is wrong here.", "wrong choice"),
+        ("The answer is A because choice B is not a city.", "wrong choice"),
+        ("The answer is a city", "no answer found"),
+        ("I choose a city", "no answer found"),
     ],
 )
 def test_what_is_no_right_choice_says_why(text, expected):
@@ -83,6 +98,22 @@ def test_the_right_option_is_named_by_letter_text_or_place():
     assert reason(choice, "C", "C", {"text": CITIES, "label": ["A", "B", "C", "D"]}) == "right"
     assert reason(choice, "New York", "C", CITIES) == "right"  # not also York
     assert reason(choice, "we look at (A", "B", CITIES, stopped=[False]) == "cut off"
+
+
+def test_options_that_are_numbers_keep_their_sign_and_their_point():
+    assert reason(choice, "-2", "-2", ["-2", "2"]) == "right"
+    assert reason(choice, "2", "A", ["-2", "3"]) == "no answer found"
+    assert reason(choice, "It is 15.", "1.5", ["1.5", "15"]) == "wrong choice"
+    assert reason(normalized, "-2", "2") == "wrong text"
+    assert reason(normalized, "1,000.", "1000") == "right"
+
+
+def test_an_answer_in_its_tag_is_read_by_all():
+    text = "<think>Not 7, nor Rome.</think>\n<answer> 42 </answer>"
+    for verifier in (exact, normalized, number):
+        assert reason(verifier, text, "42") == "right"
+    assert reason(json_schema, text, {"type": "integer"}) == "right"
+    assert reason(tags, text) == "right"
 
 
 @pytest.mark.parametrize(
@@ -164,6 +195,8 @@ SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "require
     [
         ('{"age": 3}', "right"),
         ('```json\n{"age": 3}\n```', "right"),
+        ('Here:\r\n  ```JSON\r\n{"age": 3}\r\n  ```', "right"),
+        ('<think>{}</think>{"age": 3}', "right"),
         ('{"age": "3"}', "against the schema"),
         ("{}", "against the schema"),
         ('{"age": 3} ok', "not JSON"),

@@ -16,7 +16,17 @@ from typing import Any
 
 from kedge.errors import RewardError, install_line
 from kedge.rewards.source import Verdict
-from kedge.rewards.verify.checking import NO_ANSWER, RIGHT, TOO_SLOW, Expired, deadline, read_rows, reads, verdicts
+from kedge.rewards.verify.checking import (
+    NO_ANSWER,
+    RIGHT,
+    TOO_SLOW,
+    Expired,
+    after_thoughts,
+    deadline,
+    read_rows,
+    reads,
+    verdicts,
+)
 
 __all__ = ["gsm8k", "gsm8k_strict", "math", "number"]
 
@@ -50,13 +60,24 @@ DIGITS = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?")
 SCALES = {"": 1, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
 # What may follow the number in `#### 42 apples per day.`: it is an answer, `#### 3. Add the apples` is a heading.
-_WORD = r"[^\W\d_]+(?:[/²³°][^\W\d_]*)?"
-UNIT_WORDS = re.compile(rf"(?: ?{_WORD}(?: {_WORD}){{0,3}})? ?\.?")
+_WORD = r"[^\W\d_]+(?:[/²³°][^\W\d_]*|\^[23])?"
+UNIT_WORDS = re.compile(rf"°?(?: ?{_WORD}(?: {_WORD}){{0,3}})? ?[.!]?")
 MARKED = re.compile(r"(?<!#)####(?!#)[ \t]*([^\n]*)(\n?)")
 BOX = re.compile(r"\\boxed\s*\{")
 
 _NAME = re.compile(r"(?:[A-Za-z][A-Za-z ]{0,20})?=[ ]*")  # of x = 42
-_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
+_FRACTION = re.compile(
+    r"""
+    ([-+][ ]?)? \\[dt]?frac \s*
+    (?: \{ \s* (?P<sign>-?) \s* (?P<over>[0-9]+) \s* \} | (?P<digit>[0-9]) ) \s*
+    (?: \{ \s* (?P<under>[0-9]+) \s* \} | (?P<last>[0-9]) )
+    """,
+    re.VERBOSE,
+)
+_POWER = re.compile(r"(?<=[0-9])[ ]?(?:\\times|\\cdot|×)[ ]?10\^(?:\{([-+]?[0-9]{1,2})\}|([0-9])(?![0-9]))")
+_THIN_SPACE = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
+_SPACED = re.compile(r"(?<![0-9.,/^:])([1-9][0-9]{0,2}(?: [0-9]{3})+)(?![0-9/]|[.,][0-9]{3})")
+"""Thousands with spaces, as in 12 500."""
 _MATH_MODE = re.compile(r"\$(?=\S)([^$\n]{1,200}?)(?<=\S)\$(?![0-9])")
 
 
@@ -85,16 +106,27 @@ class Quantity:
 
 def plain(text: str) -> str:
     r"""Text without markup around numbers: LaTeX fractions and signs, math mode, bold, typographic minus."""
+    text = _THIN_SPACE.sub(",", text)
     text = text.translate({0x2212: "-", 0x2013: "-", 0x00A0: " ", 0x202F: " "})
     text = re.sub(r"(?<![0-9])\*\*|\*\*(?![0-9])", "", text)  # not in 2**5
+    text = _POWER.sub(lambda power: f"e{power[1] or power[2]}", text.replace("{,}", ","))
     if "\\" in text:
-        text = _FRACTION.sub(r" \1/\2", text)
-        text = text.replace("\\$", "$").replace("\\%", "%").replace("{,}", ",")
+        text = _FRACTION.sub(_as_division, text)
+        text = text.replace("\\$", "$").replace("\\%", "%").replace("\\ ", " ")
         text = re.sub(r"\\[,!;:]", "", text)
-        text = re.sub(r"[ ]*\\(?:text|mathrm|mathbf)\s*\{[ ]*([^{}]*)\}", r" \1", text)
+        text = re.sub(r"[ ]*\\(?:text(?:bf|it)?|math(?:rm|bf|it))\s*\{[ ~]*([^{}]*)\}", r" \1", text)
         text = re.sub(r"\\[()\[\]]", "", text)
+        text = re.sub(r"\^(?:\\circ\b|\{\\circ\})", "°", text)
         text = re.sub(r"\^\{([0-9]+)\}", r"^\1", text)
+    text = re.sub(r"((?:=|\bis) ?-) (?=[0-9$.])", r"\1", text)
+    text = _SPACED.sub(lambda number: number[1].replace(" ", ","), text)
     return _MATH_MODE.sub(r"\1", text)
+
+
+def _as_division(fraction: re.Match[str]) -> str:
+    sign = (fraction[1] or " ").strip() or " "
+    over, under = fraction["over"] or fraction["digit"], fraction["under"] or fraction["last"]
+    return f"{sign}{fraction['sign'] or ''}{over}/{under}"
 
 
 def read_quantity(match: re.Match[str]) -> Quantity | None:
@@ -114,8 +146,9 @@ def read_quantity(match: re.Match[str]) -> Quantity | None:
 
 def whole_quantity(text: str) -> Quantity | None:
     """The number that a text consists of, with at most its unit in words; None if it is anything else."""
-    text = plain(text).strip(" \t*_`")
+    text = plain(text).strip(" \t\r\n*_`")
     text = text[name.end() :] if (name := _NAME.match(text)) else text
+    text = re.sub(r"^- (?=[0-9$.])", "-", text)
     match = QUANTITY.match(text)
     return read_quantity(match) if match and UNIT_WORDS.fullmatch(text, match.end()) else None
 
@@ -139,6 +172,7 @@ def boxed(text: str) -> str | None:
 
 def final_number(text: str, is_whole: bool) -> Quantity | str:
     """The number that a response gives as its answer, or the reason for not finding one."""
+    text = after_thoughts(text)
     found = marked(text, is_whole) or boxed(text)
     if found is not None:
         return whole_quantity(found) or WRONG_FORMAT
@@ -233,6 +267,8 @@ def check_math(answer: Sequence[Any]) -> list[str]:
 def math(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a response's `\boxed{…}`, or what follows `####`, equals an expression in LaTeX (extra `math`).
 
+    So does the whole of an `<answer>…</answer>` without either.
+
     Plain numbers are compared exactly; math-verify compares all else, with one second for each response.
 
     Args:
@@ -248,10 +284,11 @@ def math(completions: list[str], answer: list[Any], stopped: list[bool] | None =
 
 
 def _judge_expression(text: str, is_whole: bool, reference: str) -> str | tuple[str, str]:
-    found = boxed(text)
+    tagged = after_thoughts(text)
+    found = boxed(tagged)
     if found is None:
-        lines = [line.strip() for line, end in MARKED.findall(text) if end or is_whole]
-        found = lines[-1] if lines else None
+        lines = [line.strip() for line, end in MARKED.findall(tagged) if end or is_whole]
+        found = lines[-1] if lines else tagged.strip() if f"<answer>{tagged}</answer>" in text else None
     if not found:
         return NO_ANSWER
     if len(found) > LONGEST_EXPRESSION:

@@ -11,7 +11,18 @@ from typing import Any, TypeVar
 from kedge.errors import RewardError
 from kedge.rewards.source import Verdict
 
-__all__ = ["CUT_OFF", "NO_ANSWER", "RIGHT", "TOO_SLOW", "Expired", "deadline", "read_rows", "reads", "verdicts"]
+__all__ = [
+    "CUT_OFF",
+    "NO_ANSWER",
+    "RIGHT",
+    "TOO_SLOW",
+    "Expired",
+    "after_thoughts",
+    "deadline",
+    "read_rows",
+    "reads",
+    "verdicts",
+]
 
 RIGHT = "right"
 NO_ANSWER = "no answer found"
@@ -58,6 +69,14 @@ def read_rows(column: str, entries: Sequence[Any], read: Callable[[Any], _Refere
             shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
             raise RewardError(f"column {column!r}, prompt {row}: {shown} is not usable; expected {error}") from error
     return found
+
+
+def after_thoughts(text: str) -> str:
+    """The answer in a response of R1's form: what follows `</think>`, and of it the text in the last `<answer>`."""
+    text = text.rpartition("</think>")[2]
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))
+    return text if start < 0 else text[start + len("<answer>") : end]
 
 
 def verdicts(

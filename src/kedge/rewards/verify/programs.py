@@ -35,6 +35,9 @@ _PYTHON = re.compile(
     r"^[ \t]*(?:def |class |import |from [\w.]+ import|@|print\(|return\b|(?:for|while|if) .*:|[\w.]+ *=)", re.MULTILINE
 )
 
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^`\s]*)[^`]*$")
+_DEFINITION = re.compile(r"^[ \t]*(?:async def |def |class |\w+ *= *lambda\b)", re.MULTILINE)
+
 Pairs: TypeAlias = "list[tuple[str, str]]"
 """Texts that a program reads, and those that it is to print."""
 
@@ -99,25 +102,34 @@ def _read_pairs(entry: object) -> Pairs:
 # Responses
 
 
-def program(text: str, is_whole: bool) -> str | None:
-    """The program in a response: its last block in Python, else its last block, else all of it, else None."""
-    blocks: dict[bool, str] = {}  # by whether it says that it is in Python
+def program(text: str, is_whole: bool, *, defines: bool = False) -> str | None:
+    """The program in a response: its last block in Python, else its last block, else all of it, else None.
+
+    Args:
+        text: The response.
+        is_whole: It ended with a stop token: a block that is open at its end is complete.
+        defines: The last block that defines something comes first: after it, models show how to use it.
+    """
+    blocks: dict[bool, list[str]] = {True: [], False: []}  # by whether it says that it is in Python
     is_python = False
+    fence = ""
     lines: list[str] | None = None
     for line in text.split("\n"):
-        mark = line.strip()
-        if mark.startswith("```") and (lines is None or mark != "```"):
-            is_python = mark.strip("`").strip().lower() in ("python", "py", "python3")
+        mark = _FENCE.match(line)
+        if mark and (lines is None or (mark[2] and mark[1] == fence)):
+            fence = mark[1]
+            is_python = mark[2].lower() in ("python", "py", "python3")
             lines = []
-        elif mark == "```" and lines is not None:
-            blocks[is_python] = "\n".join(lines)
+        elif lines is not None and mark and not mark[2] and mark[1].startswith(fence):
+            blocks[is_python].append("\n".join(lines))
             lines = None
         elif lines is not None:
             lines.append(line)
     if lines is not None and is_whole:
-        blocks[is_python] = "\n".join(lines)
-    if blocks:
-        return textwrap.dedent(blocks.get(True, blocks.get(False, "")))
+        blocks[is_python].append("\n".join(lines))
+    if found := blocks[True] or blocks[False]:
+        of_use = [block for block in found if _DEFINITION.search(block)] if defines else []
+        return textwrap.dedent((of_use or found)[-1])
     return text if is_whole and lines is None and _PYTHON.search(text) else None
 
 
@@ -137,7 +149,7 @@ def code(
     """Check whether a response's program passes the tests of an MBPP row, in a sandbox.
 
     Args:
-        completions: Responses as text; the program is the last fenced block in Python.
+        completions: Responses as text; the program is the last fenced block in Python that defines something.
         test_list: Assertions that call the program.
         test_imports: Imports for them.
         test_setup_code: Code that runs between the program and them.
@@ -155,7 +167,8 @@ def code(
     def judge(text: str, tests: Tests) -> tuple[int, int, str]:
         return _passed(text, tests, place, seconds, memory << 20)
 
-    return _verdicts(completions, stopped, read_tests(test_list, test_imports, test_setup_code), judge, partial)
+    programs = _programs(completions, stopped, defines=True)
+    return _verdicts(programs, read_tests(test_list, test_imports, test_setup_code), judge, partial)
 
 
 @reads(check_stdio)
@@ -197,28 +210,37 @@ def code_stdio(
                     break
         return right, len(pairs), reason
 
-    return _verdicts(completions, stopped, read_rows("input_output", input_output, _read_pairs), judge, partial)
+    pairs = read_rows("input_output", input_output, _read_pairs)
+    return _verdicts(_programs(completions, stopped), pairs, judge, partial)
+
+
+def _programs(
+    completions: Sequence[str], stopped: Sequence[bool] | None, *, defines: bool = False
+) -> list[str | Verdict]:
+    """The program of each response, or the verdict on one without."""
+    ended = [True] * len(completions) if stopped is None else stopped
+    return [
+        program(text, is_whole, defines=defines) or Verdict(0.0, NO_CODE if is_whole else CUT_OFF)
+        for text, is_whole in zip(completions, ended, strict=True)
+    ]
 
 
 def _verdicts(
-    completions: Sequence[str],
-    stopped: Sequence[bool] | None,
+    programs: Sequence[str | Verdict],
     references: Sequence[_Reference],
     judge: Callable[[str, _Reference], tuple[int, int, str]],
     is_partial: bool,
 ) -> list[Verdict]:
     """The verdicts of several processes at a time."""
-    ended = [True] * len(completions) if stopped is None else stopped
 
-    def verdict(text: str, is_whole: bool, reference: _Reference) -> Verdict:
-        found = program(text, is_whole)
-        if found is None:
-            return Verdict(0.0, NO_CODE if is_whole else CUT_OFF)
+    def verdict(found: str | Verdict, reference: _Reference) -> Verdict:
+        if isinstance(found, Verdict):
+            return found
         right, count, reason = judge(found, reference)
         return Verdict(right / count if is_partial else float(reason == RIGHT), reason)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2) as pool:
-        return list(pool.map(verdict, completions, ended, references))
+        return list(pool.map(verdict, programs, references))
 
 
 def _lines(text: str) -> list[str]:

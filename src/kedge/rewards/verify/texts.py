@@ -12,7 +12,17 @@ from typing import Any
 from kedge.errors import RewardError, install_line
 from kedge.rewards.source import Verdict
 from kedge.rewards.verify.answers import boxed
-from kedge.rewards.verify.checking import NO_ANSWER, RIGHT, TOO_SLOW, Expired, deadline, read_rows, reads, verdicts
+from kedge.rewards.verify.checking import (
+    NO_ANSWER,
+    RIGHT,
+    TOO_SLOW,
+    Expired,
+    after_thoughts,
+    deadline,
+    read_rows,
+    reads,
+    verdicts,
+)
 
 __all__ = ["choice", "exact", "json_schema", "normalized", "pattern", "tags"]
 
@@ -26,11 +36,16 @@ WRONG_SCHEMA = "against the schema"
 
 # Multiple choice
 
-_LETTER = r"[(\[]?([A-Z])(?![\w'’])[)\]]?"
+_END = r"(?=[\"'”’]?[.!,;]?[ \t]*(?:$|\n))"
+_LETTER = rf"[\"'“‘]?(?:[(\[]?([A-Z])(?![\w'’])|[(\[]([a-z])(?=[)\]])|([a-z]){_END})[)\]]?"
+"""A small letter only in brackets or at the end: "the answer is a city" names no option."""
 _GAP = r"\s{0,4}"
-_STATED = re.compile(
-    rf"(?i:\b(?:answer|choice|option)(?:\s{{1,4}}(?:is|would be|must be))?{_GAP}[:=]?{_GAP}(?:option\s)?){_LETTER}"
+_IS = r"(?:\s{1,4}(?:is|(?:would|must|should|has to) be))?"
+_STATED = tuple(
+    re.compile(rf"(?i:\b(?:{words}){_IS}{_GAP}[:=]?{_GAP}(?:option\s)?){_LETTER}")
+    for words in ("answer|correct option|right option", "choice|option|choose|pick|select|go with")
 )
+"""Ways to state a choice. "Option A is wrong" is none where "the answer is B"."""
 _ALTERNATIVE = re.compile(rf"{_GAP}(?:,|/|&|\bor\b|\band\b){_GAP}(?:or\s|and\s|option\s)?{_LETTER}")
 _LINE = re.compile(r"^[ \t]*[(\[]?([A-Z])(?:[)\].:]+(?:[ \t].*)?)?[ \t]*$", re.MULTILINE)
 _MENTIONED = re.compile(r"\(([A-Z])\)")
@@ -104,6 +119,7 @@ def choice(
 
 
 def _judge_choice(text: str, is_whole: bool, reference: Choice) -> str | tuple[str, str]:
+    text = after_thoughts(text)
     found = _chosen(boxed(text) or text, reference.options)
     if len(found) != 1:
         return SEVERAL if found else NO_ANSWER
@@ -114,11 +130,11 @@ def _judge_choice(text: str, is_whole: bool, reference: Choice) -> str | tuple[s
 def _chosen(text: str, options: Mapping[str, str]) -> set[str]:
     r"""The labels that a response gives as its answer, by the first of these ways in which it names any."""
     text = re.sub(r"[*_`$#]|\\text\s*(?=\{)|\\boxed\s*(?=\{)|[{}]", "", text).strip()
-    statements = list(_STATED.finditer(text))
-    if statements:
-        return _with_alternatives(text, statements[-1])
-    if re.fullmatch(r"[(\[]?[a-zA-Z][)\].]*", text):
-        return {text.strip("()[].").upper()}
+    for stated in _STATED:
+        if statements := list(stated.finditer(text)):
+            return _with_alternatives(text, statements[-1])
+    if re.fullmatch(r"[(\[]?[a-zA-Z][)\].!]*", text):
+        return {text.strip("()[].!").upper()}
     found = set(_LINE.findall(text)) or set(_MENTIONED.findall(text))
     if found or not options:
         return found
@@ -135,20 +151,26 @@ def _chosen(text: str, options: Mapping[str, str]) -> set[str]:
 
 def _with_alternatives(text: str, statement: re.Match[str]) -> set[str]:
     """The label of a statement, and those that follow as in `A or B`."""
-    found = {statement[1]}
+    found = {_letter(statement)}
     at = statement.end()
     while (further := _ALTERNATIVE.match(text, at)) is not None:
-        found.add(further[1])
+        found.add(_letter(further))
         at = further.end()
     return found
+
+
+def _letter(match: re.Match[str]) -> str:
+    return str(match[1] or match[2] or match[3]).upper()
 
 
 # Matches
 
 
 def _normalized(text: str) -> str:
-    """Lower case, without punctuation, articles and repeated spaces, as SQuAD compares answers."""
-    text = "".join(each for each in text.casefold() if each not in string.punctuation)
+    """Lower case, without punctuation, articles and repeated spaces, as SQuAD compares answers; -2 and 1.5 stay."""
+    text = re.sub(r"(?<!\w)-(?=\.?[0-9])", "−", text.casefold())
+    text = re.sub(r"(?<![^\W0-9])\.(?=[0-9])", "·", text)
+    text = "".join(each for each in text if each not in string.punctuation)
     return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text).split())
 
 
@@ -169,6 +191,7 @@ def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], 
     def judge(text: str, is_whole: bool, answers: list[str]) -> str | tuple[str, str]:
         if not text.strip() or not is_whole:
             return NO_ANSWER
+        text = after_thoughts(text)
         return RIGHT if form(text) in map(form, answers) else WRONG_TEXT, form(text)
 
     return judge
@@ -297,7 +320,8 @@ def json_schema(completions: list[str], schema: list[Any], stopped: list[bool] |
 def _judge_json(text: str, is_whole: bool, validator: Any) -> str:
     from referencing.exceptions import Unresolvable
 
-    blocks = re.findall(r"^```(?:json)?[ \t]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    text = after_thoughts(text)
+    blocks = re.findall(r"^[ \t]*```(?i:json)?[ \t\r]*\n(.*?)^[ \t]*```", text, re.DOTALL | re.MULTILINE)
     try:
         with deadline("json_schema"):
             value = json.loads(blocks[-1] if blocks else text, parse_constant=_no_constant)
