@@ -36,6 +36,7 @@ def test_columns_on_the_command_line_in_a_file_and_from_python(tmp_path: Path) -
     [
         ("data.columns.promt=dialogue", "promt is not a column that kedge reads; did you mean prompt?"),
         ("data.columns.rewards.prompt=dialogue", "rewards.prompt is not a column that kedge reads"),
+        ("data.columns.prompts.mesages=dialogue", "did you mean messages?"),
         ("data.columns=dialogue", "data.columns must be a mapping of names to text; it is dialogue"),
         ("data.columns.prompt=[a]", "data.columns must be a mapping of names to text"),
     ],

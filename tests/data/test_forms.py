@@ -304,6 +304,24 @@ def test_columns_are_renamed():
     assert only(read_prompts([row], tokenizer=CHAT, columns={"messages": "turns"})).text == RENDERED
 
 
+def test_columns_of_reward_functions_are_renamed_in_prompts_alone():
+    row = {"problem": "1+1=", "solution": "2"}
+    columns = {"prompt": "problem", "answer": "solution"}
+    [prompt] = read_prompts([row], tokenizer=PLAIN, columns=columns).records
+    assert (prompt.text, prompt.columns) == ("1+1=", {"answer": "2"})
+    with pytest.raises(DataError, match=r"data\.columns\.answer=gold: .*no column 'gold'"):
+        read_prompts([row], tokenizer=PLAIN, columns={**columns, "answer": "gold"})
+    row["completion"] = "2"
+    assert read_demonstrations([row], tokenizer=PLAIN, columns=columns).records
+
+
+def test_a_text_becomes_a_question_where_it_is_named_as_one():
+    for row in ("Why?", {"prompt": "Why?"}):
+        assert read_prompts([row], tokenizer=CHAT).records[0].text == "Why?"
+        [asked] = read_prompts([row], tokenizer=CHAT, columns={"instruction": "prompt"}).records
+        assert asked.text == RENDERED
+
+
 def test_a_named_column_that_is_missing_names_those_that_exist():
     rows = [{"dialogue": "Why?", "summary": " So."}]
     with pytest.raises(DataError) as raised:

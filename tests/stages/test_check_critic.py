@@ -92,7 +92,7 @@ def test_a_reward_without_a_critic_is_refused(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "--reward needs --critic" in capsys.readouterr().err
+    assert "--reward needs --critic; policies are scored by --judge" in capsys.readouterr().err
 
 
 def test_what_cannot_be_checked_is_refused_in_one_line(place, tmp_path):

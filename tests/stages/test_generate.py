@@ -18,7 +18,7 @@ from kedge.stages.generate import kl_of_best, run_generate
 from tests.environments import worlds
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge, save_speaker
-from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
+from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye {number}.", "topic": number} for number in range(5)]
 
@@ -72,6 +72,22 @@ def test_it_stops_where_the_model_declares_its_end_and_says_so(tmp_path, capsys)
     assert endless.responses == [{"prompt": "Ready?", "completion": "....", "stopped": False}]
     lines = [line for line in capsys.readouterr().err.splitlines() if "end with" in line]
     assert lines == ["responses end with <eos> or .", "responses end with <eos> or <bos>"]
+
+
+def test_plain_prompts_to_a_model_with_a_chat_template_are_said(tmp_path, capsys):
+    """An instruction model may answer nothing to them."""
+    policy = save_tiny_policy(tmp_path / "tiny", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
+    said = "all 1 rows used; plain text, continued without the chat template (data.columns.instruction=prompt makes"
+    for out, more, is_said in (("text", [], True), ("chat", ["data.columns.instruction=prompt"], False)):
+        run_generate(config_for(tmp_path, *more, model=policy, out=out), prompts=["Ready?"])
+        assert (said in capsys.readouterr().err) == is_said
+
+
+def test_temperature_0_is_that_of_the_only_response(tmp_path):
+    policy = save_tiny_policy(tmp_path / "tiny")
+    runs = [run_generate(config_for(tmp_path, *more, model=policy, out=out), prompts=["Ready?"])
+            for out, more in (("null", []), ("zero", ["generate.temperature=0"]))]  # fmt: skip
+    assert runs[0].responses == runs[1].responses
 
 
 def test_the_interval_is_over_prompts_not_responses(tmp_path):
@@ -288,7 +304,8 @@ def test_verdicts_are_those_of_the_best(tmp_path):
         (["--best-of", "1"], "generate.best_of must be a whole number ≥ 2, or null; it is 1"),
         (["--best-of", "many"], "generate.best_of must be a whole number ≥ 2, or null; it is many"),
         (["generate.best_of=4", "generate.num_responses=4"], "leave out generate.num_responses=4"),
-        (["generate.best_of=4", "generate.temperature=0"], "generate.temperature must be"),
+        (["generate.best_of=4", "generate.temperature=-1"], "generate.temperature must be"),
+        (["generate.best_of=4", "generate.temperature=0"], "at temperature 0.01 all responses to a prompt are equal"),
         (
             ["generate.best_of=4", "generate.temperature=0.01"],
             "at temperature 0.01 all responses to a prompt are equal",

@@ -126,7 +126,7 @@ def settings_of(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, An
     for flag in flags:
         if flag.only_with and given[flag.parameter] and settings[flag.only_with] is None:
             needed = next(other for other in flags if other.field == flag.only_with)
-            raise ConfigError(f"{flag.names[0]} needs {needed.names[0]}")
+            raise ConfigError(f"{flag.names[0]} needs {needed.names[0]}{flag.otherwise}")
     return settings
 
 

@@ -159,10 +159,14 @@ def _read(value: object, name: str, role: Role, options: ReadingOptions) -> Fiel
     A bare text becomes the field `name`, and a bare conversation `messages`. Missing values, which rows of concatenated
     data sets have in the columns of the others, do not count as fields; reward functions may still take them.
     """
-    if name and isinstance(value, str):
+    columns = columns_of(options.columns, role)
+    is_text = bool(name) and isinstance(value, str)
+    if is_text and name not in columns.values():
         return check_fields({name: value})
-    fields = check_fields({"messages": value} if name and is_conversation(value) else value)
-    if columns := columns_of(options.columns, role):
+    fields = check_fields(
+        {name: value} if is_text else {"messages": value} if name and is_conversation(value) else value
+    )
+    if columns:
         fields = rename_columns(fields, columns)
     if options.template == "tldr":
         return fields

@@ -47,6 +47,9 @@ __all__ = [
 ]
 
 
+AS_TEXT = "plain text, continued without the chat template (data.columns.instruction=prompt makes questions of it)"
+
+
 def load_prompts(
     config: Config,
     run: Run,
@@ -82,6 +85,9 @@ def load_prompts(
     name = f"data.max_prompt_tokens={limit}" if own else f"the {limit} tokens that the context leaves"
     sources = getattr(data, role) if prompts is None else ()
     run.data.note(role, table, sources, tokenizer, {f"max_prompt_tokens={limit}": name})
+    asks = any("messages" in prompt.columns for prompt in table.records)
+    if tokenizer.chat_template and data.template != "tldr" and not asks:
+        run.data.add(role, note=AS_TEXT)
     return _with_all_columns(table.records)
 
 

@@ -379,7 +379,7 @@ EVALUATE = Stage(
             "CRITIC",
             "Check this critic instead: a run, or a trained critic (folder or id).",
         ),
-        replace(REWARD, only_with="evaluate.critic"),
+        replace(REWARD, only_with="evaluate.critic", otherwise="; policies are scored by --judge"),
         Flag(
             ("--judge",),
             "evaluate.judge",

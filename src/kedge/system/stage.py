@@ -67,6 +67,7 @@ class Flag:
         repeats: The option may be given several times; the field is a list.
         takes_text: Its values may also be texts themselves, such as prompts.
         only_with: The field that must be set as well.
+        otherwise: What to use instead without it, in an error.
     """
 
     names: tuple[str, ...]
@@ -76,6 +77,7 @@ class Flag:
     repeats: bool = False
     takes_text: bool = False
     only_with: str = ""
+    otherwise: str = ""
 
     @property
     def parameter(self) -> str:

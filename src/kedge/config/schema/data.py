@@ -56,10 +56,11 @@ class DataConfig(Section):
     def _check_columns(cls, columns: dict[str, str]) -> dict[str, str]:
         for name in columns:
             role, _, column = name.rpartition(".")
-            if role not in ("", *ROLES) or column not in COLUMNS:
-                near = difflib.get_close_matches(column, COLUMNS, n=1, cutoff=0.6)
-                hint = f"; did you mean {near[0]}?" if near else f"; kedge reads {', '.join(COLUMNS)}"
-                raise ValueError(f"{name} is not a column that kedge reads{hint}")
+            near = difflib.get_close_matches(column, COLUMNS, n=1, cutoff=0.8)
+            if column not in COLUMNS and near:
+                raise ValueError(f"{name} is not a column that kedge reads; did you mean {near[0]}?")
+            if role not in ("", *ROLES):
+                raise ValueError(f"{name} is not a column that kedge reads: {role} is none of {', '.join(ROLES)}")
         return columns
 
     @property
@@ -136,7 +137,8 @@ class DataConfig(Section):
     columns: dict[str, str] = field(
         {},
         meaning="Columns of your data under kedge's names: data.columns.prompt=dialogue reads `dialogue` as `prompt`; "
-        "data.columns.comparisons.prompt=question only for the comparisons.",
+        "data.columns.comparisons.prompt=question only for the comparisons. Other names are those of reward functions: "
+        "data.columns.answer=solution.",
         source="kedge: columns are read under their own names",
     )
     mix: list[float] | dict[str, float] | None = field(

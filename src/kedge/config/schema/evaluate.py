@@ -40,9 +40,9 @@ class GenerateConfig(Section):
     )
     temperature: float | None = field(
         None,
-        gt=0,
-        meaning="Divides the logits; null is 0.01, practically greedy, for one response per prompt, and "
-        "rollout.temperature for several, which are to differ.",
+        ge=0,
+        meaning="Divides the logits; 0 is read as 0.01, practically greedy. null is the same for one response per "
+        "prompt, and rollout.temperature for several, which are to differ.",
         source="N+ (evaluation): 0.01",
         too_high="responses become incoherent",
         too_low="all responses to a prompt are identical",

@@ -263,7 +263,7 @@ def load_policy(source: str, config: Config, run: Run) -> Policy:
 
 
 GREEDY = 0.01
-"""Temperature of the only response to a prompt: practically greedy, as in N+."""
+"""Temperature of the only response to a prompt, and in place of 0: practically greedy, as in N+."""
 
 
 def sampling_of(config: Config, *, num_responses: int = 1) -> Sampling:
@@ -278,7 +278,7 @@ def sampling_of(config: Config, *, num_responses: int = 1) -> Sampling:
         temperature = GREEDY if num_responses == 1 else config.rollout.temperature
     return Sampling(
         max_new_tokens=config.generate.max_new_tokens or config.rollout.max_new_tokens,
-        temperature=temperature,
+        temperature=temperature or GREEDY,
         batch_size=config.generate.batch_size,
         seed=stream_seed(config.runtime.seed, "answers"),
     )
@@ -302,7 +302,7 @@ def read_references(prompts: Sequence[Prompt], *, template: str) -> list[str]:
         raise DataError(
             f"{len(missing)} of {len(texts)} prompts have no reference, first prompt {missing[0]}; add a column "
             f"{' or '.join(REFERENCE_COLUMNS)}; name a policy to compare with: --against; or score the policy's own "
-            "responses alone, several to each prompt: --samples 8"
+            "responses alone, several to each prompt, for pass@1 and more: --samples 8"
         )
     return [tldr_response(text) if template == "tldr" else text for text in texts]
 
