@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
+from typing import Literal
 
 import numpy
 import pytest
@@ -265,6 +267,55 @@ def test_a_truth_value_may_come_from_torch_or_numpy(flag):
     environment = Environment(answering(Step(truncated=flag)))
     environment.open({1: ({}, 0)})
     assert environment.step({1: "x"})[1].ending == "truncated"
+
+
+@pytest.mark.parametrize("kind", [dict, SimpleNamespace])
+def test_a_step_may_have_the_names_of_openenv(kind):
+    environment = Environment(answering(kind(observation="You won", reward=1.0, done=True)))
+    environment.open({1: ({}, 0)})
+    turn = environment.step({1: "x"})[1]
+    assert (turn.messages[0]["content"], turn.reward, turn.ending) == ("You won", 1.0, "completed")
+
+
+def test_a_tool_that_exits_is_an_error_for_the_policy():
+    class Py:
+        def run(self, code: str) -> None:
+            """Run a program.
+
+            Args:
+                code: The program.
+            """
+            exec(code, {})
+
+    environment = Environment(Py)
+    environment.open({1: ({}, 0)})
+    turn = environment.step({1: "<run>raise SystemExit(3)</run>"})[1]
+    assert (turn.messages[0]["content"], turn.num_errors, turn.ending) == ("Error: 3", 1, None)
+
+
+def test_a_property_is_not_computed_and_a_description_says_what_an_argument_may_be():
+    class Weather:
+        def reset(self):
+            self.days = []
+
+        @property
+        def count(self):
+            return len(self.days)
+
+        def forecast(self, town: str, unit: Literal["c", "f"] = "c", days: int | None = None) -> str:
+            """The weather.
+
+            Args:
+                town: Where.
+                unit: Of the temperature.
+                days: How many.
+            """
+            return town
+
+    tools = Tools.of(Weather(), "Weather")
+    assert tools.names == ["forecast"]
+    assert 'forecast(town: string, unit?: "c" | "f", days?: integer): The weather.' in tools.description
+    assert tools.sample_text == '<forecast>{"town": "...", "unit": "c", "days": 1}</forecast>'
 
 
 def test_methods_that_take_something_else_and_objects_are_refused_before_a_row_is_read():

@@ -144,8 +144,8 @@ def test_a_template_whose_calls_are_not_read_is_said_once(form, is_said):
     answer = episodes.answer({0: [*encode_completion(tokenizer, said, eos=False), stop]})[0]
     assert tokenizer.decode(answer) == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
     line = (
-        "Adder: the chat template shows tools, but writes no call that kedge reads; the tools are described before the "
-        'first question instead, and called as <add>{"a": 1}</add>'
+        "Adder: the chat template shows tools, but writes no call that kedge reads; they are described before the "
+        'first question, and called as <add>{"a": 1}</add>'
     )
     assert lines == ([line] if is_said else [])
 

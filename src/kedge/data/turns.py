@@ -118,7 +118,7 @@ class TemplateTurns:
             them, writes calls of them that are not read, or moves them to the last question, as Mistral's does.
 
     Attributes:
-        misfit: Why a template that has a place for the tools does not serve; empty otherwise.
+        misfit: Why the template does not serve for the tools; empty if it does.
 
     Raises:
         DataError: The template rewrites earlier turns later in a conversation, or the tokenizer has no template.
@@ -150,16 +150,18 @@ class TemplateTurns:
         has_place = self._render([_user(QUESTION)], schemas) != self._render([_user(QUESTION)])
         calls = [*self._calls(tools.sample, schemas)] if has_place else []
         if calls and not any(map(tools.reads_sample, calls)):
-            self.misfit = "writes no call that kedge reads"
+            self.misfit = "shows tools, but writes no call that kedge reads"
         elif has_place:
             self._shown = schemas
             self._has_tool_role = self._writes_results()
             with suppress(DataError):
                 self._check_goes_on(RESULT)
                 return
-            self.misfit = "writes them elsewhere once the conversation continues"
+            self.misfit = "shows tools, but elsewhere once the conversation continues"
             self._shown = []
             self._rendered.cache_clear()
+        else:
+            self.misfit = "has no place for tools"
         self._description = tools.description
         self._has_tool_role = self._writes_results()
         self._check_goes_on(RESULT)

@@ -217,8 +217,8 @@ class Player:
         turns = TemplateTurns(tokenizer, self._stop_ids, tools=tools)
         if tools and turns.misfit and self._say:
             self._say(
-                f"{self.environment.name}: the chat template shows tools, but {turns.misfit}; the tools are described "
-                f"before the first question instead, and called as {tools.sample_text}"
+                f"{self.environment.name}: the chat template {turns.misfit}; they are described before the first "
+                f"question, and called as {tools.sample_text}"
             )
         return turns
 

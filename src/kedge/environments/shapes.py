@@ -49,6 +49,8 @@ Ending = Literal["completed", "truncated", "timeout"]
 
 LARGEST = 3e38
 """Larger rewards are infinite in single precision."""
+ALIASES = {"observation": "messages", "done": "terminated"}
+"""Names in the results of other libraries, such as OpenEnv's."""
 LONGEST_TEXT = 1_000_000
 """Characters of a message: more is a mistake, and nothing would fit into a context."""
 
@@ -166,7 +168,7 @@ class ToolUser:
         for call in calls:
             try:
                 content = as_text(await _result(self.tools.call(self._environment, call)))
-            except Exception as error:  # a tool may raise anything; the policy reads what went wrong
+            except (Exception, SystemExit) as error:  # a tool may raise anything; the policy reads what went wrong
                 errors += 1
                 content = f"Error: {str(error) or type(error).__name__}"
             messages.append({"role": "tool", "name": call.name, "content": _encodable(content[:LONGEST_TEXT])})
@@ -248,7 +250,9 @@ def _as_step(value: Any, name: str) -> Step:
     """A step from an object with its attributes, a mapping, or a tuple as in Gymnasium."""
     if isinstance(value, (tuple, list)) and 4 <= len(value) <= 5:
         return Step(*value[:4])
-    found = value if isinstance(value, Mapping) else {key: getattr(value, key, None) for key in Step.__annotations__}
+    names = (*Step.__annotations__, *ALIASES)
+    found = value if isinstance(value, Mapping) else {key: getattr(value, key) for key in names if hasattr(value, key)}
+    found = {ALIASES.get(key, key): entry for key, entry in found.items()}
     known = {key: found[key] for key in Step.__annotations__ if found.get(key) is not None}
     if not known or not set(found) <= set(Step.__annotations__):
         raise EnvError(

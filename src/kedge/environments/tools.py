@@ -63,13 +63,13 @@ class Tools:
         from transformers.utils.chat_template_utils import get_json_schema
 
         names = [each for each in dir(type(environment)) if not each.startswith("_") and each not in RESERVED]
-        methods = {each: getattr(environment, each) for each in names}
         schemas: list[Mapping[str, Any]] = []
-        for each, method in methods.items():
-            if not inspect.ismethod(method) and not inspect.isfunction(method):
+        for each in names:
+            static = inspect.getattr_static(environment, each)  # a property is not to be computed before `reset`
+            if not inspect.isfunction(static) and not isinstance(static, (staticmethod, classmethod)):
                 continue
             try:
-                schemas.append(get_json_schema(method))
+                schemas.append(get_json_schema(getattr(environment, each)))
             except Exception as error:
                 raise EnvError(
                     f"{name}.{each} is not a tool: {error_text(error)}; a tool has type hints and a docstring with "
@@ -194,7 +194,10 @@ def _unreadable(error: Exception) -> Call:
 
 def _signature(function: Mapping[str, Any]) -> str:
     properties: Mapping[str, Mapping[str, Any]] = function.get("parameters", {}).get("properties", {})
-    arguments = ", ".join(f"{name}: {about.get('type', 'any')}" for name, about in properties.items())
+    required = function.get("parameters", {}).get("required", [])
+    arguments = ", ".join(
+        f"{name}{'' if name in required else '?'}: {_kind(about)}" for name, about in properties.items()
+    )
     described = "; ".join(
         f"{name}: {about['description']}" for name, about in properties.items() if "description" in about
     )
@@ -203,7 +206,18 @@ def _signature(function: Mapping[str, Any]) -> str:
     )
 
 
+def _kind(about: Mapping[str, Any]) -> str:
+    """The type of an argument, or the values that it may have."""
+    if choices := about.get("enum"):
+        return " | ".join(map(json.dumps, choices))
+    kinds = about.get("type", "any")
+    return " | ".join(map(str, kinds)) if isinstance(kinds, list) else str(kinds)
+
+
 def _example(function: Mapping[str, Any]) -> dict[str, Any]:
     properties = function.get("parameters", {}).get("properties", {})
     values = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
-    return {name: values.get(str(about.get("type")), "...") for name, about in properties.items()}
+    return {
+        name: about["enum"][0] if about.get("enum") else values.get(str(about.get("type")), "...")
+        for name, about in properties.items()
+    }
