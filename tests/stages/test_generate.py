@@ -344,6 +344,7 @@ def test_responses_are_episodes_with_an_environment_which_pays_their_score(tmp_p
     rows = result.responses
     assert len(rows) == 6
     for row in rows:
+        assert row["prompt"].endswith(". From 1 to 5.\n"), "what reset says belongs to it"
         replies = row["completion"].count("no.\n")
         if row["ending"] == "max_turns":
             assert replies == 1

@@ -177,7 +177,10 @@ def describe_responses(
     text_ids = [ids[:-1] if ended else ids for ids, ended in zip(response_ids, stopped, strict=True)]
     names = {name: None for prompt in prompts for name in prompt.columns}
     return Responses(
-        prompts=[prompt.text for prompt in prompts],
+        # An environment may have opened an episode with more than its prompt.
+        prompts=[prompt.text for prompt in prompts]
+        if rollout.rewards is None
+        else [str(tokenizer.decode(ids)) for ids in prompt_ids],
         completions=[continuation(tokenizer, *ids) for ids in zip(prompt_ids, text_ids, strict=True)],
         prompt_ids=prompt_ids,
         response_ids=response_ids,

@@ -103,7 +103,8 @@ def test_the_doctor_takes_turns_that_are_answered_for_no_cut_off_responses(tmp_p
 
 
 def test_a_reward_function_is_added_and_reads_the_whole_episode(tmp_path, policy):
-    def answered(completions, **_):
+    def answered(completions, prompts, **_):
+        assert all(text.endswith(". From 1 to 5.\n") for text in prompts), "what reset says belongs to it"
         return [float(text.count("no.\n")) for text in completions]
 
     settings = EPISODES | {"environment.max_turns": 2, "environment.max_turn_tokens": 1}
