@@ -140,6 +140,11 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["ppo.critic=separate", "ppo.critic_init=reward", "reward=f.py:g"], ["exactly one reward model", "has 0"]),
         (["ppo.policy_loss=unclipped", "ppo.dual_clip=3"], ["ppo.dual_clip=3", "ppo.policy_loss=unclipped"]),
         (["ppo.old_logprobs=sampler", "ppo.importance_cap=2"], ["ppo.importance_cap=2 weighs", "remove one"]),
+        (
+            ["ppo.importance_mask={token: [1.5, 2]}"],
+            ["[1.5, 2]} must name the ends of a band around 1, such as [0.5, 2]"],
+        ),
+        (["ppo.importance_mask={sequence: [2, 0.5]}"], ["must name the ends of a band around 1"]),
         (["ppo.gae_lambda=length_adaptive", "ppo.advantage=td"], ["length_adaptive needs ppo.advantage=gae; it is td"]),
         (["ppo.advantage=grpo"], ["ppo.advantage=grpo divides", "ppo.kl_in=loss", "ppo.kl_coef=0"]),
         (["ppo.value_warmup_until=0.3"], ["ppo.value_warmup_updates=0 is none", "the most updates"]),

@@ -215,8 +215,13 @@ def test_unusable_schemas_and_hostile_ones():
     for schema in ({"type": "integr"}, "{", 3):
         with pytest.raises(RewardError, match=r"column 'schema', prompt 1: .* is not usable; expected a JSON schema"):
             json_schema.check_rows(schema=[schema])
+    for missing in ("http://localhost/none", "#/$defs/none"):
+        nested = {"properties": {"a": {"prefixItems": [{"$ref": missing}]}}, "$defs": {"a": {"enum": [{"$ref": "no"}]}}}
+        with pytest.raises(RewardError, match=r"expected a JSON schema that contains what it refers to, '.*none'"):
+            json_schema.check_rows(schema=[nested])
+    inner = {"$defs": {"b": {"$id": "http://localhost/b", "$ref": "none"}}, "$ref": "#/$defs/b"}
     with pytest.raises(RewardError, match="which it does not contain"):
-        json_schema(["3"], [{"$ref": "http://localhost/none"}])
+        json_schema(["3"], [inner])
     slow = {"type": "string", "pattern": "^(a+)+$"}
     assert reason(json_schema, '"' + "a" * 40 + 'b"', slow) == "took too long"
     assert reason(json_schema, '{"age": ', SCHEMA, stopped=[False]) == "cut off"

@@ -688,11 +688,11 @@ class PpoConfig(TrainedSection):
                 f"ppo.importance_cap={self.importance_cap:g} weighs tokens by π_trainer/π_sampler, which "
                 "ppo.old_logprobs=sampler has in the ratio already; remove one"
             )
-        if self.importance_band is not None and self.importance_band[1] >= self.importance_band[2]:
+        if self.importance_band is not None and not self.importance_band[1] < 1 < self.importance_band[2]:
             of, low, high = self.importance_band
             raise ValueError(
-                f"ppo.importance_mask={{{of}: [{low:g}, {high:g}]}} must name the lower and the upper end of the band, "
-                "such as [0.5, 2]"
+                f"ppo.importance_mask={{{of}: [{low:g}, {high:g}]}} must name the ends of a band around 1, such as "
+                "[0.5, 2]: at 1, sampler and trainer agree"
             )
         return self
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from kedge.errors import RewardError, install_line
 from kedge.rewards.source import Verdict
@@ -291,7 +291,9 @@ def check_schema(schema: Sequence[Any]) -> list[Any]:
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError
         from jsonschema.validators import validator_for
-        from referencing import Registry
+        from referencing import Registry, Resource
+        from referencing.exceptions import Unresolvable
+        from referencing.jsonschema import DRAFT202012
     except ImportError as error:
         raise RewardError(f"json_schema needs jsonschema: {install_line('schema')}") from error
 
@@ -306,9 +308,29 @@ def check_schema(schema: Sequence[Any]) -> list[Any]:
             raise ValueError(f"a JSON schema ({error.message})") from error
         except json.JSONDecodeError as error:
             raise ValueError(f"a JSON schema ({error})") from error
+        resolver = Registry().resolver_with_root(Resource.from_contents(found, default_specification=DRAFT202012))
+        for reference in _references(found):
+            try:
+                resolver.lookup(reference)
+            except Unresolvable as error:
+                raise ValueError(f"a JSON schema that contains what it refers to, {reference!r}") from error
         return kind(found, registry=Registry())  # without one, references to other documents would be downloaded
 
     return read_rows("schema", schema, validator)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """The references in a schema with no part of another name, which they are relative to."""
+    if isinstance(schema, dict):
+        entries = cast("dict[str, Any]", schema)
+        if isinstance(reference := entries.get("$ref"), str):
+            yield reference
+        for key, entry in entries.items():
+            if key not in ("enum", "const", "default", "examples") and not (isinstance(entry, dict) and "$id" in entry):
+                yield from _references(entry)
+    elif isinstance(schema, list):
+        for entry in cast("list[Any]", schema):
+            yield from _references(entry)
 
 
 @reads(check_schema)
