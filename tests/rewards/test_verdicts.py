@@ -15,6 +15,7 @@ from kedge.errors import RewardError
 from kedge.rewards import CallLimits, FunctionReward, Responses, ScoredTerms, Verdict, WeightedReward, load_reward
 from kedge.rewards.score import ScoredRollout, join_scored
 from kedge.rewards.source import checked_scores, plain_scores
+from kedge.rewards.verify import number, pattern
 
 BATCH = Responses(["p"] * 4, ["a", "bb", "ccc", "d"], [[1]] * 4, [[1]] * 4, [True] * 4)
 GSM8K = replace(BATCH, completions=["#### 1", "#### 2", "no", "#### 4"], columns={"answer": ["#### 1"] * 4})
@@ -172,3 +173,25 @@ def test_selected_rows_keep_their_reasons():
     assert scored.select([3, 0]).reasons == ["d", "a"]
     without = ScoredRollout(rollout, torch.zeros(4), None, ["p"] * 4, terms)
     assert join_scored([scored, without], pad_id=0).reasons == ["a", None, "c", "d"] + [None] * 4
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["worker", "local"])
+def test_verifiers_of_several_tasks_score_the_rows_that_have_their_columns(local):
+    sources = [number, pattern] if local else [f"kedge.rewards.verify:{name}" for name in ("number", "pattern")]
+    reward = load_reward(sources)
+    columns = {"answer": ["1", None, None, "3"], "pattern": [None, "b+", None, None]}
+    reward.check(columns)
+    batch = replace(BATCH, completions=["1", "bb", "x", "4"], columns=columns)
+    scored = reward.score_terms(batch)
+    assert scored.terms == {"number": [1.0, None, None, 0.0], "pattern": [None, 1.0, None, None]}
+    assert scored.scores == [1.0, 1.0, None, 0.0]
+    assert scored.row_reasons() == ["number: right", "pattern: right", None, "number: wrong value"]
+    some = batch.select([1, 2])
+    assert reward.score_terms(some).terms["number"] == [None, None]
+    with pytest.raises(RewardError, match=r"number: column 'answer', prompt 1: 'x' is not usable"):
+        reward.check({**columns, "answer": [None, "x", None, None]})
+    with pytest.raises(RewardError, match=r"number: no prompt has an entry in all of its columns \(answer\)"):
+        reward.check({**columns, "answer": [None] * 4})
+    alone = load_reward(sources[0])
+    with pytest.raises(RewardError, match=r"prompt 2: None is not usable; expected a number"):
+        alone.check(columns)

@@ -60,15 +60,23 @@ class FunctionReward:
             them.
         name: Its name in metrics and messages; the function's own name by default.
         settings: Fixed keyword arguments for every call.
+        skips_missing: A function that checks its rows gives no score to a prompt without one of its columns, which
+            other rewards score: as in a mixture of tasks, each with its verifier. Otherwise such a row is refused.
 
     Raises:
         RewardError: It is not callable, or its signature does not accept the responses or a setting.
     """
 
     def __init__(
-        self, function: Callable[..., Any], *, name: str | None = None, settings: Mapping[str, Any] | None = None
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        skips_missing: bool = False,
     ) -> None:
         self.name = name or _name(function)
+        self._skips_missing = skips_missing
         self.function = function
         self.settings = dict(settings or {})
         self._parameters = _parameters(function, self.name)
@@ -112,11 +120,29 @@ class FunctionReward:
         if self.checks_rows and isinstance(columns, Mapping):
             names = self.argument_names
             taken = {name: entries for name, entries in columns.items() if names is None or name in names}
+            rows = self._rows_with_all(taken)
+            if rows == []:
+                raise RewardError(f"{self.name}: no prompt has an entry in all of its columns ({', '.join(taken)})")
+            if rows is not None:
+                taken = {name: [entries[row] for row in rows] for name, entries in taken.items()}
             check_rows = self.function.check_rows  # pyright: ignore[reportFunctionMemberAccess]
             accepted = inspect.signature(check_rows).parameters
             settings = {name: value for name, value in self.settings.items() if name in accepted}
             with _one_line_errors(self.name):
                 check_rows(**{**taken, **settings})
+
+    def _rows_with_all(self, columns: Mapping[str, Sequence[Any]]) -> list[int] | None:
+        """The rows with an entry in every column that the function needs; None if it gets all rows."""
+        if not (self._skips_missing and self.checks_rows):
+            return None
+        needed = [
+            columns[parameter.name]
+            for parameter in self._parameters
+            if parameter.default is Parameter.empty and parameter.name in columns
+        ]
+        return [
+            row for row, entries in enumerate(zip(*needed, strict=True)) if all(each is not None for each in entries)
+        ]
 
     def _check_names(self, columns: Collection[str]) -> None:
         columns = free_names(columns, RESERVED_ARGUMENTS).values()
@@ -132,6 +158,10 @@ class FunctionReward:
         Raises:
             RewardError: The function raised, or `checked_scores` rejected its result.
         """
+        rows = self._rows_with_all(responses.columns)
+        if rows is not None and len(rows) < len(responses):
+            scores = dict(zip(rows, self.score(responses.select(rows)) if rows else (), strict=True))
+            return [scores.get(row) for row in range(len(responses))]
         returned = self._call(responses)
         if inspect.isawaitable(returned):
             returned = event_loop().submit(self._await(returned)).result()

@@ -84,7 +84,7 @@ def load_reward(
     given = list(terms) if isinstance(terms, Sequence) and not isinstance(terms, str) else [terms]
     wanted = [term if isinstance(term, RewardTerm) else RewardTerm(term) for term in given]
     functions = {
-        place: _load_function(term, limits or CallLimits(), log, ranks)
+        place: _load_function(term, limits or CallLimits(), log, ranks, skips_missing=len(wanted) + len(more) > 1)
         for place, term in enumerate(wanted)
         if callable(term.reward) or _is_function(str(term.reward))
     }
@@ -123,20 +123,31 @@ def _is_function(text: str) -> bool:
     return names_function(text) and not os.path.isdir(text)
 
 
-def _load_function(term: RewardTerm, limits: CallLimits, log: Path | None, ranks: Ranks) -> GuardedReward:
+def _load_function(
+    term: RewardTerm, limits: CallLimits, log: Path | None, ranks: Ranks, *, skips_missing: bool
+) -> GuardedReward:
     loaded: list[FunctionReward | RemoteFunction] = []
 
     def load() -> str:
-        loaded.append(_function(term, limits, log))
+        loaded.append(_function(term, limits, log, skips_missing=skips_missing))
         return loaded[0].name
 
     name = ranks.first(load)
     return GuardedReward(loaded[0] if loaded else None, limits, ranks, name=name)
 
 
-def _function(term: RewardTerm, limits: CallLimits, log: Path | None) -> FunctionReward | RemoteFunction:
+def _function(
+    term: RewardTerm, limits: CallLimits, log: Path | None, *, skips_missing: bool
+) -> FunctionReward | RemoteFunction:
     # A closure cannot be sent to another process, and Windows has no process groups.
     if callable(term.reward) or os.name != "posix":
         function = term.reward if callable(term.reward) else load_function(str(term.reward))
-        return FunctionReward(function, name=term.name, settings=term.settings)
-    return RemoteFunction(str(term.reward), name=term.name, settings=term.settings, limits=limits, log=log)
+        return FunctionReward(function, name=term.name, settings=term.settings, skips_missing=skips_missing)
+    return RemoteFunction(
+        str(term.reward),
+        name=term.name,
+        settings=term.settings,
+        limits=limits,
+        log=log,
+        skips_missing=skips_missing,
+    )

@@ -37,6 +37,7 @@ class RemoteFunction:
         settings: Fixed keyword arguments for every call.
         limits: Deadlines, and how much the worker may grow.
         log: The file for its output.
+        skips_missing: See `FunctionReward`.
 
     Raises:
         RewardError: There is no such function, its import failed or took too long, or its signature is wrong.
@@ -50,11 +51,13 @@ class RemoteFunction:
         settings: Mapping[str, Any] | None = None,
         limits: CallLimits | None = None,
         log: Path | None = None,
+        skips_missing: bool = False,
     ) -> None:
         self.name = name or spec.rpartition(":")[2]
         self._limits = limits or CallLimits()
         self._log = CallLog(log, self.name)
-        self._loading = {"spec": spec, "name": name, "settings": dict(settings or {})}
+        self._loading: dict[str, Any] = {"spec": spec, "name": name, "settings": dict(settings or {})}
+        self._loading["skips_missing"] = skips_missing
         self._source = _source_of(spec)
         self._argument_names: list[str] | None = None
         self._checks_rows = False

@@ -54,8 +54,10 @@ class _Session:
             return {"id": request["id"], "error": message, "traceback": _traceback(error), "row": None}
         return {"id": request["id"], "result": result}
 
-    def _load(self, *, spec: str, name: str | None, settings: dict[str, Any]) -> dict[str, Any]:
-        self._function = FunctionReward(find_function(spec), name=name, settings=settings)
+    def _load(
+        self, *, spec: str, name: str | None, settings: dict[str, Any], skips_missing: bool = False
+    ) -> dict[str, Any]:
+        self._function = FunctionReward(find_function(spec), name=name, settings=settings, skips_missing=skips_missing)
         loaded = self._function
         return {"name": loaded.name, "argument_names": loaded.argument_names, "checks_rows": loaded.checks_rows}
 
