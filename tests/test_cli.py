@@ -128,6 +128,10 @@ def test_a_resumed_run_takes_no_further_preset(
     assert capsys.readouterr().err.startswith("error: preset grpo would have no effect: run/config.yaml sets all of")
     assert kedge(monkeypatch, "ppo", "--resume", "run", "--preset", "small-cpu") == 0
     assert calls[0][1].preset == ["small-cpu"]
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    assert kedge(monkeypatch, "ppo", "--resume=~/run") == 0
+    assert kedge(monkeypatch, "ppo", "--config=~/run/config.yaml", "--out", "other") == 0
+    assert [config.out for _, config in calls[1:]] == ["~/run", "other"]
 
 
 def test_without_out_the_run_claims_a_folder_and_a_taken_one_is_refused_at_once(

@@ -432,7 +432,7 @@ def doctor(run: StrPath) -> list[Finding]:
     Raises:
         DataError: The folder holds no run, or a file in it is damaged.
     """
-    return diagnose_run(Path(run), advice=field_advice)
+    return diagnose_run(Path(os.path.expanduser(run)), advice=field_advice)
 
 
 def preview_data(
@@ -511,7 +511,8 @@ def write_report(*runs: StrPath, out: StrPath | None = None) -> Path:
     Raises:
         KedgeError: A folder holds no run or is damaged, or `out` exists and is not a kedge report.
     """
-    return make_report([Path(run) for run in runs], None if out is None else Path(out), advice=field_advice)
+    page = None if out is None else Path(os.path.expanduser(out))
+    return make_report([Path(os.path.expanduser(run)) for run in runs], page, advice=field_advice)
 
 
 def sweep(

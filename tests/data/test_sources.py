@@ -408,6 +408,15 @@ def test_lists_of_rows_of_texts_and_of_sources(tmp_path):
     assert values([]) == []
 
 
+def test_a_name_may_start_at_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    written(tmp_path / "one.jsonl")
+    (tmp_path / "rows").mkdir()
+    written(tmp_path / "rows" / "train.jsonl")
+    assert values("~/one.jsonl") == values("~/rows") == values("~/rows:train") == values(["~/rows"]) == ROWS
+    assert values(Sources(("~/one.jsonl",))) == ROWS
+
+
 def test_a_misspelled_file_in_a_list_is_not_taken_for_a_text(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         values([str(written(tmp_path / "one.jsonl")), "tow.jsonl"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Collection
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -113,7 +114,7 @@ def resolve(
 ) -> Config:
     """The configuration of a stage, checked, with its output folder: a free one, or the folder of the run to resume."""
     if resume not in (None, "auto"):
-        folder = Path(resume)
+        folder = Path(os.path.expanduser(resume))
         if not is_run(folder):
             raise ConfigError(f"--resume: {resume} is not the folder of a run: it has no {CONFIG_FILE}")
         config = load_config(

@@ -86,7 +86,7 @@ def numbered_rows(source: Source) -> Iterator[tuple[int, Row]]:
         names = source
     else:
         return ((0, row) for row in listed_rows(table_rows(source, "the data")))
-    return ((index, row) for index, name in enumerate(names) for row in _named_rows(os.fspath(name)))
+    return ((index, row) for index, name in enumerate(names) for row in _named_rows(os.path.expanduser(name)))
 
 
 def _is_source_name(entry: object) -> bool:
@@ -97,7 +97,7 @@ def _is_source_name(entry: object) -> bool:
     return (
         entry.startswith(PREFIX)
         or _format(entry) in _READERS
-        or os.path.exists(entry)
+        or os.path.exists(os.path.expanduser(entry))
         or _HUB_ID.fullmatch(entry) is not None
     )
 

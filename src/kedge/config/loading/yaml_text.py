@@ -1,5 +1,6 @@
 """Safe YAML: `3e-6` is a number, no key is given twice, no aliases; keeps the line of every field."""
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def read_document(path: str | Path) -> Document:
     Raises:
         ConfigError: The file cannot be read, is not YAML, or has a key twice.
     """
-    settings, places = _load(_text_of(Path(path)), str(path))
+    settings, places = _load(_text_of(Path(os.path.expanduser(path))), str(path))
     if settings is None:
         return Document({}, {})
     if not isinstance(settings, dict):
