@@ -254,6 +254,8 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, cache: Path, damage: Ca
     with pytest.raises(ModelError, match=r"tiny\.gguf': the GGUF file cannot be read: .") as raised:
         find_model(file)
     assert "\n" not in str(raised.value)
+    known = (other_architecture, missing_weight, many_layers)
+    assert str(raised.value).endswith("damaged: download it again") is (damage not in known)
     assert [path.name for path in cache.iterdir()] == [".lock"]
 
 

@@ -10,8 +10,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from kedge.config import load_config
 from kedge.errors import ModelError
 from kedge.models import load_language_model, load_tokenizer
+from kedge.models.sources import loading_reason
+from kedge.stages.planning.plan import plan_machine
 from tests.tiny import save_tiny_policy
 
 
@@ -32,6 +35,41 @@ def test_millions_of_labels_are_refused_before_their_names_are_made(policy: Path
     folder = changed(policy, tmp_path / "labels", num_labels=30_000_000)
     with pytest.raises(ModelError, match=r"has 30,000,000 labels; at most 10,000 are supported"):
         load_tokenizer(folder)
+
+
+def test_pickles_are_refused_and_the_line_says_what_to_do(policy: Path, tmp_path: Path) -> None:
+    folder = changed(policy, tmp_path / "pickles")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    for read in (lambda: load_language_model(str(folder), tokenizer=load_tokenizer(folder)), lambda: plan(folder)):
+        with pytest.raises(ModelError, match=r"pytorch_model\.bin is a pickle, .* by save_pretrained\(\)$"):
+            read()
+
+
+def test_a_model_of_another_kind_is_named(policy: Path, tmp_path: Path) -> None:
+    folder = changed(policy, tmp_path / "t5", model_type="t5", d_model=16, num_layers=1, num_heads=2, d_kv=8)
+    for read in (lambda: load_language_model(str(folder), tokenizer=load_tokenizer(policy)), lambda: plan(folder)):
+        with pytest.raises(ModelError, match=r"cannot be loaded: T5 is not a causal language model that transformers "):
+            read()
+
+
+def plan(folder: Path) -> None:
+    plan_machine(load_config(flags={"model": str(folder)}, overrides=["runtime.device=cpu"], stage="ppo"), "ppo")
+
+
+def test_weights_that_were_cut_off_and_a_folder_of_gguf_files(policy: Path, tmp_path: Path) -> None:
+    folder = changed(policy, tmp_path / "cut")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    with pytest.raises(ModelError, match=r"; the file may be incomplete or damaged: download it again$"):
+        load_language_model(str(folder), tokenizer=load_tokenizer(folder))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "b.gguf").touch()
+    with pytest.raises(ModelError, match=r"has no config\.json; name the file: .*files/b\.gguf$"):
+        load_tokenizer(tmp_path / "files")
+
+
+def test_a_reason_that_is_cut_shows_it() -> None:
+    assert loading_reason(ValueError("x" * 301)) == "x" * 300 + "…"
 
 
 def test_outputs_are_read_by_name_whatever_the_folder_says(policy: Path, tmp_path: Path) -> None:

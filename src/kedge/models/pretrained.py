@@ -36,6 +36,7 @@ from kedge.system.ranks import ALONE, Ranks
 __all__ = [
     "HAS_NEW_ROW",
     "NORMALIZATION_KEY",
+    "check_weight_files",
     "context_length",
     "disable_dropout",
     "fit_embedding",
@@ -91,7 +92,7 @@ def load_pretrained(
     """
     name = check_source(source)
     base = base_source(name)
-    _check_weight_files(base)
+    check_weight_files(base)
     load_config(base, trust_remote_code=trust_remote_code)
 
     def load() -> Loaded:
@@ -205,8 +206,19 @@ def load_config(name: str, *, trust_remote_code: bool) -> PreTrainedConfig:
     return config
 
 
-def _check_weight_files(source: str) -> None:
-    """Refuse a folder with a weight index that refers to anything but safetensors files in the same folder."""
+def check_weight_files(source: str) -> None:
+    """Refuse a folder with pickles alone, or with a weight index that refers to anything but safetensors files in it.
+
+    Raises:
+        ModelError: See above.
+    """
+    pickles = sorted(Path(source).glob("pytorch_model*.bin"))
+    if pickles and not any(Path(source).glob("model*.safetensors*")):
+        raise ModelError(
+            f"model {source!r}: {pickles[0].name} is a pickle, which can run any code when it is read, so it is "
+            "refused; convert it to safetensors: load the folder with transformers, and save model and tokenizer by "
+            "save_pretrained()"
+        )
     index = Path(source) / "model.safetensors.index.json"
     if not os.path.isfile(index):
         return

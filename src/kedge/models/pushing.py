@@ -19,7 +19,7 @@ from kedge.models.adapters import is_adapter, read_adapter
 from kedge.models.card import ORIGIN_FILE, PLACE
 from kedge.models.sources import check_source
 from kedge.system.memory import with_unit
-from kedge.system.texts import printable
+from kedge.system.texts import error_text, printable
 
 __all__ = ["check_push", "push_folder", "push_model"]
 
@@ -220,4 +220,4 @@ def _content(name: str, path: Path, repo: str) -> str | bytes:
 def _reason(error: Exception) -> str:
     """The message of a client's error, without line breaks; includes the hub's message if it sent one."""
     said = cast("str | None", getattr(error, "server_message", None))
-    return printable(" ".join((said or str(error)).split()))[:300] or type(error).__name__
+    return printable(error_text(Exception(said) if said else error)) or type(error).__name__

@@ -29,6 +29,7 @@ from transformers import GenerationConfig
 
 from kedge.errors import ConfigError, ModelError, install_line
 from kedge.system.hub import has_whole_weights
+from kedge.system.texts import error_text
 
 __all__ = [
     "ADAPTER_CONFIG",
@@ -284,7 +285,7 @@ def under_present_names(model: Any, weights: dict[str, Tensor]) -> dict[str, Ten
 
 def reason_of(error: Exception) -> str:
     """The message of a PEFT error, without line breaks."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    return error_text(error) or type(error).__name__
 
 
 def import_peft() -> Any:

@@ -9,7 +9,7 @@ from kedge.models.sources.names import (
     find_model,
     local_folder,
 )
-from kedge.models.sources.quiet import loading_reason, quiet_transformers
+from kedge.models.sources.quiet import loading_reason, quiet_transformers, unknown_kind
 
 __all__ = [
     "MAX_LAYERS",
@@ -21,4 +21,5 @@ __all__ = [
     "loading_reason",
     "local_folder",
     "quiet_transformers",
+    "unknown_kind",
 ]

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.errors import ModelError, install_line, is_panic
-from kedge.models.sources.quiet import loading_reason, quiet_transformers
+from kedge.models.sources.quiet import DAMAGED, loading_reason, quiet_transformers
 from kedge.system.durable import make_folder, remove_parts, replaced_folder
 from kedge.system.texts import PACKAGE, pointer_fault
 
@@ -145,7 +145,10 @@ def _read(file: Path, source: str) -> tuple[PreTrainedModel, PreTrainedTokenizer
     except BaseException as error:  # untrusted files: every library has its own errors, and tokenizers panics
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
-        raise ModelError(f"model {source!r}: the GGUF file cannot be read: {loading_reason(error)}") from error
+        reason = loading_reason(error).rstrip(".")
+        is_known = isinstance(error, ModelError) or "not supported" in reason
+        advice = "" if is_known else f"; {DAMAGED}"
+        raise ModelError(f"model {source!r}: the GGUF file cannot be read: {reason}{advice}") from error
     # transformers does not save a model that it calls quantized, though its weights no longer are.
     if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
         quantizer.remove_quantization_config(model)

@@ -57,9 +57,9 @@ def check_source(source: str | Path) -> str:
     if os.path.isfile(os.path.join(folder, ADAPTER_CONFIG)) and has_whole_weights(folder):
         raise two_models(str(source))
     if os.path.isdir(folder) and not is_adapter(folder) and not os.path.isfile(os.path.join(folder, "config.json")):
-        raise ModelError(
-            f"model folder {str(source)!r} has no config.json; expected a folder saved by save_pretrained()"
-        )
+        gguf = next(iter(sorted(Path(folder).glob("*.gguf"))), None)
+        expected = "expected a folder saved by save_pretrained()" if gguf is None else f"name the file: {gguf}"
+        raise ModelError(f"model folder {str(source)!r} has no config.json; {expected}")
     if os.path.isdir(folder):
         _check_pointers(Path(folder))
         _check_labels(folder)

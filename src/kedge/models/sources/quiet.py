@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from transformers.utils import logging as transformers_logging
 
-__all__ = ["loading_reason", "quiet_transformers"]
+from kedge.system.texts import error_text
+
+__all__ = ["DAMAGED", "loading_reason", "quiet_transformers", "unknown_kind"]
+
+DAMAGED = "the file may be incomplete or damaged: download it again"
 
 
 @contextmanager
@@ -27,7 +32,18 @@ def quiet_transformers() -> Iterator[None]:
 
 def loading_reason(error: BaseException) -> str:
     """The message of a transformers error, without line breaks."""
-    message = " ".join(str(error).split())
-    if "trust_remote_code" in message:
+    message = error_text(error)
+    if (unknown := unknown_kind(error)) is not None:
+        return unknown
+    if "trust_remote_code" in str(error):
         return "it needs code from its folder; set runtime.trust_remote_code=true to run it"
-    return message[:300] or type(error).__name__
+    if "deserializing header" in message:  # of safetensors
+        return f"{message}; {DAMAGED}"
+    return f"it lacks {message}" if isinstance(error, KeyError) else message or type(error).__name__
+
+
+def unknown_kind(error: BaseException) -> str | None:
+    """The reason if transformers has no such class for this architecture: its own message lists hundreds; else None."""
+    found = re.search(r"Unrecognized configuration class <class '.*?(\w+)Config'>.* AutoModelFor(\w+)\.", str(error))
+    kinds = {"CausalLM": "causal language model", "SequenceClassification": "reward model"}
+    return found and f"{found[1]} is not a {kinds.get(found[2], found[2])} that transformers knows; use another model"

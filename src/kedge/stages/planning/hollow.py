@@ -26,12 +26,13 @@ from transformers import (
 
 from kedge.algorithm.critic import Bins
 from kedge.config import Config
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, ModelError
 from kedge.models import ActorCritic, LanguageModel, Precision, ScalarModel, TokenRows, hold_frozen
 from kedge.models.adapters import Adapter, AdapterSettings
 from kedge.models.frozen import BaseDtype, hold_bases
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.models.pretrained import (
+    check_weight_files,
     disable_dropout,
     freeze_attention,
     fuse_activations,
@@ -39,7 +40,7 @@ from kedge.models.pretrained import (
     num_embeddings,
     quiet_transformers,
 )
-from kedge.models.sources import base_source, find_adapter
+from kedge.models.sources import base_source, find_adapter, unknown_kind
 from kedge.runs.frozen import adapter_of, rounds_bases
 from kedge.stages.ppo.settings import value_bins_of
 from kedge.system.stage import find_stage
@@ -91,9 +92,10 @@ def read_blueprint(source: str | Path, *, trust_remote_code: bool = False) -> Bl
     """Read a model's config.json; of an adapter, that of its base.
 
     Raises:
-        ModelError: It is missing, or transformers cannot use it.
+        ModelError: It is missing, or transformers cannot use it; or the weights are pickles.
     """
     base = base_source(source)
+    check_weight_files(base)
     config = load_config(base, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
     kinds = [getattr(text, name, None) for name in PER_KIND]
@@ -271,7 +273,12 @@ def layers_of(model: Model) -> Sequence[nn.Module]:
 
 def _build(auto_class: Any, config: PreTrainedConfig) -> PreTrainedModel:
     with quiet_transformers(), torch.device("meta"):
-        model = auto_class.from_config(config, dtype=torch.float32)
+        try:
+            model = auto_class.from_config(config, dtype=torch.float32)
+        except ValueError as error:
+            if (reason := unknown_kind(error)) is None:
+                raise
+            raise ModelError(f"model {config.name_or_path!r} cannot be loaded: {reason}") from error
     _empty(model)
     disable_dropout(model)
     fuse_activations(model)
