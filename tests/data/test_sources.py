@@ -399,6 +399,14 @@ def test_invalid_sources(tmp_path):
             values(name)
 
 
+@pytest.mark.parametrize("text", ["Once upon a time", "Is 1/2 or 3/4 more?", "Q: why? A: so"])
+def test_a_text_in_place_of_a_list_of_texts_is_answered(text):
+    with pytest.raises(DataError, match=r"; for a text, pass a list, in Python: prompts=\[…\]$"):
+        values(text)
+    with pytest.raises(DataError, match=r"no such file or folder$"):
+        values("./missing")
+
+
 def test_lists_of_rows_of_texts_and_of_sources(tmp_path):
     one, two = written(tmp_path / "one.jsonl", ROWS[:1]), written(tmp_path / "two.jsonl", ROWS[1:])
     assert values(ROWS) == values(iter(ROWS)) == values([one, two]) == values([str(one), str(two)]) == ROWS

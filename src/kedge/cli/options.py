@@ -140,7 +140,8 @@ _READERS: Mapping[str, Any] = {
 IN_MEMORY = "python:in_memory"
 """The entry in `config.yaml` for prompts that are passed to the pipeline as texts."""
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^\s:]+){0,2}")
+# A hub id or a path, with or without a split; name:split; or a file.
+_NAME = re.compile(r"[\w.-]+(/[\w.-]*)+(:[^\s:]+){0,2}|[\w.-]+(:[^\s:]+){1,2}|[\w.-]+\.\w+")
 _DATA_FILE = re.compile(r"\S.*\.(jsonl|ndjson|json|parquet|csv|tsv)(\.(gz|bz2|xz|zst))?(:\S+)?", re.IGNORECASE)
 
 
@@ -175,8 +176,8 @@ def _term(reward: str) -> str | dict[str, Any]:
 def literal_prompts(prompts: Sequence[str] | None) -> list[str] | None:
     """The texts of `--prompts`, if they are texts; None if they name files, folders or hub ids.
 
-    A value is a text if nothing on the disk has that name, it does not end like a data file, and it cannot be a hub id
-    because it has a space or another character that ids do not have.
+    A value is a text if nothing on the disk has that name, it does not end like a file, and it cannot be a hub id
+    because it has no slash, or a space or another character that ids do not have.
 
     Raises:
         ConfigError: Some are texts and some are names.
@@ -206,4 +207,4 @@ def announced(texts: list[str] | None) -> list[str] | None:
 def _is_text(prompt: str) -> bool:
     if os.path.lexists(prompt) or _DATA_FILE.fullmatch(prompt) or prompt.startswith(("/", "./", "../", "~")):
         return False
-    return _HUB_ID.fullmatch(prompt) is None
+    return _NAME.fullmatch(prompt) is None

@@ -118,15 +118,22 @@ def _open_rows(name: str) -> Iterator[Row]:
         raise DataError(f"{name} is neither a file nor a folder")
     match = _NAME.fullmatch(name)
     if match is None:
-        raise DataError(f"{name!r} is not a data source: no such file, and not of the form org/name:split")
+        raise DataError(
+            f"{name!r} is not a data source: no such file, and not of the form org/name:split{_text_advice(name)}"
+        )
     folder = match["name"]
     config = match["config"]
     split = match["split"]
     if os.path.isdir(folder) and config is None:
         return _folder_rows(Path(folder), split)
     if _looks_like_path(folder):
-        raise DataError(f"{name}: no such file or folder")
+        raise DataError(f"{name}: no such file or folder{_text_advice(name)}")
     return _hub_rows(name, folder, config, split or "train")
+
+
+def _text_advice(name: str) -> str:
+    """What to do if a text was meant: with characters that names rarely have."""
+    return "" if re.fullmatch(r"[\w./:~-]*", name) else "; for a text, pass a list, in Python: prompts=[…]"
 
 
 def _looks_like_path(name: str) -> bool:
@@ -254,7 +261,7 @@ def _hub_rows(name: str, repository: str, config: str | None, split: str) -> Ite
     from kedge.system.hub import hub_fault  # slow to import, like datasets
 
     if (fault := hub_fault(repository, "dataset")) is not None:
-        raise DataError(f"{name!r}: no such file or folder; {fault}")
+        raise DataError(f"{name!r}: no such file or folder; {fault}{_text_advice(name)}")
     import datasets
 
     with one_line_errors(lambda: f"{name!r} is not a local file and cannot be read from the Hugging Face Hub"):
