@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kedge.config import load_config
-from kedge.runs.fingerprint import changed_inputs, input_hashes
+from kedge.runs.fingerprint import changed_inputs, input_hashes, lost_inputs
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "value_head/model.safetensors", "config.json", "tokenizer.json"])
@@ -19,6 +19,25 @@ def test_a_changed_file_of_a_model_folder_is_noticed(name: str, tmp_path: Path) 
     file.write_text("after")
     (line,) = changed_inputs(saved, input_hashes(config))
     assert line == "model: the files have changed since the run started"
+
+
+def test_files_that_are_not_found_in_another_folder_are_not_called_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("{}")
+    (tmp_path / "rewards.py").write_text("x = 1")
+    config = load_config(overrides=["data.prompts=[rows.jsonl, org/name]"], flags={"reward": ["rewards.py:f"]})
+    saved = input_hashes(config)
+    assert saved.keys() == {"data.prompts", "reward"}
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    here = f"is not found in {tmp_path}/elsewhere; resume from the folder in which the run was started"
+    lost = [f"data.prompts: rows.jsonl, org/name {here}", f"reward: rewards.py:f {here}"]
+    assert lost_inputs(config, saved, input_hashes(config)) == lost
+    assert lost_inputs(config, saved, input_hashes(config), allowed=["data"]) == lost[1:]
+    in_memory = load_config(overrides=["data.prompts=[python:in_memory]"])
+    assert lost_inputs(in_memory, saved, {"reward": saved["reward"]}) == []
 
 
 def test_everything_that_a_run_reads_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

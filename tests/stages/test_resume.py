@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -239,6 +240,13 @@ def test_what_differs_is_named_unless_it_is_allowed(tmp_path, policy, stop_at):
     prompts.write_text(prompts.read_text().replace("tide", "ebb"))
     with pytest.raises(ConfigError, match=r"data\.prompts: the files have changed since the run started"):
         run_ppo(configured(), reward=len_of, resume=Resume())
+    config = configured(**{"model": str(shutil.copytree(policy, tmp_path / "other"))})
+    (tmp_path / "other" / "generation_config.json").write_text("{}")
+    with pytest.raises(ConfigError) as raised:
+        run_ppo(config, reward=len_of, resume=Resume(("data.prompts",)))
+    assert str(raised.value).endswith(
+        "now; model: the files have changed since the run started. If this is intended: --allow-changes model"
+    )
     result = run_ppo(
         configured(learning_rate=2e-3), reward=len_of, resume=Resume(("data.prompts", "ppo.learning_rate"))
     )

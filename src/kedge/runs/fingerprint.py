@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from kedge.config import Config
@@ -19,7 +19,7 @@ from kedge.system.stage import stages, value_of
 from kedge.system.texts import names_function
 from kedge.training.checkpoint.files import record_file
 
-__all__ = ["changed_inputs", "input_hashes"]
+__all__ = ["changed_inputs", "input_hashes", "lost_inputs"]
 
 
 def _code_files(source: str) -> list[Path]:
@@ -93,6 +93,15 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
         config: The resolved configuration.
         in_memory: Objects passed from Python instead of configured fields, by dotted name.
     """
+    hashes = {name: _hash_of(sources) for name, sources in _sources(config).items()}
+    rows = {name: value for name, value in (in_memory or {}).items() if name.startswith("data.")}
+    rows = {name: value for name, value in rows.items() if isinstance(value, (list, tuple))}
+    hashes |= {name: _digest([json.dumps(plain_json(value), default=repr).encode()]) for name, value in rows.items()}
+    return {name: value for name, value in hashes.items() if value}
+
+
+def _sources(config: Config) -> dict[str, list[str]]:
+    """The models, data, rewards and functions that a configuration names, by field."""
     models = {
         "model": config.model,
         "reward_model.base": config.reward_model.base,
@@ -102,7 +111,7 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
     }
     data = ("demonstrations", "comparisons", "prompts", "eval_prompts", "pretraining")
     own = {name: value_of(config, name) for stage in stages().values() for name in stage.inputs}
-    named: dict[str, list[str]] = {
+    return {
         **{name: [find_model(source)] for name, source in models.items() if source},
         **{f"data.{name}": list(getattr(config.data, name)) for name in data},
         **{name: [value] for name, value in {"data.chat_template": config.data.chat_template, **own}.items() if value},
@@ -115,14 +124,30 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
         "rlhf.labeler": [_place(config.rlhf.labeler)] if config.rlhf.labeler else [],
         "reward": [_place(term.source) for term in config.reward],
     }
-    hashes = {name: _hash_of(sources) for name, sources in named.items()}
-    rows = {name: value for name, value in (in_memory or {}).items() if name.startswith("data.")}
-    rows = {name: value for name, value in rows.items() if isinstance(value, (list, tuple))}
-    hashes |= {name: _digest([json.dumps(plain_json(value), default=repr).encode()]) for name, value in rows.items()}
-    return {name: value for name, value in hashes.items() if value}
 
 
-def changed_inputs(saved: Mapping[str, str], current: Mapping[str, str], *, allowed: Iterable[str] = ()) -> list[str]:
+def lost_inputs(
+    config: Config, saved: Mapping[str, str], current: Mapping[str, str], *, allowed: Collection[str] = ()
+) -> list[str]:
+    """One line per field of which no file is found any more, such as a relative path in another folder.
+
+    Args:
+        config: The configuration to resume with.
+        saved: Fingerprint of the run.
+        current: Fingerprint of the current files.
+        allowed: Fields, or whole sections, that may differ.
+    """
+    sources = {name: ", ".join(each) for name, each in _sources(config).items()}
+    here = f"is not found in {Path.cwd()}; resume from the folder in which the run was started"
+    return [
+        f"{name}: {found} {'is not found' if os.path.isabs(os.path.expanduser(found)) else here}"
+        for name in saved
+        if name not in current and not _is_part(name, allowed)
+        if (found := sources.get(name)) and not found.startswith("python:")
+    ]
+
+
+def changed_inputs(saved: Mapping[str, str], current: Mapping[str, str], *, allowed: Collection[str] = ()) -> list[str]:
     """One line per field with a model or data that changed since the run started.
 
     Args:
@@ -130,13 +155,14 @@ def changed_inputs(saved: Mapping[str, str], current: Mapping[str, str], *, allo
         current: Fingerprint of the current files.
         allowed: Fields, or whole sections, that may differ.
     """
-    free = tuple(allowed)
     differing = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
     return [
-        f"{name}: the files have changed since the run started"
-        for name in differing
-        if not any(name == part or name.startswith(f"{part}.") for part in free)
+        f"{name}: the files have changed since the run started" for name in differing if not _is_part(name, allowed)
     ]
+
+
+def _is_part(name: str, allowed: Collection[str]) -> bool:
+    return any(name == whole or name.startswith(f"{whole}.") for whole in allowed)
 
 
 def _hash_of(sources: list[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from kedge.config import Config, changed_settings, effective_settings, load_conf
 from kedge.errors import ConfigError, DataError
 from kedge.inspect.record import read_config, read_json_object
 from kedge.logs.progress import say
-from kedge.runs.fingerprint import changed_inputs
+from kedge.runs.fingerprint import changed_inputs, lost_inputs
 from kedge.system.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
 from kedge.system.stage import Stage, find_stage, value_of
 from kedge.training.checkpoint.files import FileRecord, record_file, record_files
@@ -147,10 +148,15 @@ def check_unchanged(
     saved, current = (_placed(effective_settings(each), each.out, folder) for each in (before, config))
     changes = changed_settings(saved, current, allowed=allowed)
     if checkpoint is not None:
-        changes += changed_inputs(checkpoint.manifest.fingerprint, fingerprint, allowed=allowed)
+        recorded = checkpoint.manifest.fingerprint
+        changed = [re.split(r"[:\[]", change)[0] for change in changes]
+        if lost := lost_inputs(config, recorded, fingerprint, allowed=[*allowed, *changed]):
+            raise ConfigError(f"{folder} cannot be resumed, because {lost[0]}")
+        changes += changed_inputs(recorded, fingerprint, allowed=allowed)
     if changes:
         because = f"{folder} cannot be resumed, because {'; '.join(changes)}"
-        names = " ".join(f"--allow-changes {change.split(':')[0]}" for change in changes)
+        fields = dict.fromkeys(change.split(":")[0] for change in changes)
+        names = " ".join(f"--allow-changes {field}" for field in fields)
         raise ConfigError(f"{because}. If this is intended: {names}")
 
 
