@@ -134,6 +134,16 @@ def test_a_resumed_run_takes_no_further_preset(
     assert [config.out for _, config in calls[1:]] == ["~/run", "other"]
 
 
+def test_a_run_of_another_stage_is_named_before_what_this_stage_needs(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("# stage: sft\n" + resolved_yaml(load_config(None, ["model=m", "out=run"])))
+    for resume in (["--resume", "run"], ["--resume", "auto", "--model", "m", "--out", "run"]):
+        assert kedge(monkeypatch, "ppo", *resume) == 2
+        assert capsys.readouterr().err == "error: --resume: run is a run of kedge sft, not of ppo\n"
+
+
 def test_without_out_the_run_claims_a_folder_and_a_taken_one_is_refused_at_once(
     calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

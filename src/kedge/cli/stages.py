@@ -117,17 +117,29 @@ def resolve(
         folder = Path(os.path.expanduser(resume))
         if not is_run(folder):
             raise ConfigError(f"--resume: {resume} is not the folder of a run: it has no {CONFIG_FILE}")
+        _check_same_stage(folder, stage)
         config = load_config(
             file or folder / CONFIG_FILE, overrides or (), {**flags, "out": resume}, preset, stage=stage
         )
     else:
         config = load_config(file, overrides or (), flags, preset, stage=stage)
+        if resume == "auto" and config.out is None:
+            config = with_values(config, {"out": str(Path("runs") / stage)})
+        if resume == "auto":
+            _check_same_stage(Path(os.path.expanduser(str(config.out))), stage)
     check_stage(config, stage)
-    if resume == "auto" and config.out is None:
-        config = with_values(config, {"out": str(Path("runs") / stage)})
     if config.out is not None and not (resume is not None and is_run(Path(config.out))):
         check_output(config.out)
     return config
+
+
+def _check_same_stage(folder: Path, stage: str) -> None:
+    """Check that a folder has no run of another stage (`ConfigError` if it has)."""
+    from kedge.inspect.record import read_config
+
+    trained = read_config(folder)[0].get("stage", stage) if is_run(folder) else stage
+    if trained != stage:
+        raise ConfigError(f"--resume: {folder} is a run of kedge {trained}, not of {stage}")
 
 
 def resume_from(config: Config, stage: Stage, resume: str | None, allow_changes: list[str] | None) -> Any:
