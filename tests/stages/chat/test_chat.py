@@ -126,12 +126,20 @@ def test_a_pipe_gets_one_line_per_text(folders, capsys):
     out = io.StringIO()
     lines = io.StringIO("Ahoy\n\n/set seed 3\nWhy?\n/nope\n/quit\nnever read\n")
     chat_on_terminal(chat, source=lines, console=Console(file=out))
-    rows = [line.split("\t") for line in out.getvalue().splitlines()]
+    first, blank, last = out.getvalue().splitlines()
+    assert blank == ""
+    rows = [first.split("\t"), last.split("\t")]
     assert [len(row) for row in rows] == [4, 4]
     assert all(float(row[place]) for row in rows for place in (1, 3))
     said = capsys.readouterr().err
     assert "seed 3" in said
     assert "'/nope' is not a command; /help lists them" in said
+
+
+def test_a_pipe_in_another_encoding_is_refused(talker):
+    source = io.TextIOWrapper(io.BytesIO(b"caf\xe9\nhello\n"), encoding="utf-8")
+    with pytest.raises(DataError, match=r"^the input is not UTF-8 text \(invalid continuation byte\); convert it$"):
+        chat_on_terminal(talker, source=source, console=Console(file=io.StringIO()))
 
 
 def typed(chat: Chat, lines: list[str], *, width: int = 100) -> str:

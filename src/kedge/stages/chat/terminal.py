@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kedge.errors import KedgeError
+from kedge.errors import DataError, KedgeError
 from kedge.logs.progress import format_figure
 from kedge.stages.chat.chat import SETTINGS, Chat, Reply
 from kedge.system.texts import printable
@@ -143,15 +143,20 @@ def _side_by_side(chat: Chat, text: str, console: Console) -> None:
 def _answer_lines(chat: Chat, lines: Iterable[str], out: IO[str], notes: Console) -> None:
     """Write one line per text: the answer, with line breaks escaped, and the score if there is a reward.
 
+    A blank line is answered by an empty one.
+
     With two models, the columns of the second follow, all separated by tabs. Notes go to standard error.
     """
     for line in chat.introductions():
         notes.out(line)
     notes.out(_settings(chat))
-    for line in filter(str.strip, lines):
+    for line in _decoded(lines):
         text = line.rstrip("\r\n")
         if text.strip() == "/quit":
             return
+        if not text.strip():  # answers keep the numbers of their lines
+            out.write("\n")
+            continue
         if text.startswith("/"):
             notes.out(_command(chat, text))
             continue
@@ -166,6 +171,14 @@ def _answer_lines(chat: Chat, lines: Iterable[str], out: IO[str], notes: Console
                 return
         out.write("\t".join(cells) + "\n")
         out.flush()
+
+
+def _decoded(lines: Iterable[str]) -> Iterator[str]:
+    """The lines of a source (`DataError` if they are in another encoding)."""
+    try:
+        yield from lines
+    except UnicodeDecodeError as error:
+        raise DataError(f"the input is not {error.encoding.upper()} text ({error.reason}); convert it") from error
 
 
 def _typed(read: Callable[[str], str]) -> Iterator[str]:
