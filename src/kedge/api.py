@@ -458,7 +458,7 @@ def preview_data(
         KedgeError: The source cannot be read, or a named column is missing.
     """
     named = {} if model is None else {"model": os.fspath(model)}
-    config = config_from_settings("sft", settings, named)
+    config = config_from_settings(stage if stage and stage in stages() else "sft", settings, named)
     return show_data(
         config,
         os.fspath(source) if isinstance(source, os.PathLike) else source,

@@ -73,6 +73,22 @@ def test_the_command_previews_rows_without_a_model(tmp_path: Path) -> None:
     assert "no usable row; data.columns.prompt=… names a column" in output
 
 
+def test_the_preview_reads_the_tables_that_the_stages_read() -> None:
+    import datasets
+
+    rows = [{"prompt": "a", "completion": "b"}]
+    split = datasets.Dataset.from_list(rows)
+    tables = [datasets.DatasetDict(train=split), datasets.IterableDatasetDict(train=split.to_iterable_dataset())]
+    for table in (*tables, split, iter(rows), split.to_pandas()):
+        assert kedge.preview_data(table).columns == {"prompt": "'a'", "completion": "'b'"}
+    with pytest.raises(KedgeError, match=r"^the data has several splits \(a, b\); pass one of them$"):
+        kedge.preview_data(datasets.DatasetDict(a=split, b=split))
+    with pytest.raises(KedgeError, match=r"not a dict$"):
+        kedge.preview_data({"prompt": ["a"], "completion": ["b"]})
+    with pytest.raises(KedgeError, match=r"^nonsense is not a setting of reward"):
+        kedge.preview_data(rows, stage="reward", nonsense=1)
+
+
 def test_the_preview_from_python_knows_the_stage() -> None:
     chat = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
     named: dict[str, Any] = {"columns": {"prompt": "dialogue"}}

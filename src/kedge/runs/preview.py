@@ -13,6 +13,7 @@ from kedge.data.forms import is_comparison
 from kedge.data.parsing import ReadingOptions
 from kedge.data.preview import parts_of
 from kedge.data.readers import read_table
+from kedge.data.records import table_rows
 from kedge.data.tokens import character_tokenizer
 from kedge.errors import ConfigError, DataError
 from kedge.models import load_tokenizer
@@ -55,7 +56,7 @@ def preview_data(
     if stage is not None and stage not in ROLES:
         raise ConfigError(f"stage {stage!r} reads no data of its own; choose one of {', '.join(ROLES)}")
     if not isinstance(source, (str, Sources)) and isinstance(source, Iterable):
-        source = list(source) if not hasattr(source, "columns") else source  # an iterator would be read once only
+        source = list(table_rows(source, "the data"))  # an iterator would be read once only
     first = next((row.value for row in islice(rows_of(source), 100) if row.fault is None), None)
     stage = stage or _likely_stage(first, config.data.columns)
     role = ROLES[stage]
