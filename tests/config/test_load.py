@@ -151,6 +151,22 @@ def test_resolved_yaml_names_the_versions() -> None:
     assert "torch " in resolved_yaml(Config()).splitlines()[0]
 
 
+@pytest.mark.parametrize("text", ["ppo: {gamma: 1}\nppo.gamma: 0.9\n", "ppo.gamma: 0.9\nppo:\n  gamma: 1\n"])
+def test_a_field_in_its_section_and_by_itself_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"^{path}:{text.count(chr(10))}: ppo\.gamma is given twice; keep one$"):
+        load_config(path)
+    # In Python, where settings are often defaults with others over them, the more exact name counts.
+    assert config_from_settings("ppo", {"ppo": {"gamma": 1.0}, "gamma": 0.9}).ppo.gamma == 0.9
+
+
+def test_a_name_that_looks_like_a_date_is_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("out: 2024-01-01\nreward: {a: 1, b: 2}\n")
+    assert load_config(path).out == load_config(overrides=["out=2024-01-01"]).out == "2024-01-01"
+
+
 def test_a_commented_out_section_is_an_empty_one(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(b"\xef\xbb\xbfppo:\r\n  # clip_range: 0.1\r\n")

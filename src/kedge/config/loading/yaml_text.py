@@ -2,8 +2,10 @@
 
 import os
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +22,15 @@ _BAD_TAGS = (AttributeError, LookupError, OverflowError, TypeError)
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without aliases: a few can expand to billions of values or to a value that holds itself."""
+    """SafeLoader without aliases: a few can expand to billions of values or to a value that holds itself.
+
+    Nor with dates: no field is one, and a folder may be named like one.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  as in SafeLoader
+        first: [each for each in found if each[0] != "tag:yaml.org,2002:timestamp"]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):  # pyright: ignore[reportUnknownMemberType]
@@ -109,17 +119,17 @@ def _load(text: str, where: str) -> tuple[Any, dict[str, str]]:
 
 
 def _places(node: yaml.Node, path: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """Each dotted name with its `file:line`; a key given twice is refused at any depth."""
+    """Each dotted name with its `file:line`; a key given twice is refused, at any depth or dotted."""
     if isinstance(node, yaml.SequenceNode):
         for entry in cast("list[yaml.Node]", node.value):
-            yield from _places(entry, path, prefix)
+            deque(_places(entry, path, prefix), maxlen=0)  # only checked: several entries may have a key
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
     for key, value in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
-        name, place = f"{prefix}{key.value}", f"{path}:{key.start_mark.line + 1}"
-        if name in seen:
-            raise ConfigError(f"{place}: {name} is given twice; keep one")
-        seen.add(name)
-        yield name, place
-        yield from _places(value, path, f"{name}.")
+        own = (f"{prefix}{key.value}", f"{path}:{key.start_mark.line + 1}")
+        for name, place in chain([own], _places(value, path, f"{own[0]}.")):
+            if name in seen:
+                raise ConfigError(f"{place}: {name} is given twice; keep one")
+            seen.add(name)
+            yield name, place
