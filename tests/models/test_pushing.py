@@ -179,6 +179,11 @@ def test_links_and_dot_files_stay_here_and_a_dry_run_says_so(hub, folder, tmp_pa
         "left out, since links and dot files are not pushed: .cache, .env, link, loop",
     ]
     assert "me/ship" not in hub.repos
+    said: list[str] = []
+    with monkeypatch.context() as without:
+        without.setattr("kedge.models.pushing.get_token", lambda: None)
+        assert push_model(folder, "me/ship", dry_run=True, say=said.append) == f"{hub.url}/me/ship"
+    assert said == [*shown.err.splitlines(), "the hub was not asked if it takes them: there is no token"]
     push_model(folder, "me/ship")
     sent = {".gitattributes", "README.md", "config.json", "kedge.json", "model.safetensors"}
     assert set(hub.repos["me/ship"]) == sent
@@ -201,8 +206,9 @@ def test_an_adapter_whose_base_is_a_folder_of_this_machine_is_not_pushed(hub, fo
         if not is_refused:
             push_model(adapter, "me/adapter")
             continue
-        with pytest.raises(ConfigError, match=r"push the merged model \(kedge merge\)"):
-            push_model(adapter, "me/adapter")
+        for dry_run in (True, False):
+            with pytest.raises(ConfigError, match=r"push the merged model \(kedge merge\)"):
+                push_model(adapter, "me/adapter", dry_run=dry_run)
         assert "me/adapter" not in hub.repos
         given = {"model": str(base), "demonstrations": "d.jsonl", "push.repo": "me/adapter"}
         with pytest.raises(ConfigError, match="is of no use on the hub"):

@@ -92,7 +92,7 @@ def push_model(
         repo: As in `push_folder`, like the other arguments.
         private: See `push_folder`.
         existing: See `push_folder`.
-        dry_run: Only say which files would go.
+        dry_run: Only say which files would go; the hub is asked if there is a token.
         say: Prints a line to the user.
 
     Raises:
@@ -105,12 +105,21 @@ def push_model(
         raise ModelError(f"model {os.fspath(model)!r}: no such folder; only a folder can be pushed")
     files, left_out = _files_of(folder)
     if dry_run:
-        check_push(repo, existing=existing)
+        _check_name(repo)
         for name, path in files.items():
             say(f"would push {name} ({with_unit(path.stat().st_size)})")
     if left_out:
         say(f"left out, since links and dot files are not pushed: {', '.join(map(printable, left_out))}")
-    return f"{constants.ENDPOINT}/{repo}" if dry_run else push_folder(folder, repo, private=private, existing=existing)
+    if not dry_run:
+        return push_folder(folder, repo, private=private, existing=existing)
+    if is_adapter(folder):
+        check_base(read_adapter(folder).base)
+    if constants.HF_HUB_OFFLINE or get_token() is None:
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "there is no token"
+        say(f"the hub was not asked if it takes them: {reason}")
+    else:
+        check_push(repo, existing=existing)
+    return f"{constants.ENDPOINT}/{repo}"
 
 
 def push_folder(folder: Path, repo: str, *, private: bool = False, existing: bool = False, again: str = "") -> str:
