@@ -49,6 +49,10 @@ def test_the_parts_of_a_conversation_are_its_learned_and_its_read_turns() -> Non
     preview = kedge.preview_data(rows)
     [length] = preview.lengths["prompt and answer"]
     assert length == sum(part.length for part in parts)
+    opened = [{"role": "assistant", "content": "Ahoy."}, *rows[0]["messages"]]
+    [parts] = kedge.preview_data([{"messages": opened}]).examples
+    assert [part.use for part in parts] == ["read", "trained on", "read", "trained on"]
+    assert "".join(parts[0].pieces).startswith("[assistant] Ahoy.")
     [whole] = kedge.preview_data(rows, train_on="last").examples
     assert [part.use for part in whole] == ["read", "trained on"]
 
