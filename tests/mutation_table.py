@@ -148,7 +148,7 @@ MUTATIONS = (
     Mutation(
         "the-first-of-several-choices",
         "_with_alternatives",
-        "found.add(further[1])",
+        "found.add(_letter(further))",
         "pass",
         f"{VERIFIED_TEXTS}::test_what_is_no_right_choice_says_why",
     ),
