@@ -62,7 +62,8 @@ def test_what_is_no_hub_id_is_never_asked_for(name: str, said: str, loaded: list
     assert str(caught.value) == f"model {said}"
     with pytest.raises(DataError) as refused:
         list(rows_of(name))
-    assert str(refused.value) == said.replace("folder", "file or folder")
+    advice = "; for a text, pass a list, in Python: prompts=[…]" if " " in name else ""
+    assert str(refused.value) == said.replace("folder", "file or folder") + advice
     assert loaded == []
 
 
