@@ -38,7 +38,7 @@ from bench.study.unit import Budget, Outcome, Unit, append_outcome, read_outcome
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
 from kedge.models.sources import find_model
 from kedge.rewards.verify import instruction_text
-from kedge.system.intervals import mean_interval
+from kedge.system.intervals import Interval, mean_interval
 
 ROOT: Final = Path(__file__).parents[1]
 WORK: Final = ROOT / "bench" / ".work" / "smollm2"
@@ -197,7 +197,8 @@ def table(outcomes: Mapping[str, Outcome]) -> str:
     lines = [
         "#### What SmolLM2-135M-Instruct makes of them\n",
         f"The share of held-out requests that are followed, start → end: {HELD_OUT} for each of {len(TRAINED)} kinds "
-        f"of instructions, and for each\nof {len(UNSEEN)} kinds that no run trains on. A run ends with the first "
+        f"of instructions, and for each\nof {len(UNSEEN)} kinds that no run trains on; mean over seeds with Student's "
+        "95 % interval. A run ends with the first\n"
         f"evaluation after {FLOPS / 1e12:g}·10¹² FLOPs (`python -m bench.smollm2`).\n",
         "| | seeds | updates | 10¹² FLOPs | kinds trained on | kinds never trained on | explained variance |",
         "|---|---|---|---|---|---|---|",
@@ -210,7 +211,8 @@ def table(outcomes: Mapping[str, Outcome]) -> str:
         for kinds in (TRAINED, UNSEEN):
             shares = [[fmean(each.last[f"{kind}/{when}"] for kind in kinds) for each in found]
                       for when in ("start", "end")]  # fmt: skip
-            cells.append(" → ".join(str(mean_interval(share)) for share in shares))
+            found_means = [mean_interval(share) for share in shares]
+            cells.append(" → ".join(str(Interval(each.value, max(0.0, each.low), each.high)) for each in found_means))
         explained = [each.explained_late for each in found if each.explained_late is not None]
         cells.append(f"{fmean(explained):.2f}" if explained else "")
         updates = fmean(each.updates[-1] for each in found)
