@@ -431,7 +431,14 @@ def test_a_trained_copy_of_a_tied_output_layer_is_refused(tmp_path: Path) -> Non
         load_language_model(base, tokenizer=tiny_tokenizer(), adapter=AdapterSettings(modules_to_save=["lm_head"]))
 
 
-def test_a_base_that_is_named_relative_to_the_adapter_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [False, True], ids=["alone", "beside another folder of that name"])
+def test_a_base_that_is_named_relative_to_the_adapter_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
+    (tmp_path / "work" / "here").mkdir(parents=True)
+    if other:
+        (tmp_path / "work" / "base").mkdir()
+    monkeypatch.chdir(tmp_path / "work" / "here")
     save_tiny_reward_model(tmp_path / "base")
     adapt(tmp_path / "base", tmp_path / "adapter", scalar=True)
     edit(tmp_path / "adapter", base_model_name_or_path="../base")

@@ -109,8 +109,10 @@ class AdapterFolder:
         self.settings = settings
         self._left = WRAPPED
         named = str(settings["base_model_name_or_path"])
-        beside = folder / os.path.expanduser(named)
-        self.base = str(beside) if not os.path.isdir(os.path.expanduser(named)) and os.path.isdir(beside) else named
+        given, beside = Path(os.path.expanduser(named)), folder / os.path.expanduser(named)
+        # Another folder of that name, such as ../base, may lie beside the one that kedge runs in.
+        is_model = any((given / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
+        self.base = str(beside) if not is_model and os.path.isdir(beside) else named
         if os.path.isabs(os.path.expanduser(self.base)) and not os.path.isdir(os.path.expanduser(self.base)):
             raise ModelError(
                 f"{folder}: its base {named!r} is not there; set base_model_name_or_path in its {ADAPTER_CONFIG}"
