@@ -275,6 +275,12 @@ def test_a_step_may_have_the_names_of_openenv(kind):
     environment.open({1: ({}, 0)})
     turn = environment.step({1: "x"})[1]
     assert (turn.messages[0]["content"], turn.reward, turn.ending) == ("You won", 1.0, "completed")
+    cut = Environment(answering(kind(observation="Late", reward=0.0, terminated=False, truncated=True, done=True)))
+    cut.open({1: ({}, 0)})
+    assert cut.step({1: "x"})[1].ending == "truncated", "its last state has a value"
+    cut = Environment(answering(kind(observation="Late", truncated=True, done=True)))
+    cut.open({1: ({}, 0)})
+    assert cut.step({1: "x"})[1].ending == "truncated"
 
 
 def test_a_tool_that_exits_is_an_error_for_the_policy():

@@ -12,7 +12,16 @@ import torch
 
 from kedge.algorithm.experience import Rollout
 from kedge.errors import RewardError
-from kedge.rewards import CallLimits, FunctionReward, Responses, ScoredTerms, Verdict, WeightedReward, load_reward
+from kedge.rewards import (
+    CallLimits,
+    FunctionReward,
+    Responses,
+    RewardTerm,
+    ScoredTerms,
+    Verdict,
+    WeightedReward,
+    load_reward,
+)
 from kedge.rewards.score import ScoredRollout, join_scored
 from kedge.rewards.source import checked_scores, plain_scores
 from kedge.rewards.verify import number, pattern
@@ -195,3 +204,23 @@ def test_verifiers_of_several_tasks_score_the_rows_that_have_their_columns(local
     alone = load_reward(sources[0])
     with pytest.raises(RewardError, match=r"prompt 2: None is not usable; expected a number"):
         alone.check(columns)
+
+
+def test_a_row_that_only_a_judge_scores_is_refused():
+    terms = [RewardTerm(number), RewardTerm(lambda completions: [0.0] * len(completions), weight=0.0, name="judge")]
+    with pytest.raises(RewardError, match=r"prompt 2: None is not usable"):
+        load_reward(terms).check({"answer": ["1", None]})
+
+
+def test_only_columns_that_a_verifier_needs_decide_which_rows_it_scores():
+    """Not those of settings, nor one with the name of an argument that kedge gives."""
+
+    def judged(completions, level=None):
+        return [1.0] * len(completions)
+
+    judged.check_rows = lambda level=None: None
+    reward = load_reward([judged, lambda completions: [0.0] * len(completions)])
+    columns = {"completions": [None] * 4, "level": [None] * 4}
+    reward.check(columns)
+    load_reward(number).check({"answer": ["1"], "completions": ["of the data set"]})
+    assert reward.score_terms(replace(BATCH, columns=columns)).terms["judged"] == [1.0] * 4

@@ -132,8 +132,12 @@ def _open_rows(name: str) -> Iterator[Row]:
 
 
 def _text_advice(name: str) -> str:
-    """What to do if a text was meant: with characters that names rarely have."""
-    return "" if re.fullmatch(r"[\w./:~-]*", name) else "; for a text, pass a list, in Python: prompts=[…]"
+    """Advice for a name that looks like a text."""
+    return (
+        ""
+        if _format(name) in _READERS or re.fullmatch(r"[\w./:~-]*", name)
+        else "; for a text, pass a list, in Python: prompts=[…]"
+    )
 
 
 def _looks_like_path(name: str) -> bool:

@@ -49,8 +49,6 @@ Ending = Literal["completed", "truncated", "timeout"]
 
 LARGEST = 3e38
 """Larger rewards are infinite in single precision."""
-ALIASES = {"observation": "messages", "done": "terminated"}
-"""Names in the results of other libraries, such as OpenEnv's."""
 LONGEST_TEXT = 1_000_000
 """Characters of a message: more is a mistake, and nothing would fit into a context."""
 
@@ -250,9 +248,14 @@ def _as_step(value: Any, name: str) -> Step:
     """A step from an object with its attributes, a mapping, or a tuple as in Gymnasium."""
     if isinstance(value, (tuple, list)) and 4 <= len(value) <= 5:
         return Step(*value[:4])
-    names = (*Step.__annotations__, *ALIASES)
-    found = value if isinstance(value, Mapping) else {key: getattr(value, key) for key in names if hasattr(value, key)}
-    found = {ALIASES.get(key, key): entry for key, entry in found.items()}
+    names = (*Step.__annotations__, "observation", "done")  # the last two as in OpenEnv
+    given = value if isinstance(value, Mapping) else {key: getattr(value, key) for key in names if hasattr(value, key)}
+    found = dict(cast("Mapping[str, Any]", given))
+    if "observation" in found:
+        found.setdefault("messages", found.pop("observation"))
+    if "done" in found:  # also of an episode that was cut off
+        is_done = found.pop("done")
+        found.setdefault("terminated", False if found.get("truncated") else is_done)
     known = {key: found[key] for key in Step.__annotations__ if found.get(key) is not None}
     if not known or not set(found) <= set(Step.__annotations__):
         raise EnvError(

@@ -120,6 +120,7 @@ class FunctionReward:
         if self.checks_rows and isinstance(columns, Mapping):
             names = self.argument_names
             taken = {name: entries for name, entries in columns.items() if names is None or name in names}
+            taken = {name: entries for name, entries in taken.items() if name not in RESERVED_ARGUMENTS}
             rows = self._rows_with_all(taken)
             if rows == []:
                 raise RewardError(f"{self.name}: no prompt has an entry in all of its columns ({', '.join(taken)})")
@@ -138,8 +139,10 @@ class FunctionReward:
         needed = [
             columns[parameter.name]
             for parameter in self._parameters
-            if parameter.default is Parameter.empty and parameter.name in columns
+            if parameter.default is Parameter.empty and parameter.name in {*columns} - {*RESERVED_ARGUMENTS}
         ]
+        if not needed:
+            return None
         return [
             row for row, entries in enumerate(zip(*needed, strict=True)) if all(each is not None for each in entries)
         ]

@@ -84,7 +84,13 @@ def load_reward(
     given = list(terms) if isinstance(terms, Sequence) and not isinstance(terms, str) else [terms]
     wanted = [term if isinstance(term, RewardTerm) else RewardTerm(term) for term in given]
     functions = {
-        place: _load_function(term, limits or CallLimits(), log, ranks, skips_missing=len(wanted) + len(more) > 1)
+        place: _load_function(
+            term,
+            limits or CallLimits(),
+            log,
+            ranks,
+            skips_missing=bool(more) or any(other.weight for other in wanted if other is not term),
+        )
         for place, term in enumerate(wanted)
         if callable(term.reward) or _is_function(str(term.reward))
     }

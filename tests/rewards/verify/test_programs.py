@@ -74,10 +74,13 @@ def test_a_response_that_was_cut_off_has_a_program_only_if_that_is_complete():
 def test_a_block_that_shows_the_use_is_not_the_program():
     text = "```python\ndef f(x):\n    return 2 * x\n```\nExample usage:\n```python\nprint(f(2))\n```"
     assert program(text, True) == "print(f(2))"
-    assert program(text, True, defines=True) == "def f(x):\n    return 2 * x"
+    assert program(text, True, names=["f"]) == "def f(x):\n    return 2 * x"
+    more = text + "\n```python\ndef test_f():\n    print(f(3))\n```"  # defines something else, and only calls f
+    assert program(more, True, names=["f"]) == "def f(x):\n    return 2 * x"
+    assert program(text.replace("def f(x):\n    return", "f = lambda x:"), True, names=["f"]) == "f = lambda x: 2 * x"
     [verdict] = code([text], [["assert f(2) == 4"]])
     assert verdict.reason == "right"
-    assert program("```python\nprint(1)\n```", True, defines=True) == "print(1)"
+    assert program("```python\nprint(1)\n```", True, names=["f"]) == "print(1)"
 
 
 @pytest.mark.parametrize("fence", ["~~~", "````"])

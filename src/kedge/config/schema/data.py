@@ -60,7 +60,9 @@ class DataConfig(Section):
             if column not in COLUMNS and near:
                 raise ValueError(f"{name} is not a column that kedge reads; did you mean {near[0]}?")
             if role not in ("", *ROLES):
-                raise ValueError(f"{name} is not a column that kedge reads: {role} is none of {', '.join(ROLES)}")
+                raise ValueError(
+                    f"{name} is not a column that kedge reads: the roles are {', '.join(ROLES)}, not {role}"
+                )
         return columns
 
     @property

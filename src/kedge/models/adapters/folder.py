@@ -110,7 +110,7 @@ class AdapterFolder:
         self._left = WRAPPED
         named = str(settings["base_model_name_or_path"])
         given, beside = Path(os.path.expanduser(named)), folder / os.path.expanduser(named)
-        # Another folder of that name, such as ../base, may lie beside the one that kedge runs in.
+        # The folder that kedge runs in may have another ../base.
         is_model = any((given / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
         self.base = str(beside) if not is_model and os.path.isdir(beside) else named
         if os.path.isabs(os.path.expanduser(self.base)) and not os.path.isdir(os.path.expanduser(self.base)):

@@ -54,6 +54,12 @@ class Tests:
     imports: tuple[str, ...]
     assertions: tuple[Assertion, ...]
 
+    @property
+    def names(self) -> set[str]:
+        """The names that the assertions look up in the program."""
+        trees = [ast.parse(text, mode="eval") for each in self.assertions for text in each.computed]
+        return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
 
 def read_tests(tests: Sequence[Any], imports: Sequence[Any] | None, setups: Sequence[Any] | None) -> list[Tests]:
     """Read columns of assertions, of imports for them, and of code that runs between the program and them.

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias, TypeVar
 
@@ -36,7 +36,7 @@ _PYTHON = re.compile(
 )
 
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^`\s]*)[^`]*$")
-_DEFINITION = re.compile(r"^[ \t]*(?:async def |def |class |\w+ *= *lambda\b)", re.MULTILINE)
+_DEFINED = re.compile(r"^[ \t]*(?:(?:async +)?def +|class +)(\w+)|^(\w+) *=(?!=)", re.MULTILINE)
 
 Pairs: TypeAlias = "list[tuple[str, str]]"
 """Texts that a program reads, and those that it is to print."""
@@ -102,13 +102,13 @@ def _read_pairs(entry: object) -> Pairs:
 # Responses
 
 
-def program(text: str, is_whole: bool, *, defines: bool = False) -> str | None:
+def program(text: str, is_whole: bool, *, names: Collection[str] = ()) -> str | None:
     """The program in a response: its last block in Python, else its last block, else all of it, else None.
 
     Args:
         text: The response.
-        is_whole: It ended with a stop token: a block that is open at its end is complete.
-        defines: The last block that defines something comes first: after it, models show how to use it.
+        is_whole: It ended with a stop token, so that a last block without its closing fence is complete.
+        names: What the tests use: a block that defines one of them comes first, since models show its use in another.
     """
     blocks: dict[bool, list[str]] = {True: [], False: []}  # by whether it says that it is in Python
     is_python = False
@@ -128,8 +128,8 @@ def program(text: str, is_whole: bool, *, defines: bool = False) -> str | None:
     if lines is not None and is_whole:
         blocks[is_python].append("\n".join(lines))
     if found := blocks[True] or blocks[False]:
-        of_use = [block for block in found if _DEFINITION.search(block)] if defines else []
-        return textwrap.dedent((of_use or found)[-1])
+        tested = [block for block in found if any({*each} & {*names} for each in _DEFINED.findall(block))]
+        return textwrap.dedent((tested or found)[-1])
     return text if is_whole and lines is None and _PYTHON.search(text) else None
 
 
@@ -149,7 +149,8 @@ def code(
     """Check whether a response's program passes the tests of an MBPP row, in a sandbox.
 
     Args:
-        completions: Responses as text; the program is the last fenced block in Python that defines something.
+        completions: Responses as text; the program is the last fenced block in Python, of those that define
+            what the tests use.
         test_list: Assertions that call the program.
         test_imports: Imports for them.
         test_setup_code: Code that runs between the program and them.
@@ -167,8 +168,7 @@ def code(
     def judge(text: str, tests: Tests) -> tuple[int, int, str]:
         return _passed(text, tests, place, seconds, memory << 20)
 
-    programs = _programs(completions, stopped, defines=True)
-    return _verdicts(programs, read_tests(test_list, test_imports, test_setup_code), judge, partial)
+    return _verdicts(completions, stopped, read_tests(test_list, test_imports, test_setup_code), judge, partial)
 
 
 @reads(check_stdio)
@@ -210,37 +210,28 @@ def code_stdio(
                     break
         return right, len(pairs), reason
 
-    pairs = read_rows("input_output", input_output, _read_pairs)
-    return _verdicts(_programs(completions, stopped), pairs, judge, partial)
-
-
-def _programs(
-    completions: Sequence[str], stopped: Sequence[bool] | None, *, defines: bool = False
-) -> list[str | Verdict]:
-    """The program of each response, or the verdict on one without."""
-    ended = [True] * len(completions) if stopped is None else stopped
-    return [
-        program(text, is_whole, defines=defines) or Verdict(0.0, NO_CODE if is_whole else CUT_OFF)
-        for text, is_whole in zip(completions, ended, strict=True)
-    ]
+    return _verdicts(completions, stopped, read_rows("input_output", input_output, _read_pairs), judge, partial)
 
 
 def _verdicts(
-    programs: Sequence[str | Verdict],
+    completions: Sequence[str],
+    stopped: Sequence[bool] | None,
     references: Sequence[_Reference],
     judge: Callable[[str, _Reference], tuple[int, int, str]],
     is_partial: bool,
 ) -> list[Verdict]:
     """The verdicts of several processes at a time."""
+    ended = [True] * len(completions) if stopped is None else stopped
 
-    def verdict(found: str | Verdict, reference: _Reference) -> Verdict:
-        if isinstance(found, Verdict):
-            return found
+    def verdict(text: str, is_whole: bool, reference: _Reference) -> Verdict:
+        found = program(text, is_whole, names=reference.names if isinstance(reference, Tests) else ())
+        if found is None:
+            return Verdict(0.0, NO_CODE if is_whole else CUT_OFF)
         right, count, reason = judge(found, reference)
         return Verdict(right / count if is_partial else float(reason == RIGHT), reason)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2) as pool:
-        return list(pool.map(verdict, programs, references))
+        return list(pool.map(verdict, completions, ended, references))
 
 
 def _lines(text: str) -> list[str]:

@@ -45,7 +45,7 @@ _STATED = tuple(
     re.compile(rf"(?i:\b(?:{words}){_IS}{_GAP}[:=]?{_GAP}(?:option\s)?){_LETTER}")
     for words in ("answer|correct option|right option", "choice|option|choose|pick|select|go with")
 )
-"""Ways to state a choice. "Option A is wrong" is none where "the answer is B"."""
+"""Ways to state a choice, the first that occurs: "the answer is B" counts, then, and not "option A is wrong"."""
 _ALTERNATIVE = re.compile(rf"{_GAP}(?:,|/|&|\bor\b|\band\b){_GAP}(?:or\s|and\s|option\s)?{_LETTER}")
 _LINE = re.compile(r"^[ \t]*[(\[]?([A-Z])(?:[)\].:]+(?:[ \t].*)?)?[ \t]*$", re.MULTILINE)
 _MENTIONED = re.compile(r"\(([A-Z])\)")

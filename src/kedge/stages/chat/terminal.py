@@ -156,6 +156,7 @@ def _answer_lines(chat: Chat, lines: Iterable[str], out: IO[str], notes: Console
             return
         if not text.strip():  # answers keep the numbers of their lines
             out.write("\n")
+            out.flush()
             continue
         if text.startswith("/"):
             notes.out(_command(chat, text))

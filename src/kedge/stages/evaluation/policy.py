@@ -263,7 +263,7 @@ def load_policy(source: str, config: Config, run: Run) -> Policy:
 
 
 GREEDY = 0.01
-"""Temperature of the only response to a prompt, and in place of 0: practically greedy, as in N+."""
+"""Temperature of the only response to a prompt, and what 0 stands for: practically greedy, as in N+."""
 
 
 def sampling_of(config: Config, *, num_responses: int = 1) -> Sampling:
