@@ -17,7 +17,14 @@ from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokeniz
 from kedge.stages.reward import run_reward, train_reward_model
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge
-from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_reward_model, tiny_tokenizer
+from tests.tiny import (
+    CHAT_TEMPLATE,
+    FAMILIES,
+    save_tiny_policy,
+    save_tiny_reward_model,
+    tiny_reward_model,
+    tiny_tokenizer,
+)
 
 # The shorter answers are preferred.
 COMPARISONS = [Comparison(f"Deck {number}:", " sun and sea", " rope rope rope rope rope") for number in range(12)]
@@ -50,6 +57,28 @@ def test_it_learns_an_order_and_knows_that_length_does_not_explain_it(family):
     assert report.agreement.length_accuracy.value == 0.0
     assert len(report.agreement.chosen) == 4
     assert report.outcome.evaluation["accuracy"] == 1.0
+
+
+def test_plain_rows_for_a_model_with_a_chat_template_are_said(tmp_path, capsys):
+    """A reward model of plain text would score the conversations that PPO samples."""
+    save_tiny_policy(tmp_path / "base", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
+    answers = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in ROWS]
+    columns = {
+        "comparisons": "data.columns.comparisons.instruction=prompt",
+        "demonstrations": (
+            "data.columns.demonstrations.instruction=prompt data.columns.demonstrations.output=completion"
+        ),
+    }
+    said = {}
+    for out, more in (("text", []), ("chat", " ".join(columns.values()).split())):
+        flags = {"model": str(tmp_path / "base"), "out": str(tmp_path / out)}
+        config = load_config(None, [*SETTINGS, "runtime.report=false", "data.eval_fraction=0.25", *more], flags)
+        run_reward(config, comparisons=ROWS, demonstrations=answers)
+        lines = capsys.readouterr().err.splitlines()
+        said[out] = {role: next(line for line in lines if line.startswith(f"{role}: ")) for role in columns}
+    for role, named in columns.items():
+        assert f"plain text, without the chat template ({named} makes" in said["text"][role]
+        assert "plain text" not in said["chat"][role]
 
 
 @pytest.mark.parametrize("normalize_scale", [False, True])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +19,7 @@ from kedge.data import (
     Sources,
     read_prompts,
 )
+from kedge.data.chat import prompt_form
 from kedge.data.readers import read_rows
 from kedge.logs.progress import say
 from kedge.models import Precision
@@ -47,7 +48,17 @@ __all__ = [
 ]
 
 
-AS_TEXT = "plain text, continued without the chat template (data.columns.instruction=prompt makes questions of it)"
+AS_TEXT: Final = (
+    "plain text, continued without the chat template (data.columns.instruction=prompt makes questions of it)"
+)
+ROWS_AS_TEXT: Final = {
+    "comparisons": "data.columns.comparisons.instruction=prompt makes questions of the prompts",
+    "demonstrations": (
+        "data.columns.demonstrations.instruction=prompt data.columns.demonstrations.output=completion makes questions "
+        "and answers of it"
+    ),
+}
+"""What makes conversations of rows in plain text. The names of a role leave the columns of the other as they are."""
 
 
 def load_prompts(
@@ -85,9 +96,7 @@ def load_prompts(
     name = f"data.max_prompt_tokens={limit}" if own else f"the {limit} tokens that the context leaves"
     sources = getattr(data, role) if prompts is None else ()
     run.data.note(role, table, sources, tokenizer, {f"max_prompt_tokens={limit}": name})
-    asks = any("messages" in prompt.columns for prompt in table.records)
-    if tokenizer.chat_template and data.template != "tldr" and not asks:
-        run.data.add(role, note=AS_TEXT)
+    _note_text(AS_TEXT, role, (prompt.text for prompt in table.records), run, tokenizer, data.template)
     return _with_all_columns(table.records)
 
 
@@ -191,7 +200,18 @@ def _load(
         f"max_length={longest}": f"data.max_length={longest}" if own else f"the context of {longest} tokens",
     }
     run.data.note(role, table, sources, tokenizer, limits)
+    note = f"plain text, without the chat template ({ROWS_AS_TEXT[role]})"
+    _note_text(note, role, (row.prompt for row in table.records), run, tokenizer, data.template)
     return table.records
+
+
+def _note_text(
+    note: str, role: str, prompts: Iterable[str], run: Run, tokenizer: PreTrainedTokenizerBase, template: str
+) -> None:
+    """Note that prompts of a chat model do not go through its template. Rows without a prompt are texts to learn."""
+    given = [prompt for prompt in prompts if prompt]
+    if tokenizer.chat_template and given and prompt_form(given, template=template) == "text":
+        run.data.add(role, note=note)
 
 
 Rewards: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm]"
