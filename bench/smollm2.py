@@ -14,6 +14,9 @@ renews the table of docs/rewards.md. The plan, written before the first run:
   response each, at the end against the start, for the trained kinds and for the unseen ones, over the seeds.
 - Expected: the trained kinds rise by more than their interval, the unseen ones by less, if at all. PPO with a head is
   not told apart from GRPO: responses are short, and their reward comes at the end.
+- Added after GRPO had come out ahead of PPO with two epochs in every seed, before its runs: PPO with one epoch takes as
+  many steps as GRPO, each on new responses. If the second epoch is what costs PPO its place, this arm ends beside GRPO.
+  If it is the critic, it ends beside PPO with two.
 """
 
 from __future__ import annotations
@@ -81,6 +84,7 @@ COMMON: Final[dict[str, Any]] = {
 CRITIC: Final = "{critic}"
 ARMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "PPO, head": {"ppo.eval_every": 4, "ppo.num_epochs": 2, "ppo.value_coef": 0.5, "ppo.value_head_rate": 30},
+    "PPO, head, one epoch": {"ppo.num_epochs": 1, "ppo.value_coef": 0.5, "ppo.value_head_rate": 30},
     "GRPO": {"preset": "grpo"},
     "RLOO": {"preset": "rloo"},
     "PPO, trained critic": {
