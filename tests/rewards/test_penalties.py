@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kedge.errors import RewardError
-from kedge.rewards import Responses, load_reward
+from kedge.rewards import FunctionReward, Responses, load_reward
 from kedge.rewards.penalties import blank, ill_formed, off_length, off_target_length, repetitive, too_long, unfinished
 
 
@@ -56,6 +56,33 @@ def test_ill_formed_matches_the_whole_response():
     assert ill_formed(texts, pattern=pattern) == [0, -1, -1]
     with pytest.raises(RewardError, match=r"'\[' is not a regular expression"):
         ill_formed(["a"], pattern="[")
+
+
+@pytest.mark.parametrize(
+    ("penalty", "settings", "columns", "message"),
+    [
+        (too_long, {"window": 2}, {}, r"window 2 is not in"),
+        (off_length, {"target": 0}, {}, r"the target of a length, 0, must"),
+        (off_length, {"target": 9, "tolerance": -1}, {}, r"the tolerance of a length, -1, must"),
+        (off_target_length, {}, {"target_length": [5, "9"]}, r"the target of a length, '9', must"),
+        (repetitive, {"size": 0}, {}, r"size 0 is below 1"),
+        (ill_formed, {"pattern": "("}, {}, r"'\(' is not a regular expression"),
+    ],
+)
+def test_bad_settings_are_found_before_a_run(penalty, settings, columns, message):
+    with pytest.raises(RewardError, match=message):
+        FunctionReward(penalty, settings=settings).check(columns)
+
+
+def test_good_settings_pass_the_check_before_a_run():
+    for penalty, settings, columns in (
+        (too_long, {}, {}),
+        (off_length, {"target": 9}, {}),
+        (off_target_length, {"tolerance": 0.5}, {"target_length": [5, 9]}),
+        (repetitive, {}, {}),
+        (ill_formed, {"pattern": "a+"}, {}),
+    ):
+        FunctionReward(penalty, settings=settings).check(columns)
 
 
 @pytest.mark.parametrize("name", ["too_long", "unfinished", "blank", "repetitive"])

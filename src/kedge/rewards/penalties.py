@@ -1,17 +1,27 @@
 """Length and format penalties as plain reward functions: 0 for a good response, negative for a bad one.
 
-Combine them with the main reward by weight, for example `kedge.rewards.penalties:too_long`.
+Combine them with the main reward by weight, for example `kedge.rewards.penalties:too_long`. Their settings are checked
+before a run starts.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from kedge.errors import RewardError
+from kedge.rewards.verify.checking import reads
 
 __all__ = ["blank", "ill_formed", "off_length", "off_target_length", "repetitive", "too_long", "unfinished"]
 
 
+def _check_window(window: float = 0.2) -> None:
+    if not 0 < window <= 1:
+        raise RewardError(f"too_long: window {window} is not in (0, 1]")
+
+
+@reads(_check_window)
 def too_long(completion_ids: list[list[int]], max_new_tokens: int, *, window: float = 0.2) -> list[float]:
     """A soft penalty that grows linearly as a response approaches the length limit.
 
@@ -29,12 +39,24 @@ def too_long(completion_ids: list[list[int]], max_new_tokens: int, *, window: fl
 
     Source: DAPO (arXiv 2503.14476), eq. 13; spec §5.24.
     """
-    if not 0 < window <= 1:
-        raise RewardError(f"too_long: window {window} is not in (0, 1]")
+    _check_window(window)
     width = window * max_new_tokens
     return [max(-1.0, min(0.0, (max_new_tokens - width - len(ids)) / width)) for ids in completion_ids]
 
 
+def _check_target(target: float, tolerance: float = 0.2) -> None:
+    _check_targets([target], tolerance)
+
+
+def _check_targets(target_length: Sequence[Any], tolerance: float = 0.2) -> None:
+    if not tolerance >= 0:
+        raise RewardError(f"the tolerance of a length, {tolerance!r}, must be 0 or more")
+    for target in target_length:
+        if isinstance(target, bool) or not isinstance(target, (int, float)) or not target > 0:
+            raise RewardError(f"the target of a length, {target!r}, must be a number of tokens above 0")
+
+
+@reads(_check_target)
 def off_length(completion_ids: list[list[int]], *, target: float, tolerance: float = 0.2) -> list[float]:
     """A penalty for responses much shorter or longer than a target.
 
@@ -51,6 +73,7 @@ def off_length(completion_ids: list[list[int]], *, target: float, tolerance: flo
     return off_target_length(completion_ids, [target] * len(completion_ids), tolerance=tolerance)
 
 
+@reads(_check_targets)
 def off_target_length(
     completion_ids: list[list[int]], target_length: list[float], *, tolerance: float = 0.2
 ) -> list[float]:
@@ -61,11 +84,7 @@ def off_target_length(
 
     Source: LCPO's length reward, made relative to the target (L1, arXiv 2503.04697).
     """
-    if not tolerance >= 0:
-        raise RewardError(f"the tolerance of a length, {tolerance!r}, must be 0 or more")
-    for target in target_length:
-        if isinstance(target, bool) or not isinstance(target, (int, float)) or not target > 0:
-            raise RewardError(f"the target of a length, {target!r}, must be a number of tokens above 0")
+    _check_targets(target_length, tolerance)
     deviations = (abs(len(ids) - target) / target for ids, target in zip(completion_ids, target_length, strict=True))
     return [-min(1.0, max(0.0, deviation - tolerance)) for deviation in deviations]
 
@@ -80,6 +99,12 @@ def blank(completions: list[str]) -> list[float]:
     return [0.0 if text.strip() else -1.0 for text in completions]
 
 
+def _check_size(size: int = 3) -> None:
+    if size < 1:
+        raise RewardError(f"repetitive: size {size} is below 1")
+
+
+@reads(_check_size)
 def repetitive(completions: list[str], *, size: int = 3) -> list[float]:
     """Minus the fraction of a response's word n-grams that repeat an earlier one.
 
@@ -92,11 +117,18 @@ def repetitive(completions: list[str], *, size: int = 3) -> list[float]:
     Raises:
         RewardError: A size below 1.
     """
-    if size < 1:
-        raise RewardError(f"repetitive: size {size} is below 1")
+    _check_size(size)
     return [_distinct_fraction(text.split(), size) - 1 for text in completions]
 
 
+def _expression(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise RewardError(f"ill_formed: pattern {pattern!r} is not a regular expression: {error}") from error
+
+
+@reads(_expression)
 def ill_formed(completions: list[str], *, pattern: str) -> list[float]:
     """−1 for a response that a regular expression does not match in full (`.` also matches newlines).
 
@@ -107,10 +139,7 @@ def ill_formed(completions: list[str], *, pattern: str) -> list[float]:
     Raises:
         RewardError: The pattern is not a regular expression.
     """
-    try:
-        expression = re.compile(pattern, re.DOTALL)
-    except re.error as error:
-        raise RewardError(f"ill_formed: pattern {pattern!r} is not a regular expression: {error}") from error
+    expression = _expression(pattern)
     return [0.0 if expression.fullmatch(text) else -1.0 for text in completions]
 
 
