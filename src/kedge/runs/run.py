@@ -58,10 +58,10 @@ from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer_kinds import check_optimizer
 from kedge.training.runtime import (
     avoid_kernels_per_shape,
-    keep_freed_memory,
     resolve_device,
     seed_everything,
     set_threads,
+    tune_memory,
     use_deterministic_kernels,
 )
 
@@ -267,7 +267,7 @@ def open_run(
         precision = resolve_precision(config.runtime.precision, device, width=width)
         if described.makes_model and config.adapter.kind == "none":
             _say_if_merged(source)
-    keep_freed_memory()
+    tune_memory()
     avoid_kernels_per_shape(device)
     threads = set_threads(config.runtime.num_threads or (threads_before(shared) if resumed else None))
     seed_everything(config.runtime.seed)

@@ -25,6 +25,10 @@ GIB = 2**30
 # malloc.h
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
+KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""Environment variables of the two caches, read at the first product."""
+KEPT_KERNELS = 32
+"""Enough for the shapes of a pass, and for those of sampling, whose rows are few: a kernel takes a millisecond."""
 CGROUP_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 PHASES = {"rollout": "sampling", "reward": "scoring", "train": "the update"}
 """Display names of the phases that have another name in the code."""
@@ -82,12 +86,17 @@ def set_threads(num_threads: int | None = None) -> int:
     return torch.get_num_threads()
 
 
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory for reuse instead of returning it to the system.
+def tune_memory() -> None:
+    """Keep freed memory for reuse, and the number of kernels small. To be called before the first product.
 
     A training pass frees and allocates the same large blocks repeatedly; each new block costs a page fault per 4 KiB,
-    in all a tenth to a third of a pass on a CPU. Does nothing on other platforms.
+    in all a tenth to a third of a pass on a CPU. So glibc is told not to return memory to the system.
+
+    oneDNN and its caller in torch make a kernel for each new shape of a bf16 product, half a MiB with its buffers, and
+    keep 1,024 each. Packed rows have a new number of tokens in every pass, so a process would grow by a GiB and more.
     """
+    for cache in KERNEL_CACHES:
+        os.environ.setdefault(cache, str(KEPT_KERNELS))
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return
     mallopt = ctypes.CDLL(None).mallopt

@@ -26,10 +26,10 @@ from kedge.stages.evaluation.policy import Policy, Sampling, load_frozen_policy,
 from kedge.system.texts import unwritable
 from kedge.training.runtime import (
     avoid_kernels_per_shape,
-    keep_freed_memory,
     resolve_device,
     set_threads,
     stream_seed,
+    tune_memory,
 )
 
 __all__ = ["MAX_MODELS", "SETTINGS", "Chat", "Interrupted", "Reply", "load_chat"]
@@ -321,7 +321,7 @@ def load_chat(
         raise ConfigError(f"chat needs one or {MAX_MODELS} models, not {len(models)}")
     device = resolve_device(config.runtime.device)
     trusted = config.runtime.trust_remote_code
-    keep_freed_memory()
+    tune_memory()
     avoid_kernels_per_shape(device)
     set_threads(config.runtime.num_threads)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kedge.errors import ConfigError
 from kedge.models import Precision, autocast
 from kedge.system.memory import MemoryLimit, held_memory, memory_limits
-from kedge.training.runtime import keep_freed_memory, resolve_device
+from kedge.training.runtime import resolve_device, tune_memory
 
 __all__ = ["DEVICES", "Device", "Speed", "find_device", "measured_speed", "this_machine"]
 
@@ -173,7 +173,7 @@ def measured_speed(
         width: Of the model: products of small matrices are slower.
         clock: Seconds.
     """
-    keep_freed_memory()  # as a run does; a new page costs more than the computation on it
+    tune_memory()  # as a run does; a new page costs more than the computation on it
     rows = torch.randn(ROWS, min(width, WIDEST), device=device)
     layer = nn.Linear(rows.shape[1], 3 * rows.shape[1], bias=False, device=device)
 
