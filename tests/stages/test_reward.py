@@ -15,6 +15,7 @@ from kedge.errors import ConfigError
 from kedge.logs.json_lines import read_metrics
 from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokenizer
 from kedge.stages.reward import run_reward, train_reward_model
+from kedge.training.supervised import reward_model
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge
 from tests.tiny import (
@@ -107,6 +108,15 @@ def test_without_demonstrations_the_preferred_answers_are_the_zero():
     assert model.shift.item() == 0.0
     with pytest.raises(ConfigError, match="needs demonstrations"):
         train_reward_model(model, tiny_tokenizer(), COMPARISONS, normalize="demonstrations", **TRAINING)
+
+
+def test_of_many_texts_some_evenly_spread_ones_are_the_zero(monkeypatch):
+    """Scoring all of a large data set in fp32 would take as long as training on it."""
+    monkeypatch.setattr(reward_model, "MOST_REFERENCES", 2)
+    model = ScalarModel(tiny_reward_model(), tiny_tokenizer())
+    train_reward_model(model, tiny_tokenizer(), COMPARISONS, demonstrations=DEMONSTRATIONS, **TRAINING)
+    assert scores(model, DEMONSTRATIONS[::3]).mean().item() == pytest.approx(0.0, abs=1e-5)  # 5 texts: each third
+    assert scores(model, DEMONSTRATIONS).mean().item() != pytest.approx(0.0, abs=1e-5)
 
 
 def test_two_ranked_responses_are_a_comparison():

@@ -75,7 +75,8 @@ class RewardModelConfig(TrainedSection):
     normalize: Literal["demonstrations", "comparisons", "none"] | None = field(
         None,
         meaning="Texts whose mean score is shifted to 0: the demonstrations, or the chosen responses of the "
-        "comparisons; null uses the demonstrations if there are any, else the comparisons.",
+        "comparisons; null uses the demonstrations if there are any, else the comparisons. 512 of them, evenly "
+        "spread, if there are more.",
         source="Stiennon and N+: a mean of 0 on the reference summaries",
     )
     normalize_scale: bool = field(
