@@ -22,6 +22,7 @@ from bench.processes import BenchError, environment
 from bench.study.child import run_unit
 from bench.study.task import Problem
 from bench.study.unit import Budget, Outcome, Unit, append_outcome, read_outcomes
+from bench.tables import renewed
 from handbook.lines import Level, Line, draw_lines
 from handbook.palette import MUTED, POLICY, REFERENCES, START, Quantity
 from handbook.style import label_axes, new_axes
@@ -228,9 +229,7 @@ def curve(outcomes: Sequence[Outcome], places: Sequence[float]) -> list[Interval
 
 def with_table(page: str, name: str, outcomes: Mapping[str, Outcome]) -> str:
     """A page with the table of an example between its markers renewed."""
-    begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
-    before, rest = page.split(begin)
-    return before + begin + table(name, EXAMPLES[name], outcomes) + "\n" + end + rest.split(end)[1]
+    return renewed(page, name, table(name, EXAMPLES[name], outcomes))
 
 
 def table(name: str, example: Example, outcomes: Mapping[str, Outcome]) -> str:

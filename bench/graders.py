@@ -34,6 +34,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from bench.machine import describe_machine
 from bench.processes import BenchError
+from bench.tables import renewed
 from kedge.errors import KedgeError, RewardError
 from kedge.rewards.source import Verdict
 from kedge.rewards.verify import code, gsm8k, math, number
@@ -41,13 +42,11 @@ from kedge.rewards.verify.programs import check_code
 from kedge.rewards.worker.sandbox import open_sandbox
 from kedge.system.output import replace_file
 
-__all__ = ["HOSTILE", "KINDS", "Problem", "Task", "corrupt", "hostile", "main", "read", "table", "with_table"]
+__all__ = ["HOSTILE", "KINDS", "Problem", "Task", "corrupt", "hostile", "main", "read", "table"]
 
 ROOT: Final = Path(__file__).parents[1]
 RECORD: Final = ROOT / "bench" / "results" / "graders.json"
 PAGE: Final = ROOT / "docs" / "rewards.md"
-BEGIN: Final = "<!-- graders:begin -->\n"
-END: Final = "<!-- graders:end -->"
 SEED: Final = 0
 RUNS: Final = 3
 
@@ -116,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             replace_file(RECORD, [text.encode()])
             options.page = True
         if options.page:
-            PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
+            PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), "graders", table(record)), encoding="utf-8")
     except (BenchError, KedgeError, OSError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
@@ -319,19 +318,6 @@ def hostile(expressions: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 # The page
-
-
-def with_table(page: str, record: Mapping[str, Any]) -> str:
-    """A page with the table between its markers renewed.
-
-    Raises:
-        BenchError: The page has no markers.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise BenchError(f"{PAGE} lacks the markers {BEGIN.strip()} and {END}")
-    return before + BEGIN + table(record) + "\n" + END + after
 
 
 def table(record: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ from typing import Any, Final
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.processes import BenchError
+from bench.tables import renewed
 from kedge.logs.json_lines import read_json_lines
 from kedge.models.untrained import save_untrained_llama
 from kedge.rewards import RewardTerm
@@ -41,12 +42,13 @@ from kedge.stages.demo.world import Post, World
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
-from kedge.system.intervals import mean_interval
+from kedge.system.intervals import Interval, mean_interval
 from kedge.system.output import replace_file
 
 ROOT: Final = Path(__file__).parents[1]
 WORK: Final = ROOT / "bench" / ".work" / "sizes"
 RECORD: Final = ROOT / "bench" / "results" / "sizes.json"
+PAGE: Final = ROOT / "docs" / "results.md"
 SEEDS: Final = (0, 1, 2)
 SIZES: Final = {"0.1": (16, 2), "0.3": (32, 2), "1": (64, 2), "3": (128, 2), "10": (256, 3), "30": (320, 4)}
 """Width and layers, by the size in demo policies; the last is not trained by PPO."""
@@ -64,21 +66,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.sizes", description=__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[*SEEDS])
     parser.add_argument("--processes", type=int, default=2, help="seeds at a time")
+    parser.add_argument("--page", action="store_true", help="write from the record, and train nothing")
     options = parser.parse_args()
     try:
         with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            for seed, found in zip(options.seeds, pool.map(measured, options.seeds), strict=True):
+            seeds = [] if options.page else options.seeds
+            for seed, found in zip(seeds, pool.map(measured, seeds), strict=True):
                 record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
                 replace_file(RECORD, [json.dumps({**record, str(seed): found}, indent=1).encode()])
+        block = table(json.loads(RECORD.read_text(encoding="utf-8")))
+        PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), "sizes", block), encoding="utf-8")
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    print(table(json.loads(RECORD.read_text(encoding="utf-8"))))
     return 0
 
 
 def measured(seed: int) -> dict[str, Any]:
-    """The policies of a seed, by stage and size: parameters, loss of the imitation, quality, words, and wins."""
+    """The policies of a seed, by stage and size: parameters, loss of the imitation, quality, and wins."""
     folder = WORK / str(seed)
     world = world_of(folder / "start" / OWN, seed)
     imitating = {size: imitate(folder, world, size) for size in SIZES}
@@ -91,10 +96,9 @@ def measured(seed: int) -> dict[str, Any]:
     scores = {name: GoldScores.of(posts, each) for name, each in texts.items()}
     return {
         name: {
-            "quality": each.quality.value,
-            "words": each.num_words,
-            "over_largest": each.win_rate_over(scores[f"sft/{LARGEST}"]).value,
-            "over_references": each.win_rate_over(scores["references"]).value,
+            "quality": bounds(each.quality),
+            "over_largest": bounds(each.win_rate_over(scores[f"sft/{LARGEST}"])),
+            "over_references": bounds(each.win_rate_over(scores["references"])),
             **facts(folder / name),
         }
         for name, each in scores.items()
@@ -181,17 +185,20 @@ def facts(run: Path) -> dict[str, float]:
     return {"parameters": model.num_parameters(), **({"loss": losses[-1]} if losses else {})}
 
 
-def table(record: dict[str, dict[str, dict[str, float]]]) -> str:
-    """The sizes before and after PPO, mean over seeds with Student's 95 % interval."""
+def bounds(interval: Interval) -> list[float]:
+    """An interval over posts, for the record."""
+    return [interval.value, interval.low, interval.high]
+
+
+def table(record: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """The sizes before and after PPO: mean over seeds with Student's 95 % interval; of one seed, that over posts."""
     seeds = list(record.values())
 
-    def of(name: str, figure: str, digits: int = 2) -> str:
-        values = [seed[name][figure] for seed in seeds if name in seed]
-        if not values:
+    def of(name: str, figure: str) -> str:
+        found = [seed[name][figure] for seed in seeds if name in seed]
+        if not found:
             return "–"
-        interval = mean_interval(values)
-        text = f"{interval.value:.{digits}f}"
-        return f"{text} ({interval.low:.{digits}f}–{interval.high:.{digits}f})" if len(values) > 1 else text
+        return str(Interval(*found[0]) if len(found) == 1 else mean_interval([value for value, _, _ in found]))
 
     lines = [
         f"| size | parameters | SFT: quality | over SFT of {LARGEST} | PPO: quality | over SFT of {LARGEST} | "

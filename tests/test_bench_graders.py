@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.graders import (
-    BEGIN,
     CORRECTED,
     EARLIER,
-    END,
     HOSTILE,
     KINDS,
     NUMBERS,
@@ -31,9 +29,9 @@ from bench.graders import (
     svamp_pairs,
     svamp_problem,
     table,
-    with_table,
 )
 from bench.processes import BenchError
+from bench.tables import renewed
 from kedge.rewards.worker.sandbox import open_sandbox
 from tests.rewards.verify.test_programs import needs_sandbox
 
@@ -145,10 +143,12 @@ def test_the_table_says_what_was_accepted_how_fast_and_which_expressions_took_lo
 
 
 def test_the_page_keeps_what_is_around_the_table() -> None:
-    page = f"before\n{BEGIN}old\n{END}\nafter\n"
-    assert with_table(page, RECORD) == f"before\n{BEGIN}{table(RECORD)}\n{END}\nafter\n"
-    with pytest.raises(BenchError, match="lacks the markers"):
-        with_table("before\n", RECORD)
+    page = "before\n<!-- graders:begin -->\nold\n<!-- graders:end -->\nafter\n"
+    expected = "before\n<!-- graders:begin -->\nnew\n<!-- graders:end -->\nafter\n"
+    assert renewed(page, "graders", "new") == expected
+    for broken in ("before\n", "<!-- graders:begin -->\n", "<!-- graders:end -->"):
+        with pytest.raises(BenchError, match="lacks the markers <!-- graders:begin --> and <!-- graders:end -->"):
+            renewed(broken, "graders", "new")
 
 
 def test_the_hostile_expressions_are_timed_against_an_expression_and_a_number() -> None:
