@@ -15,7 +15,7 @@ from kedge.errors import ConfigError
 NUMBERS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("former_numbers.json").read_text())
 """All settings before they were halved: the defaults, and by preset those that differ from them."""
 
-LATER = ("distill",)
+LATER = ("distill", "small-instruct")
 """Presets that have come since."""
 
 SHARED = ("optimizer", "max_grad_norm", "weight_decay", "adam_eps", "adam_eps_mode")

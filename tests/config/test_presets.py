@@ -1,5 +1,7 @@
 """The presets against the published recipes, typed in by hand; a dash means kedge's default."""
 
+from pathlib import Path
+
 import pytest
 
 from kedge.config import PRESETS, Preset, load_config, word
@@ -205,7 +207,7 @@ def test_the_critics_of_the_papers() -> None:
 
 
 def test_the_list_of_presets() -> None:
-    recipes = ["tldr-n+", "instructgpt", "stiennon", "ziegler", "s2-defaults", "small-cpu"]
+    recipes = ["tldr-n+", "instructgpt", "stiennon", "ziegler", "s2-defaults", "small-cpu", "small-instruct"]
     assert list(PRESETS) == [*recipes, *(preset.name for preset in (*FAMILY, *CONTROL))]
 
 
@@ -247,6 +249,14 @@ def test_small_cpu_is_sized_for_small_models() -> None:
     small = load_config(preset="small-cpu")
     assert small.ppo.learning_rate >= 30 * load_config(preset="tldr-n+").ppo.learning_rate
     assert small.responses_per_update == 64
+
+
+@pytest.mark.parametrize("name", ["brief", "sums", "programs"])
+def test_the_examples_with_an_instruction_model_train_by_its_preset(name: str) -> None:
+    """What they have in common stands in the preset alone; the figures of the pages are measured with it."""
+    ppo = load_config(Path("examples") / name / "run.yaml", stage="ppo").ppo
+    shared = (ppo.learning_rate, ppo.num_epochs, ppo.value_coef, ppo.value_head_rate)
+    assert shared == (2e-5, 2, 0.5, 30.0)
 
 
 def test_an_unknown_preset_is_named() -> None:
