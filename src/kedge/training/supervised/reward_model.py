@@ -22,7 +22,7 @@ Reference = Literal["demonstrations", "comparisons", "none"]
 """The texts on which the mean score is set to 0."""
 
 MOST_REFERENCES = 512
-"""So many texts tell the mean score to a twentieth of its standard deviation. More would cost as much as training."""
+"""Enough to know the mean score to a twentieth of its standard deviation; all of them may cost as much as training."""
 
 
 @dataclass(frozen=True)
