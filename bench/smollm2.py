@@ -209,7 +209,9 @@ def table(outcomes: Mapping[str, Outcome]) -> str:
             shares = [[fmean(each.last[f"{kind}/{when}"] for kind in kinds) for each in found]
                       for when in ("start", "end")]  # fmt: skip
             found_means = [mean_interval(share) for share in shares]
-            cells.append(" → ".join(str(Interval(each.value, max(0.0, each.low), each.high)) for each in found_means))
+            cells.append(
+                " → ".join(str(Interval(each.value, max(0.0, each.low), min(1.0, each.high))) for each in found_means)
+            )
         explained = [each.explained_late for each in found if each.explained_late is not None]
         cells.append(f"{fmean(explained):.2f}" if explained else "")
         updates = fmean(each.updates[-1] for each in found)
