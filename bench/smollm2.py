@@ -155,6 +155,8 @@ def run_missing(units: Sequence[Unit], processes: int) -> None:
     missing = [each for each in units if each.key not in known]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
+        if any(CRITIC in each.settings.values() for each in missing):
+            pool.submit(trained_critic, problem()).result()  # before two runs make it at once
         for outcome in pool.map(run, missing):
             append_outcome(outcome, RECORD)
             print(f"{outcome.seconds:.0f} s: {outcome.scores[0]:.3f} to {outcome.scores[-1]:.3f}", flush=True)
