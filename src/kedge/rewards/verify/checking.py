@@ -40,7 +40,7 @@ _Reference = TypeVar("_Reference")
 
 
 def reads(check: Callable[..., Any]) -> Callable[[_Function], _Function]:
-    """Decorates a verifier with the function that reads its columns, so that all rows are checked before a run."""
+    """Decorates a function with the one that reads its columns and settings, so that they are checked before a run."""
 
     def decorate(verifier: _Function) -> _Function:
         verifier.__dict__["check_rows"] = check

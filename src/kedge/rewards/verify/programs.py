@@ -149,8 +149,8 @@ def code(
     """Check whether a response's program passes the tests of an MBPP row, in a sandbox.
 
     Args:
-        completions: Responses as text; the program is the last fenced block in Python, of those that define
-            what the tests use.
+        completions: Responses as text; of the fenced blocks in Python that define what the tests use, the last one is
+            the program.
         test_list: Assertions that call the program.
         test_imports: Imports for them.
         test_setup_code: Code that runs between the program and them.
