@@ -101,6 +101,18 @@ def test_the_planned_peak_is_that_of_a_run(tmp_path: Path, settings: dict[str, A
     assert planned == pytest.approx(counter.peak, rel=0.05)
 
 
+def test_a_cache_that_has_grown_is_planned_as_one(tmp_path: Path) -> None:
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text('{"prompt": "The boat"}\n' * 16)
+    shape = {"rollout.num_prompts": 16, "rollout.max_new_tokens": 200}
+    config = ppo_config(tmp_path, **{"data.prompts": [str(rows)], **shape})
+    [rollout] = [each for each in count_stage(config, "ppo").plan().phases if each.name == "rollout"]
+    model = json.loads((tmp_path / "policy" / "config.json").read_text())
+    width = model["num_key_value_heads"] * model["hidden_size"] // model["num_attention_heads"]
+    cache = 16 * 200 * 2 * model["num_hidden_layers"] * width * 4  # without the prompts
+    assert cache < rollout.held["key–value cache", "policy"] < 1.5 * cache
+
+
 def test_flops_of_a_product_of_experts_by_hand() -> None:
     rows, table = torch.zeros(6, 32), torch.zeros(2, 32, 64)
     counter = LiveBytes()

@@ -349,7 +349,7 @@ def _sampled(subject: Subject, models: Models, phases: Phases, trainer: Trainer,
         most = max(map(len, prompts)) + response
         if isinstance(decoder, PackedDecoder):
             phases.keep("key–value cache")
-            phases.start("rollout", "policy", times=0.0, kind="logits")
+            phases.start("rollout", "policy", times=0.0, kind="key–value cache")
             cache = decoder._cache
             while (room := cache._layers[0][0].shape[2]) < most - 1:  # it grows by half, as in a run
                 cache.length = room
