@@ -14,6 +14,9 @@ from tests.models.families import ARCHITECTURES, PACKED, language_model
 
 # Of different lengths, unsorted; the first and the last are the same prompt.
 PROMPTS = [[5, 6, 7], [20], [30, 31, 32, 33, 34], [40, 41], [5, 6, 7]]
+# The same with a beginning that all have in common; the last has nothing else.
+START = list(range(50, 60))
+BEGUN = [*([*START, *prompt] for prompt in PROMPTS[:-1]), START]
 # More than the cache's first two allocations, less than the context of 256.
 NUM_STEPS = 2 * MIN_GROWTH + 12
 
@@ -48,10 +51,11 @@ def assert_states(model: LanguageModel, hidden: torch.Tensor, rows: list[list[in
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("prompts", [PROMPTS, BEGUN], ids=["", "with a common start"])
 @torch.no_grad()
-def test_reading_token_by_token_is_reading_all_at_once(name, layout):
+def test_reading_token_by_token_is_reading_all_at_once(name, layout, prompts):
     model = language_model(name)
-    rows = [list(prompt) for prompt in PROMPTS]
+    rows = [list(prompt) for prompt in prompts]
     decoder = start(model, name, layout, rows, NUM_STEPS)
     assert_states(model, decoder.hidden, rows)
     for step, tokens in enumerate(new_tokens(NUM_STEPS)):
@@ -119,6 +123,8 @@ def test_a_prompt_that_several_rows_continue_is_read_once():
     assert seen == [(1, 3 + 1 + 5 + 2)]
     decoder.step(torch.tensor([9, 9, 9, 9, 10]))
     assert seen[1] == (5, 1)
+    model.trunk.decoder(BEGUN, max_new_tokens=2, pad_id=0)
+    assert seen[2] == (1, 10 + 3 + 1 + 5 + 2)
 
 
 def test_a_model_without_a_known_cache_is_refused():

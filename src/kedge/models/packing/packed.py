@@ -7,7 +7,7 @@ rows are arranged in rectangles again. It is registered as an attention implemen
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from kedge.errors import ModelError
-from kedge.models.packing.sharing import arrange
+from kedge.models.packing.sharing import Arranged, arrange
 
 __all__ = [
     "Decoder",
@@ -426,10 +426,16 @@ def packed_states(model: PreTrainedModel, rows: TokenRows) -> Float[Tensor, "tok
     arranged = arrange(rows.lengths, rows.prompts) if rows.prompts else None
     if arranged is None:
         return _pass(model, rows.ids, rows.positions, Packed.of(rows))
-    read, places = (torch.tensor(each, device=rows.ids.device) for each in (arranged.read, arranged.places))
-    layout = Packed.of(TokenRows(rows.ids, arranged.lengths), arranged.rests, attention_dtype(next(model.parameters())))
+    read, places, layout = _shared(model, rows, arranged)
     # Not [places]: threads would add the gradients of a shared token in any order, and no run would be like another.
     return _pass(model, rows.ids[read], rows.positions[read], layout).index_select(0, places)
+
+
+def _shared(model: PreTrainedModel, rows: TokenRows, arranged: Arranged) -> tuple[Tensor, Tensor, Packed]:
+    """Which of the rows' tokens are read, the place of each token among these, and their layout."""
+    read, places = (torch.tensor(each, device=rows.ids.device) for each in (arranged.read, arranged.places))
+    dtype = attention_dtype(next(model.parameters()))
+    return read, places, Packed.of(TokenRows(rows.ids, arranged.lengths), arranged.rests, dtype)
 
 
 def _pass(
@@ -634,9 +640,12 @@ class PackedDecoder:
         model: A trunk that supports layout attention.
         prompts: One per row.
         max_new_tokens: Maximum number of steps.
+        shares: Read what all prompts begin with, as the system prompt of a chat template, once for all of them.
     """
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, max_new_tokens: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, shares: bool = False
+    ) -> None:
         self._model = model
         self._cache_name = cache_name_of(model)
         self.can_drop_rows = True
@@ -647,10 +656,16 @@ class PackedDecoder:
         chosen = [places[tuple(prompt)] for prompt in prompts]
         width = rows.longest
         columns = _columns(rows, width)[chosen].to(device)
+        last = rows.last[chosen]
+        ids, positions, layout = rows.ids, rows.positions, Packed.of(rows)
+        common = _common_start(distinct) if shares else 0
+        if common and (arranged := arrange(rows.lengths, ((0, common),) * len(distinct))) is not None:
+            read, places, layout = _shared(model, rows, arranged)
+            ids, positions = ids[read], positions[read]
+            columns, last = columns.where(columns < 0, places[columns]), places[last]
         self._positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
         self._cache = KeyValues(columns, max_columns=width + max_new_tokens)
-        hidden = self._run(rows.ids[None], rows.positions[None], layout=Packed.of(rows))[0]
-        self.hidden = hidden[rows.last[chosen]]
+        self.hidden = self._run(ids[None], positions[None], layout=layout)[0, last]
 
     def step(self, tokens: Tensor, running: Tensor | None = None) -> Tensor:
         """See `Decoder.step`."""
@@ -697,6 +712,12 @@ class PackedDecoder:
                 input_ids=ids, position_ids=positions, use_cache=True, layout=layout, **{self._cache_name: self._cache}
             )
         return outputs.last_hidden_state
+
+
+def _common_start(texts: Collection[tuple[int, ...]]) -> int:
+    """The number of tokens with which all of them begin."""
+    first, last = min(texts), max(texts)  # in the order of a dictionary, so that the others lie between
+    return next((place for place, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), len(first))
 
 
 def cache_name_of(model: PreTrainedModel) -> str:

@@ -157,7 +157,8 @@ class Trunk:
                 f"its rotary embedding changes at {self._rope_switch} tokens; sample rows of at most that length"
             )
         if self.packs(longest) and self._packed_decoding:
-            return PackedDecoder(self.model, prompts, max_new_tokens=max_new_tokens)
+            shares = longest <= self.shares_up_to
+            return PackedDecoder(self.model, prompts, max_new_tokens=max_new_tokens, shares=shares)
         kind, can_drop_rows = self._padded_decoding()
         return self._start(kind, prompts, pad_id=pad_id, can_drop_rows=can_drop_rows)
 
