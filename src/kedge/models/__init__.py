@@ -7,7 +7,7 @@ from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_he
 from kedge.models.language import ActorCritic, LanguageModel, PolicyWeights, response_logprobs
 from kedge.models.loading import load_language_model, load_scalar_model
 from kedge.models.packing.packed import Decoder, PackedDecoder, TokenRows
-from kedge.models.packing.trunk import Precision, autocast, resolve_precision
+from kedge.models.packing.trunk import Precision, autocast, prepacked, resolve_precision
 from kedge.models.pretrained import freeze_attention, model_width
 from kedge.models.saving import save_architecture, save_policy, save_scalar_model
 from kedge.models.scalar import ScalarModel, score_rows
@@ -43,6 +43,7 @@ __all__ = [
     "model_width",
     "named_stop_tokens",
     "own_stop_tokens",
+    "prepacked",
     "read_values",
     "resolve_precision",
     "response_logprobs",

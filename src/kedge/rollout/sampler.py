@@ -13,7 +13,7 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs
 from kedge.data.tokens import pad_left
-from kedge.models import Decoder, LanguageModel, PackedDecoder, Precision, autocast, read_values
+from kedge.models import Decoder, LanguageModel, PackedDecoder, Precision, autocast, prepacked, read_values
 from kedge.rollout.engine import Dialogue
 from kedge.system.memory import is_out_of_memory, note_exhaustion, release
 from kedge.system.ranks import AdaptiveTokens
@@ -187,7 +187,7 @@ class Sampler:
     ) -> None:
         device = draws.device
         texts = [prompts[row] for row in rows]
-        with autocast(self.precision, device):
+        with autocast(self.precision, device), prepacked(self.model, self.precision):
             decoder = self.model.trunk.decoder(texts, max_new_tokens=self.max_new_tokens, pad_id=self.pad_id)
             if dialogue is None:
                 self._sample(decoder, torch.tensor(rows, device=device), draws, responses, on_token)

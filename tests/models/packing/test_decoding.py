@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from kedge.errors import ModelError
-from kedge.models import LanguageModel
-from kedge.models.packing import packed
+from kedge.models import LanguageModel, autocast, hold_frozen
+from kedge.models.packing import packed, trunk
 from kedge.models.packing.packed import MIN_GROWTH, Decoder, PackedDecoder
 from kedge.models.packing.trunk import PaddedDecoder, Trunk
 from tests.models.families import ARCHITECTURES, PACKED, language_model
@@ -125,6 +127,60 @@ def test_a_prompt_that_several_rows_continue_is_read_once():
     assert seen[1] == (5, 1)
     model.trunk.decoder(BEGUN, max_new_tokens=2, pad_id=0)
     assert seen[2] == (1, 10 + 3 + 1 + 5 + 2)
+
+
+needs_bf16 = pytest.mark.skipif(not trunk._can_prepack(), reason="needs a processor with bf16")
+
+
+@needs_bf16
+@pytest.mark.parametrize("name", PACKED)
+@torch.no_grad()
+def test_prepacked_weights_give_the_same_states(name):
+    model = language_model(name)
+    found = []
+    for context in (trunk.prepacked(model, "bf16"), nullcontext()):
+        with autocast("bf16", "cpu"), context:
+            decoder = model.trunk.decoder(PROMPTS, max_new_tokens=3, pad_id=0)
+            states = [decoder.hidden, *(decoder.step(tokens) for tokens in new_tokens(2))]
+            found.append(torch.stack([state.float() for state in states]))
+    torch.testing.assert_close(*found, atol=1e-2, rtol=1e-2)
+
+
+@needs_bf16
+def test_prepacked_layers_are_as_they_were_after_it():
+    model = language_model("llama")
+    layer = model.trunk.model.layers[0].mlp.up_proj
+    states = torch.randn(3, layer.in_features)
+
+    def fail() -> None:
+        assert "forward" in vars(layer)
+        layer(states).sum().backward()
+        raise KeyError
+
+    with autocast("bf16", "cpu"), pytest.raises(KeyError), trunk.prepacked(model, "bf16"):
+        fail()
+    assert layer.weight.grad is not None
+    assert "forward" not in vars(layer)
+    with trunk.prepacked(model, "fp32"):
+        assert "forward" not in vars(layer)
+
+
+@needs_bf16
+def test_weights_in_bf16_are_prepacked_only_where_nothing_is_trained_and_there_is_room(monkeypatch):
+    model = language_model("llama")
+    hold_frozen(model, "bf16", "bf16")
+    layer = model.trunk.model.layers[0].mlp.up_proj
+
+    def is_prepacked() -> bool:
+        with trunk.prepacked(model, "bf16"):
+            return "forward" in vars(layer)
+
+    assert is_prepacked()
+    model.value_head = torch.nn.Linear(4, 1)
+    assert not is_prepacked()
+    model.value_head = None
+    monkeypatch.setattr(trunk, "free_memory", lambda: 1000)
+    assert not is_prepacked()
 
 
 def test_a_model_without_a_known_cache_is_refused():

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -32,9 +32,10 @@ from kedge.models.packing.packed import (
 )
 from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
 from kedge.models.pretrained import rope_switch
+from kedge.system.memory import free_memory
 from kedge.system.ranks import ALONE, Ranks
 
-__all__ = ["GroupedDecoder", "PaddedDecoder", "Precision", "Trunk", "autocast", "resolve_precision"]
+__all__ = ["GroupedDecoder", "PaddedDecoder", "Precision", "Trunk", "autocast", "prepacked", "resolve_precision"]
 
 WINDOW_LIMITS = ("sliding_window", "attention_chunk_size")
 """Settings that restrict a model's attention beyond causality for rows longer than their value."""
@@ -47,6 +48,8 @@ Precision = Literal["fp32", "bf16"]
 
 MIN_CPU_WIDTH = 256
 """Below this hidden size, casting to bf16 on a CPU costs more than the faster products save."""
+ROOM_SHARE = 1 / 8
+"""Share of the free memory that copies of weights in bf16 may take."""
 
 
 class Trunk:
@@ -433,3 +436,46 @@ def resolve_precision(
 def autocast(precision: Precision, device: str | torch.device) -> AbstractContextManager[object]:
     """A context in which matrix products run in `precision`; fp32 turns autocast off."""
     return torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+@contextmanager
+def prepacked(model: nn.Module, precision: Precision) -> Iterator[None]:
+    """A context in which linear layers have their weights in the order that a CPU's kernels read them in.
+
+    Products of few rows, which a step of sampling consists of, are faster by a fifth to a half, because nothing is
+    reordered at each of them. For weights in fp32 the copies take the place of those that autocast makes. Weights that
+    are in bf16 already are copied where there is plenty of room, unless a part of the model is trained: its run was
+    planned without the copies. Passes with gradients, or without autocast, use the weights themselves.
+
+    Args:
+        model: Its results do not change.
+        precision: Number format of the products; anything but bf16 on a CPU changes nothing.
+    """
+    layers = []
+    if precision == "bf16" and next(model.parameters()).device.type == "cpu" and _can_prepack():
+        layers = [layer for layer in model.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
+        layers = [layer for layer in layers if type(layer.weight) is nn.Parameter]
+        held = [layer for layer in layers if layer.weight.dtype == torch.bfloat16]
+        is_trained = any(weight.requires_grad for weight in model.parameters())
+        if is_trained or sum(layer.weight.nbytes for layer in held) > ROOM_SHARE * free_memory():
+            layers = [layer for layer in layers if layer.weight.dtype != torch.bfloat16]
+    try:
+        for layer in layers:
+            weight, bias = (None if each is None else each.detach().bfloat16() for each in (layer.weight, layer.bias))
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+            layer.forward = partial(_multiply, layer, packed, bias)
+        yield
+    finally:
+        for layer in layers:
+            vars(layer).pop("forward", None)
+
+
+def _multiply(layer: nn.Linear, packed: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
+    if torch.is_grad_enabled() or not torch.is_autocast_enabled("cpu"):  # such as a trial of the model in fp32
+        return nn.functional.linear(input, layer.weight, layer.bias)
+    return torch.ops.mkldnn._linear_pointwise(input.bfloat16(), packed, bias, "none", [], "")
+
+
+def _can_prepack() -> bool:
+    """True if torch has oneDNN's linear layers, and they compute in bf16 on this processor."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
