@@ -31,9 +31,8 @@ from typing import Any, Final
 
 import torch
 
-import kedge
 from bench.machine import describe_machine
-from bench.processes import BenchError, environment
+from bench.processes import BenchError, environment, run_alone
 from bench.tables import renewed
 from kedge.algorithm.logprobs import token_logprobs
 from kedge.errors import KedgeError
@@ -109,12 +108,15 @@ def measured(folder: Path, texts: Mapping[str, Sequence[str]], arm: str | None) 
         given = {**COMMON, **ARMS[arm]}
         if "ppo.ptx_coef" in given:
             given["data.pretraining"] = [str(folder / "ptx.jsonl")]
-        run = kedge.ppo(config=ROOT / "examples" / "brief" / "run.yaml", out=out, resume=True, **given)
-        model = run.model
+        command = [sys.executable, "-m", "kedge", "ppo", "--config", "examples/brief/run.yaml", "--out", str(out)]
+        command += [f"{name}={json.dumps(value)}" for name, value in given.items()]
+        shutil.rmtree(out, ignore_errors=True)
+        run_alone(command, log=folder / "log.txt", num_threads=1)
+        model = out / "model"
         first, *_, last = read_json_lines(out / EVALUATIONS_FILE)
         ends = {"before": first, "after": last}
         found = {when: [each["score"] for each in row["responses"]] for when, row in ends.items()}
-        found["kl"] = [row.get("objective/kl") for row in run.metrics]
+        found["kl"] = [row.get("objective/kl") for row in read_json_lines(out / "metrics.jsonl")]
     found |= {name: nats(str(model), each) for name, each in texts.items()}
     out.mkdir(exist_ok=True)
     done.write_text(json.dumps(found), encoding="utf-8")
