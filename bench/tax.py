@@ -12,7 +12,7 @@ docs/results.md. The plan, written before the first run:
   the start, as a mean of differences over texts, and the share of held-out questions that are answered in one short
   sentence.
 - Expected: perplexity rises without a KL penalty, and less with one. With ptx that of stories falls below the start;
-  that of dialogues, which nobody trains on, rises less than without.
+  that of dialogues, which no arm trains on, rises less than without.
 - Added after the first two, which had forgotten 0.1 and 0.3 % of dialogues, before its run: four times the updates
   without a penalty, to see whether there is a tax at all. Expected: several percent.
 """
