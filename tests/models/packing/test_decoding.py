@@ -53,9 +53,19 @@ def assert_states(model: LanguageModel, hidden: torch.Tensor, rows: list[list[in
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("prompts", [PROMPTS, BEGUN], ids=["", "with a common start"])
 @torch.no_grad()
-def test_reading_token_by_token_is_reading_all_at_once(name, layout, prompts):
+def test_reading_token_by_token_is_reading_all_at_once(name, layout):
+    assert_reading(name, layout, PROMPTS)
+
+
+@pytest.mark.parametrize("name", PACKED)
+@torch.no_grad()
+def test_what_all_prompts_begin_with_is_read_for_each_of_them(name):
+    assert_reading(name, "as it can", BEGUN)
+
+
+def assert_reading(name: str, layout: str, prompts: list[list[int]]) -> None:
+    """Each step gives the states of a whole pass over its rows."""
     model = language_model(name)
     rows = [list(prompt) for prompt in prompts]
     decoder = start(model, name, layout, rows, NUM_STEPS)

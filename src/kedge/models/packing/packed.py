@@ -432,7 +432,7 @@ def packed_states(model: PreTrainedModel, rows: TokenRows) -> Float[Tensor, "tok
 
 
 def _shared(model: PreTrainedModel, rows: TokenRows, arranged: Arranged) -> tuple[Tensor, Tensor, Packed]:
-    """Arrange a pass of rows with shared prompts: the tokens it reads, where each token is among them, and the layout."""
+    """Arrange rows with shared prompts: the tokens a pass reads, where each token is among them, and the layout."""
     read, places = (torch.tensor(each, device=rows.ids.device) for each in (arranged.read, arranged.places))
     dtype = attention_dtype(next(model.parameters()))
     return read, places, Packed.of(TokenRows(rows.ids, arranged.lengths), arranged.rests, dtype)

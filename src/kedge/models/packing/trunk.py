@@ -463,17 +463,17 @@ def prepacked(model: nn.Module, precision: Precision) -> Iterator[None]:
         for layer in layers:
             weight, bias = (None if each is None else each.detach().bfloat16() for each in (layer.weight, layer.bias))
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-            layer.forward = partial(_multiply, layer, packed, bias)
+            vars(layer)["forward"] = partial(_multiply, layer, packed, bias)
         yield
     finally:
         for layer in layers:
             vars(layer).pop("forward", None)
 
 
-def _multiply(layer: nn.Linear, packed: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
+def _multiply(layer: nn.Linear, packed: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
     if torch.is_grad_enabled() or not torch.is_autocast_enabled("cpu"):  # such as a trial of the model in fp32
-        return nn.functional.linear(input, layer.weight, layer.bias)
-    return torch.ops.mkldnn._linear_pointwise(input.bfloat16(), packed, bias, "none", [], "")
+        return nn.functional.linear(inputs, layer.weight, layer.bias)
+    return torch.ops.mkldnn._linear_pointwise(inputs.bfloat16(), packed, bias, "none", [], "")
 
 
 def _can_prepack() -> bool:
