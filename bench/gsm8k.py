@@ -3,8 +3,9 @@
     python -m bench.gsm8k train.jsonl [--out FOLDER] [--arms …] [--updates N] [--processes N]
 
 `train.jsonl` is GSM8K's training file (https://github.com/openai/grade-school-math, MIT). Its last 500 rows are held
-out. What is done already in the folder is not repeated; the results go to bench/results/gsm8k.json as they come, and
-their table to docs/results.md. It needs a GPU for hours. The plan, written before the first run:
+out. What is done already in the folder is not repeated. Results are added to its record.json as they come; at the end
+they go to bench/results/gsm8k.json, and their table to docs/results.md. It needs a GPU for hours. The plan, written
+before the first run:
 
 - The start is fine-tuned for three epochs on the solutions, without their calculator annotations.
 - All arms train from it on the same problems, eight responses to each of 64 per update, scored 1 for the right final

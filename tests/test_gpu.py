@@ -101,8 +101,9 @@ def test_packed_rows_and_shared_prompts_are_those_of_each_row_alone(name: str, p
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_it_samples_what_a_cpu_samples(name: str) -> None:
-    prompts = [[5, 6, 7, 8], [20, 21], [5, 6, 7, 8]]
+@pytest.mark.parametrize("start", [[], [*range(50, 60)]], ids=["", "with a common start"])
+def test_it_samples_what_a_cpu_samples(name: str, start: list[int]) -> None:
+    prompts = [[*start, *rest] for rest in ([5, 6, 7, 8], [20, 21], [5, 6, 7, 8])]
     found = []
     for device in ("cpu", "cuda"):
         model = LanguageModel(causal_lm(name).to(device), tiny_tokenizer(), value_head=True)

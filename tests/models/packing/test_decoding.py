@@ -59,8 +59,10 @@ def test_reading_token_by_token_is_reading_all_at_once(name, layout):
 
 
 @pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
 @torch.no_grad()
-def test_what_all_prompts_begin_with_is_read_for_each_of_them(name):
+def test_what_all_prompts_begin_with_is_read_for_each_of_them(name, as_on_a_gpu, monkeypatch):
+    monkeypatch.setattr(packed, "on_accelerator", lambda device: as_on_a_gpu)
     assert_reading(name, "as it can", BEGUN)
 
 

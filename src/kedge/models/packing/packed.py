@@ -657,9 +657,11 @@ class PackedDecoder:
         width = rows.longest
         columns = _columns(rows, width)[chosen].to(device)
         last = rows.last[chosen]
-        ids, positions, layout = rows.ids, rows.positions, Packed.of(rows)
+        ids, positions = rows.ids, rows.positions
         common = _common_start(distinct) if shares else 0
-        if common and (arranged := arrange(rows.lengths, ((0, common),) * len(distinct))) is not None:
+        if (arranged := arrange(rows.lengths, ((0, common),) * len(distinct))) is None:
+            layout = Packed.of(rows)
+        else:
             read, places, layout = _shared(model, rows, arranged)
             ids, positions = ids[read], positions[read]
             columns, last = columns.where(columns < 0, places[columns]), places[last]
