@@ -66,8 +66,9 @@ parentheses; figures without parentheses come from a single round.
   with a shared trunk. A separate critic adds a forward pass for its values and is trained as well: 4 × ⅓ + 8 = 9.3.
   The step is that of `kedge sft` in fp32, in the same rounds, on the same prompts with completions as long as the
   responses.
-- **Times faster** is TRL's seconds per update divided by the system's. **Real tokens** are those of prompts, and of
-  responses up to and including EOS. TRL's phase *train* is everything outside the other three.
+- **Times faster** is TRL's seconds per update divided by the system's in the same round, and then the median over
+  rounds, so not the quotient of two medians. **Real tokens** are those of prompts, and of responses up to and including
+  EOS. TRL's phase *train* is everything outside the other three.
 """
 
 RELATIVES = """\
@@ -96,10 +97,10 @@ NO_GPU = """\
 `make bench-gpu` writes a table here. One round each in two short loans of an H100, with a random Llama of half a
 billion parameters in bf16, 32 prompts and responses of 128 tokens:
 
-| system | s per update | GiB in use |
+| system | s per update | GiB in use after an update |
 |---|---|---|
-| TRL 1.12.0 | 8.66, 8.15 | 15.3, 15.3 |
-| kedge, like for like | 4.40, 5.37 | 45.1, 44.7; 42 planned, 23 with `runtime.micro_batch_tokens=2048` |
+| TRL 1.12.0 | 8.66, 8.15 | 15.3, 15.3, without its peak: it empties its cache before an update ends |
+| kedge, like for like | 4.40, 5.37 | 45.1, 44.7, its peak; 42 planned, 23 with `runtime.micro_batch_tokens=2048` |
 
 GRPO on SmolLM2-135M-Instruct with 512 responses of at most 32 tokens takes 2.8 s (rollout 1.3, experience 0.4, training
 1.0), where 1.4 s are planned, and 10.8 GiB of tensors, 11.0 planned. A step of sampling takes 40 ms and starts about
@@ -108,7 +109,7 @@ GRPO on SmolLM2-135M-Instruct with 512 responses of at most 32 tokens takes 2.8 
 
 GPU = """\
 A random Llama of half a billion parameters in bf16, prompts and responses of 128 tokens, 32 of each per update. Peak
-FLOP/s is the GPU's measured rate in square bf16 products; memory is the GPU memory in use after an update.
+FLOP/s is the GPU's measured rate in square bf16 products; memory is the most GPU memory seen in use.
 """
 
 COMMANDS = """\

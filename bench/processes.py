@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +30,7 @@ class Finished:
 
     Attributes:
         arrivals: Seconds from its start to each row of its metrics.
-        peak_memory: Peak resident memory, GiB; with `gpu`, the most GPU memory in use after a row.
+        peak_memory: Peak resident memory, GiB; with `gpu`, the most memory of the first GPU that was seen in use.
     """
 
     arrivals: tuple[float, ...]
@@ -79,26 +82,34 @@ def run_alone(
 def _watch(child: subprocess.Popen[bytes], rows: Path | None, started: float, gpu: bool) -> Finished:
     """Record the rows as they appear, until the child ends; `wait4` gives the memory of this child only."""
     arrivals: list[float] = []
-    gpu_memory = 0.0
-    while True:
-        ended, status, usage = os.wait4(child.pid, os.WNOHANG)
-        elapsed = time.perf_counter() - started
-        count = _count_lines(rows)
-        if gpu and count > len(arrivals):
-            gpu_memory = max(gpu_memory, _gpu_memory())
-        arrivals += [elapsed] * (count - len(arrivals))
-        if ended:
-            child.returncode = os.waitstatus_to_exitcode(status)
-            return Finished(tuple(arrivals), gpu_memory if gpu else usage.ru_maxrss * 1024 / GIB)
-        time.sleep(TICK)
+    with _gpu_memory() if gpu else nullcontext() as gpu_memory:
+        while True:
+            ended, status, usage = os.wait4(child.pid, os.WNOHANG)
+            elapsed = time.perf_counter() - started
+            arrivals += [elapsed] * (_count_lines(rows) - len(arrivals))
+            if ended:
+                child.returncode = os.waitstatus_to_exitcode(status)
+                peak = usage.ru_maxrss * 1024 / GIB if gpu_memory is None else gpu_memory()
+                return Finished(tuple(arrivals), peak)
+            time.sleep(TICK)
 
 
 def _count_lines(path: Path | None) -> int:
     return path.read_bytes().count(b"\n") if path is not None and path.is_file() else 0
 
 
-def _gpu_memory() -> float:
-    """GiB in use on the first GPU; a caching allocator returns nothing, so after an update this is the peak."""
+@contextmanager
+def _gpu_memory() -> Iterator[Callable[[], float]]:
+    """Ask ten times a second, since a system may empty its cache before an update ends; gives the most so far, GiB."""
     program = shutil.which("nvidia-smi") or "nvidia-smi"
-    query = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
-    return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout) / 1024
+    query = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0", "--loop-ms=100"]
+    with tempfile.TemporaryFile("w+") as seen, subprocess.Popen(query, stdout=seen) as asking:
+
+        def most() -> float:
+            seen.seek(0)
+            return max(map(float, seen.read().split()), default=math.nan) / 1024
+
+        try:
+            yield most
+        finally:
+            asking.kill()

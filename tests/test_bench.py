@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -123,6 +124,15 @@ def test_a_child_is_watched_from_outside(tmp_path: Path) -> None:
     assert finished.arrivals[0] > 0.1
     assert finished.arrivals[2] - finished.arrivals[0] >= 0.19
     assert 0.29 < finished.peak_memory < 0.4
+
+
+def test_the_most_gpu_memory_during_an_update_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf '1024\\n20480\\n512\\n'\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    child = [sys.executable, "-c", "import time; time.sleep(1)"]
+    assert run_alone(child, log=tmp_path / "log", num_threads=1, gpu=True).peak_memory == 20
 
 
 def test_a_failing_child_is_reported_in_one_line(tmp_path: Path) -> None:
