@@ -146,7 +146,7 @@ def table(arms: Mapping[str, Mapping[str, Any]]) -> str:
     """Answers as asked for, and perplexities, of each arm."""
     lines = [
         f"One short sentence: the share of 60 held-out questions. Perplexity: of {TEXTS} texts each, and its change by "
-        "the mean\nchange of a text's log perplexity, with 95 % intervals.\n",
+        "the mean\nchange of a text's log perplexity, with 95 % intervals over the texts. KL: of the last update.\n",
         "| | one short sentence | KL, nats | stories | change | dialogues | change |",
         "|---|---|---|---|---|---|---|",
     ]
