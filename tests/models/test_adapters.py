@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -24,10 +25,12 @@ from kedge.errors import ConfigError, ModelError, OutputError
 from kedge.models import (
     AdapterSettings,
     LanguageModel,
+    autocast,
     load_language_model,
     load_scalar_model,
     load_tokenizer,
     model_width,
+    prepacked,
 )
 from kedge.models.frozen import hold_bases
 from kedge.models.loading import Bases
@@ -47,7 +50,8 @@ def adapt(base: Path, folder: Path, *, scalar: bool = False, **settings: Any) ->
     auto, task = (AutoModelForSequenceClassification, "SEQ_CLS") if scalar else (AutoModelForCausalLM, "CAUSAL_LM")
     labels: Any = {"num_labels": 1} if scalar else {}
     torch.manual_seed(3)
-    config = peft.LoraConfig(task_type=task, r=4, target_modules="all-linear", init_lora_weights=False, **settings)
+    settings = {"target_modules": "all-linear", **settings}
+    config = peft.LoraConfig(task_type=task, r=4, init_lora_weights=False, **settings)
     adapted = peft.get_peft_model(auto.from_pretrained(base, **labels), config).eval()
     adapted.save_pretrained(str(folder))
     return adapted
@@ -285,6 +289,28 @@ def test_stacks_of_experts_are_adapted_saved_and_merged(tmp_path: Path, architec
     assert torch.equal(log_probabilities(model), expected), "a copy has stacks of its own"
     hold_bases([model], "int8")
     assert dict(model.adapter.merged()).keys() == whole.keys()
+
+
+@needs_stacks
+@pytest.mark.parametrize("base_dtype", [None, "bf16", "int8"])
+def test_an_adapter_in_the_place_of_a_weight_counts_whatever_holds_the_layer(
+    base: Path, tmp_path: Path, base_dtype: Any
+) -> None:
+    """Such as that of AFMoE's router: PEFT names the weight of a linear layer, and not the layer."""
+    adapt(base, tmp_path / "adapter", target_modules=[], target_parameters=["mlp.up_proj.weight"])
+    model = load_language_model(tmp_path / "adapter", tokenizer=load_tokenizer(base), adapter=AdapterSettings())
+    [owner, *_] = [module for module in model.trunk.model.modules() if hasattr(module, "parameter_name")]
+    layer, states = owner.get_base_layer(), torch.randn(3, owner.get_base_layer().in_features)
+    plain = torch.nn.functional.linear(states, layer.weight).detach()
+    expected = owner(states).detach()
+    assert not torch.allclose(plain, expected, rtol=0.1, atol=0.1)
+    if base_dtype is not None:
+        hold_bases([model], base_dtype)
+    for context in (nullcontext(), prepacked(model, "bf16")):
+        with autocast("bf16", "cpu"), context, torch.no_grad():
+            torch.testing.assert_close(owner(states).float(), expected, rtol=0.02, atol=0.02)
+    owner(states).sum().backward()
+    assert any(weight.grad is not None and weight.grad.any() for weight in owner.parameters())
 
 
 @needs_stacks

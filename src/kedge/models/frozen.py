@@ -336,11 +336,15 @@ class HostWeights:
 
 
 def _linear_layers(body: nn.Module, kept: Collection[nn.Parameter]) -> list[tuple[nn.Module, str, nn.Linear | Conv1D]]:
-    """The linear layers of a model and their parent modules, without the layers of these weights."""
+    """The linear layers of a model and their parent modules, without the layers of these weights.
+
+    PEFT's wrapper of a parameter, which has a `parameter_name`, replaces the weight itself, so its layer is left out.
+    """
     left = {id(weight) for weight in kept}
     return [
         (parent, name, layer)
         for parent in body.modules()
+        if not hasattr(parent, "parameter_name")
         for name, layer in parent.named_children()
         if isinstance(layer, nn.Linear | Conv1D) and type(layer) in (nn.Linear, Conv1D) and id(layer.weight) not in left
     ]

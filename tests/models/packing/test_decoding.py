@@ -139,6 +139,8 @@ def test_a_prompt_that_several_rows_continue_is_read_once():
     assert seen[1] == (5, 1)
     model.trunk.decoder(BEGUN, max_new_tokens=2, pad_id=0)
     assert seen[2] == (1, 10 + 3 + 1 + 5 + 2)
+    model.trunk.decoder([[5] * 30, [5] + [6] * 30], max_new_tokens=2, pad_id=0)
+    assert seen[3] == (1, 30 + 31), "so short a start is not worth it"
 
 
 needs_bf16 = pytest.mark.skipif(not trunk._can_prepack(), reason="needs a processor with bf16")
@@ -178,9 +180,10 @@ def test_prepacked_layers_are_as_they_were_after_it():
 
 
 @needs_bf16
-def test_weights_in_bf16_are_prepacked_only_where_nothing_is_trained_and_there_is_room(monkeypatch):
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_frozen_weights_are_prepacked_only_where_nothing_is_trained_and_there_is_room(dtype, monkeypatch):
     model = language_model("llama")
-    hold_frozen(model, "bf16", "bf16")
+    hold_frozen(model, dtype, "bf16")
     layer = model.trunk.model.layers[0].mlp.up_proj
 
     def is_prepacked() -> bool:

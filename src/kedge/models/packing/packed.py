@@ -48,6 +48,8 @@ MOST_SEEN: Final = 2**26
 """Elements of a mask that rows of several prompts share on an accelerator."""
 MASK_STEP: Final = 16
 """CUDA's attention copies a mask at every call unless its rows begin at multiples of this many elements."""
+LEAST_SHARED: Final = 0.1
+"""Of the longest text's rest: below it, reading the common start once saves less than attention to it costs more."""
 
 _on_accelerator: ContextVar[bool] = ContextVar("on_accelerator", default=False)
 MIN_GROWTH = 32
@@ -659,6 +661,8 @@ class PackedDecoder:
         last = rows.last[chosen]
         ids, positions = rows.ids, rows.positions
         common = _common_start(distinct) if shares else 0
+        if common < LEAST_SHARED * (rows.longest - common):
+            common = 0
         if (arranged := arrange(rows.lengths, ((0, common),) * len(distinct))) is None:
             layout = Packed.of(rows)
         else:
