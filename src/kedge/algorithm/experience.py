@@ -87,6 +87,12 @@ class Rollout:
         """Rows of the batch."""
         return self.response_ids.shape[0]
 
+    @property
+    def was_cut(self) -> Bool[Tensor, " batch"]:
+        """True if a limit ended the response; an episode that its environment ended needs no stop token."""
+        was_cut = ~self.stopped if self.cut_off is None else self.cut_off
+        return was_cut if self.ending is None else was_cut | (self.ending == ENDINGS.index("max_tokens"))
+
     @cached_property
     def num_actions(self) -> int:
         """Actions in the batch: the divisor of a token mean."""

@@ -410,6 +410,8 @@ class ActorCritic(nn.Module):
         values: Float[Tensor, "batch time"],
         returns: Float[Tensor, "batch time"],
         mask: Bool[Tensor, "batch time"],
+        *,
+        rows: Bool[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch time"]:
         """Map a new critic's outputs V to a + b·V, the least-squares fit to the first returns; return the new values.
 
@@ -423,6 +425,7 @@ class ActorCritic(nn.Module):
             values: V of the actions, as collected.
             returns: Their Monte Carlo returns, which contain no value.
             mask: True = counts.
+            rows: Those whose returns are known, to fit to; None for all.
 
         Source: kedge; PopArt (van Hasselt et al. 2016) starts and rescales an output layer in this way.
         """
@@ -430,8 +433,9 @@ class ActorCritic(nn.Module):
         started = self.values_started
         assert isinstance(head, nn.Linear), "the support of a histogram is a setting"
         assert started is not None
-        counted = values[mask].double()
-        targets = returns[mask].double()
+        fitted = mask if rows is None else mask & rows[:, None]
+        counted = values[fitted].double()
+        targets = returns[fitted].double()
         if not (counted.isfinite().all() and targets.isfinite().all()):
             return values
         spread = float(counted.var(correction=0))

@@ -152,7 +152,7 @@ def score_rollout(
         rollout = rollout.select(torch.tensor(rows, device=rollout.response_ids.device))
     scores = torch.tensor([terms.scores[row] for row in rows], dtype=torch.float32, device=rollout.response_ids.device)
     if missing_eos is not None:
-        scores = missing_eos.penalize(scores, rollout.stopped)
+        scores = missing_eos.penalize(scores, ~rollout.was_cut)
     token_scores = None
     if terms.token_scores is not None:
         per_token = _at_tokens([terms.token_scores[row] for row in rows], rollout.token_mask)

@@ -15,6 +15,7 @@ from kedge.algorithm.advantages import Advantage, AdvantageInputs
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
 from kedge.algorithm.logprobs import BandOf, truncated_importance_weights, within_ratio_band
 from kedge.algorithm.masking import keep_counted, masked_whiten
+from kedge.algorithm.own import OwnAdvantage
 from kedge.algorithm.shaping import KLEstimator, KLScope, ScoreAt, shape_rewards
 from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
@@ -204,9 +205,6 @@ def collect_experience(
     if use.whiten_rewards:
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False, magnitude=magnitude)
         magnitude = _largest(rewards)
-    credited = rewards
-    if use.advantage.needs == "values" and rollout.cut_off is not None:
-        credited = rewards + _value_at_cut(rollout, models, reward_mask, gamma=use.gamma)
     inputs: AdvantageInputs = {
         "values": values,
         "group": rollout.group,
@@ -214,8 +212,14 @@ def collect_experience(
         "actions": rollout.action_mask,
     }
     if values is not None and first_returns is not None:
-        _, returns = first_returns(credited, mask=reward_mask, **inputs)
-        inputs["values"] = values = models.actor_critic.start_values(values, returns, reward_mask)
+        # Before the value of the state of a cut-off episode is read, and not from what such an episode paid so far.
+        _, returns = first_returns(rewards, mask=reward_mask, **inputs)
+        known = None if rollout.cut_off is None or rollout.cut_off.all() else ~rollout.cut_off
+        inputs["values"] = values = models.actor_critic.start_values(values, returns, reward_mask, rows=known)
+    credited = rewards
+    reads_values = use.advantage.needs == "values" or (values is not None and isinstance(use.advantage, OwnAdvantage))
+    if reads_values and rollout.cut_off is not None:
+        credited = rewards + _value_at_cut(rollout, models, reward_mask, gamma=use.gamma)
     if scored.token_scores is None or use.process_advantage is None:
         advantages, returns = use.advantage(credited, mask=reward_mask, **inputs)
     else:

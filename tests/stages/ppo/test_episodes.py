@@ -19,6 +19,7 @@ from kedge.inspect.record import read_run
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
+from kedge.stages.ppo.trainer import Trainer
 from tests.data.test_turns import UNREAD, calling
 from tests.environments import worlds
 from tests.forking import fork_context
@@ -62,6 +63,65 @@ def test_a_run_needs_no_other_reward_and_says_how_its_episodes_went(tmp_path, po
         assert row["episode/completed"] + row["episode/max_turns"] == pytest.approx(1)
         assert row["response/length"] < row["episode/length"]
         assert row["time/environment"] > 0
+
+
+class HalfCut:
+    """Pays 5 for each of two turns, and after the first one cuts every other episode off."""
+
+    def reset(self, row, seed):
+        self.turns = 0
+        self.cut = seed % 2 == 0
+
+    def step(self, text):
+        self.turns += 1
+        return kedge.Step("", 5.0, terminated=self.turns == 2, truncated=self.cut)
+
+
+def to_go(rewards, mask, values):
+    returns = rewards.flip(-1).cumsum(-1).flip(-1)
+    return returns - values, returns
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+@pytest.mark.parametrize("advantage", [None, to_go])
+def test_a_cut_off_episode_has_the_value_of_its_end_in_the_first_update_as_well(
+    tmp_path, policy, critic, advantage, monkeypatch
+):
+    """A new critic's values start from the returns of the episodes that ended, before the value of any is read."""
+    found = []
+    monkeypatch.setattr(Trainer, "improve", lambda self, experience, improve=Trainer.improve, **given: (
+        found.append(experience), improve(self, experience, **given)
+    )[1])  # fmt: skip
+    plain = {"whiten_advantages": False, "kl_coef": 0.0, "num_prompts": 12, "num_updates": 1, "ppo.critic": critic}
+    config = configure(policy, tmp_path / "run", **EPISODES | {"environment.source": None} | plain)
+    run_ppo(config, prompts=GAMES, environment=HalfCut, advantage=advantage)
+    [experience] = found
+    cut, mask = experience.rollout.cut_off, experience.action_mask
+    assert cut.any()
+    assert not cut.all()
+    mean = float(experience.returns[~cut][mask[~cut]].mean())
+    assert 5 < mean < 10
+    assert experience.returns[cut][mask[cut]].tolist() == pytest.approx([5 + mean] * int(mask[cut].sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize("family", [{}, {"advantage": "rloo", "num_responses": 2, "num_prompts": 2}])
+def test_the_penalty_for_no_stop_token_is_for_episodes_that_a_limit_ended(tmp_path, policy, family):
+    settings = EPISODES | family | {"environment.max_turn_tokens": 2, "missing_eos_score": -7.0, "num_updates": 1}
+    settings |= {"environment.source": None, "kl_coef": 0.0}
+    [row] = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES, environment=Pays).metrics
+    assert row["episode/completed"] == 1
+    assert row["response/eos_rate"] < 1
+    assert row["reward/score_mean"] == 5
+
+
+class Pays:
+    """Ends after one turn, whatever is said, and pays 5."""
+
+    def reset(self, row, seed):
+        return None
+
+    def step(self, text):
+        return kedge.Step("", 5.0, terminated=True)
 
 
 def test_samples_have_both_sides_and_how_the_episode_ended(tmp_path, policy):

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
-from kedge.algorithm.experience import ENDINGS, Experience, Rollout
+from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.shaping import GroupScores, group_scores
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
@@ -90,11 +90,7 @@ class SampledBatch:
         Source: DAPO (arXiv 2503.14476) §3.4, overlong filtering.
         """
         rollout = experience.rollout
-        # An episode that its environment ended need not end with a stop token.
-        is_cut = ~rollout.stopped if rollout.cut_off is None else rollout.cut_off
-        if rollout.ending is not None:
-            is_cut = is_cut | (rollout.ending == ENDINGS.index("max_tokens"))
-        rows = (~is_cut).nonzero().squeeze(1)
+        rows = (~rollout.was_cut).nonzero().squeeze(1)
         num_masked = rollout.num_responses - len(rows)
         if num_masked and len(rows):
             batch = replace(self, trained=self.trained.select(rows.tolist()), num_masked=num_masked)
@@ -119,6 +115,13 @@ class SampledBatch:
             "reward/unscored": float(self.num_sampled - self.num_scored),
             **groups,
         }
+
+
+def sampling_of(rollout: Rollout, num_prompts: int) -> dict[str, Any]:
+    """The arguments of `Trainer.sample` for another response to each prompt of a rollout: tokens and length limit."""
+    first = [rollout.group.tolist().index(group) for group in range(num_prompts)]
+    ids = [rollout.prompt_ids[row][rollout.prompt_mask[row]].tolist() for row in first]
+    return {"prompt_ids": ids, "max_new_tokens": rollout.response_ids.shape[1]}
 
 
 class Batches(Protocol):
@@ -247,8 +250,10 @@ class Sampling:
             scored = trainer.score(sampled[0], prompts, *names)
         if not trainer.settings.needs_baseline:
             return scored
+        # Given responses may follow prompts in other tokens than those of their texts, and have a limit of their own.
+        given: dict[str, Any] = {} if self._existing is None else sampling_of(sampled[0], len(prompts))
         with clock.phase("rollout"):
-            sampled.append(trainer.sample(prompts, *streams, groups=range(len(prompts)), greedy=True))
+            sampled.append(trainer.sample(prompts, *streams, groups=range(len(prompts)), greedy=True, **given))
         with clock.phase("reward"):
             self._check(sampled[1])
             try:
