@@ -238,7 +238,8 @@ class Guard:
         Raises:
             NumericsError: The run must stop.
         """
-        if step == 0 and self._ratios_start_at_1:
+        # Where the KL ends the policy's steps before the first, the critic's follow alone.
+        if step == 0 and self._ratios_start_at_1 and "policy/ratio_max" in figures:
             self._compare(largest_ratio(figures), "in the first step and before it, under the same weights")
         if wrong := _nonfinite(figures):
             bad = search()

@@ -19,7 +19,7 @@ import kedge
 from kedge.errors import ConfigError, DataError, OutputError, RewardError
 from kedge.logs.json_lines import MEASURED, read_samples
 from tests.forking import fork_context
-from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
+from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time"]
 SIZES: dict[str, Any] = {"num_updates": 3, "num_prompts": 4, "max_new_tokens": 8, "learning_rate": 1e-3}
@@ -430,3 +430,58 @@ def test_conversations_rows_and_scores_per_token(tmp_path: Path) -> None:
         assert batch.columns["answer"] == [0, 1, 2, 3]
         metrics = trainer.update(batch, [1.0, None, 0.0, 1.0])
     assert metrics["reward/unscored"] == 1
+
+
+def test_a_batch_is_evaluated_with_the_current_weights(policy: Path, tmp_path: Path) -> None:
+    names = ("objective/kl", "value/mean", "value/explained_variance")
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
+        batch = trainer.sample(PROMPTS[:4])
+        scores = [0.0, 1.0, 2.0, 3.0]
+        before = trainer.evaluate(batch, scores)
+        trainer.update(batch, scores)
+        again = trainer.batch(batch.prompt_ids, batch.response_ids)
+        after, known = trainer.evaluate(batch, scores), trainer.evaluate(again, scores)
+        assert [after[name] for name in names] == pytest.approx([known[name] for name in names])
+        assert abs(after["objective/kl"] - before["objective/kl"]) > 1e-4
+
+
+def test_evaluating_leaves_the_score_of_no_stop_token_to_the_first_update(policy: Path, tmp_path: Path) -> None:
+    reward = save_tiny_reward_model(tmp_path / "reward", seed=3)
+    with kedge.PpoTrainer(model=policy, reward=reward, out=tmp_path / "run", **SIZES, num_fixed_prompts=0) as trainer:
+        batch = trainer.sample(PROMPTS[:4])
+        assert "reward/total" in trainer.evaluate(batch)
+        assert trainer.roles.missing_eos is not None
+        assert not trainer.roles.missing_eos.is_known
+        trainer.update(batch)
+        assert trainer.roles.missing_eos.is_known
+
+
+def test_the_greedy_response_follows_the_same_tokens_and_has_the_same_limit(policy: Path, tmp_path: Path) -> None:
+    seen: list[tuple[list[int], list[int]]] = []
+
+    def lengths(completion_ids: list[list[int]], prompt_ids: list[list[int]], **_: object) -> list[float]:
+        seen.extend(zip(map(len, prompt_ids), map(len, completion_ids), strict=True))  # type: ignore[arg-type]
+        return [float(len(ids)) for ids in completion_ids]
+
+    settings = {**SIZES, "advantage": "remax", "num_responses": 2, "num_fixed_prompts": 0}
+    with kedge.PpoTrainer(model=policy, reward=lengths, out=tmp_path / "run", **settings) as trainer:
+        text = list(tiny_tokenizer().encode("he", add_special_tokens=False))
+        letters = [token for letter in "he" for token in tiny_tokenizer().encode(letter, add_special_tokens=False)]
+        assert letters != text
+        trainer.update(trainer.sample([letters], max_new_tokens=3))
+    assert {length for length, _ in seen} == {len(letters)}  # type: ignore[comparison-overlap]
+    assert len(seen) == 3
+    assert max(length for _, length in seen) == 3
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_the_critic_learns_on_where_the_kl_ends_the_policys_steps_before_the_first(
+    policy: Path, tmp_path: Path, critic: str
+) -> None:
+    settings = {**SIZES, "old_logprobs": "sampler", "early_stop_kl": 0.01, "ppo.critic": critic}
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **settings) as trainer:
+        batch = trainer.sample(PROMPTS[:4])
+        logprobs = [[each - 0.5 * (place % 2) for place, each in enumerate(row)] for row in batch.logprobs]
+        given = trainer.batch(batch.prompt_ids, batch.response_ids, logprobs=logprobs)
+        row = trainer.update(given, [0.0, 1.0, 2.0, 3.0])
+        assert row["value/extra_loss"] > 0

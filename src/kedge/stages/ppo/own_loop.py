@@ -96,6 +96,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.responses)
 
+    def _is_of(self, version: int) -> bool:
+        """True if its log probabilities and values are exactly those of the weights after so many updates."""
+        return self._is_exact and int(self.rollout.policy_version.min()) >= version
+
     def __repr__(self) -> str:
         return f"<Batch: {len(self)} responses to {len(self._rows)} prompts, {self.rollout.num_actions} tokens>"
 
@@ -348,8 +352,9 @@ class PpoTrainer:
 
         def evaluated() -> Mapping[str, float]:
             self._scores = given or []
-            scorer = self._trainer if given is None else self._trainer.scored_by(self._own_reward)
-            return describe_experience(self._trainer.evaluate(scorer.score(batch.rollout, batch._rows)))
+            trainer = self._trainer.measuring(exact=batch._is_of(self.done))
+            scorer = trainer if given is None else trainer.scored_by(self._own_reward)
+            return describe_experience(trainer.evaluate(scorer.score(batch.rollout, batch._rows)))
 
         return self._call(evaluated)
 
@@ -656,8 +661,7 @@ class _GivenBatches:
         """The batch that was set, with its scores."""
         assert self._batch is not None
         trainer = self._trainer
-        version = int(self._batch.rollout.policy_version.min())
-        if not self._batch._is_exact or version < update - 1:
+        if not self._batch._is_of(update - 1):
             trainer.settings = trainer.settings.inexact()
         scorer = trainer.scored_by(self._own_reward) if self._by_caller else trainer
         return self._sampling.sampled(scorer, clock)

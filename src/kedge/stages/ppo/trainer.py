@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import cast
@@ -261,6 +262,17 @@ class Trainer:
         """A trainer that scores this update's responses with another reward."""
         other = replace(self, roles=replace(self.roles, reward=reward))
         other.settings = self.settings
+        return other
+
+    def measuring(self, *, exact: bool) -> Trainer:
+        """A trainer for figures of responses that are not trained on; it sets nothing that training uses.
+
+        Args:
+            exact: The current weights sampled them, so log probabilities and values of sampling are theirs.
+        """
+        other = replace(self, roles=replace(self.roles, missing_eos=copy(self.roles.missing_eos)))
+        settings = self.run_settings.at(self.update)
+        other.settings = settings if exact else settings.inexact()
         return other
 
     def logprobs(self, rollout: Rollout) -> Tensor:
