@@ -23,7 +23,7 @@ from kedge.stages.dry_run import DryRun
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import load_roles
 from kedge.training.supervised.returns import ReturnsLoss, SampledReturns, measure_explained
-from tests.tiny import save_tiny_policy
+from tests.tiny import save_tiny_policy, tiny_tokenizer
 
 PROMPTS = [f"The {thing} {verb}" for thing in ("boat", "tide", "sun", "rope") for verb in ("is", "was", "will")]
 GAMMA, NO_END = 0.5, -3.0
@@ -99,6 +99,27 @@ def test_returns_are_the_discounted_sums_of_what_ppo_would_pay(trained: CriticRe
                 expected = [sum(GAMMA ** (k - t) * rewards[k] for k in range(t, num)) for t in range(num)]
                 assert part.returns[row, :num].tolist() == pytest.approx(expected, rel=1e-5)
     assert False in ends
+
+
+def test_settings_have_the_values_of_the_first_update(policy: Path, tmp_path: Path) -> None:
+    schedules = {"rollout.max_new_tokens": {1: 3, 10: 6}, "ppo.gamma": {1: 0.5, 10: 1.0}}
+    more = {"missing_eos_score": None, "schedules": schedules}
+    for part in parts_of(train(policy, tmp_path / "run", **more)):
+        for row, num in enumerate(part.mask.sum(-1).tolist()):
+            assert num <= 3
+            short = float(part.rollout.stopped[row])
+            rewards = [float(place + 1) for place in range(num)]
+            assert short or num == 3
+            [*_, first] = [sum(0.5**k * each for k, each in enumerate(rewards))]
+            assert part.returns[row, 0] >= first - 1e-5
+
+
+def test_responses_that_are_masked_are_not_fitted_to(policy: Path, tmp_path: Path) -> None:
+    stops = list(range(4, 4 + len(tiny_tokenizer()) // 6))
+    given = {"missing_eos_score": "mask", "stop_token": stops}
+    parts = parts_of(train(policy, tmp_path / "run", **given))
+    assert all(part.rollout.stopped.all() for part in parts)
+    assert 0 < sum(part.rollout.num_responses for part in parts) < 24
 
 
 def test_the_summary_measures_held_out_prompts(trained: CriticResult) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kedge.config import Config, PpoConfig, with_values
+from kedge.config.schedules import config_at
 from kedge.data import Prompt, PromptStream
 from kedge.logs.progress import Progress, say
 from kedge.models import ActorCritic
@@ -99,6 +100,7 @@ def as_first_update(config: Config, *, holds_out: bool) -> Config:
         config: The stage's configuration.
         holds_out: Whether there are prompts to measure with.
     """
+    config = config_at(config, 1)
     settings = config.critic
     advantages = config.ppo
     ppo = PpoConfig.model_validate(
@@ -255,12 +257,16 @@ def sample_part(inputs: CriticInputs, number: int, chunk: Chunk) -> Part:
     missing_eos = inputs.roles.missing_eos
     rollout = trainer.sample(chunk.prompts, STREAM, number)
     experience = trainer.evaluate(trainer.score(rollout, chunk.prompts, "reward", number))
+    unscored = rollout.num_responses - len(experience.scores)
+    whole = (~experience.rollout.was_cut).nonzero().squeeze(1)
+    if inputs.config.rollout.masks_truncated and len(whole):  # PPO takes no step on the others
+        experience = experience.select(whole)
     numbers = torch.tensor(chunk.numbers)[experience.rollout.group.cpu()]
     return Part.of(
         experience,
         numbers,
         is_held_out=chunk.is_held_out,
         missing_eos={} if missing_eos is None else missing_eos.state_dict(),
-        unscored=rollout.num_responses - len(experience.scores),
+        unscored=unscored,
         seconds=time.perf_counter() - started,
     )
