@@ -89,10 +89,10 @@ def main() -> int:
     options = parser.parse_args()
     try:
         halves = split(read_rows(options.train))
-        prepare(options.out, halves)
         asked = distinct([*halves[1], *read_rows(options.other)])
         run = partial(measured, options.out, distinct(halves[0]), asked)
         with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            pool.submit(prepare, options.out, halves).result()
             arms = dict(zip(["start", *ARMS], pool.map(run, [None, *ARMS]), strict=True))
     except (BenchError, KedgeError) as error:
         print(f"bench: {error}", file=sys.stderr)
