@@ -103,3 +103,14 @@ def test_relative_imports_of_a_file_are_followed(tmp_path: Path) -> None:
     saved = input_hashes(config)
     words.write_text("length = abs")
     assert changed_inputs(saved, input_hashes(config))
+
+
+def test_a_changed_judge_of_evaluations_is_noticed(tmp_path: Path) -> None:
+    judge = tmp_path / "judge.py"
+    judge.write_text("x = 1")
+    config = load_config(overrides=[f"evaluate.judge={judge}:f"])
+    saved = input_hashes(config)
+    judge.write_text("x = 2")
+    assert changed_inputs(saved, input_hashes(config)) == [
+        "evaluate.judge: the files have changed since the run started"
+    ]

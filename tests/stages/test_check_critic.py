@@ -42,6 +42,9 @@ def place(tmp_path_factory) -> Path:
         "shared": {"missing_eos_score": "auto"},
         "separate": {"critic_init": str(trained), "checkpoint.every": 1, "checkpoint.keep": 9},
         "adapter": {"critic_init": str(trained), "adapter": {"kind": "lora", "rank": 4}},
+        "scheduled": {
+            "schedules": {"ppo.gamma": {1: 0.5}, "rollout.max_new_tokens": {1: 3}, "rollout.temperature": {1: 0.5}}
+        },
     }
     for name, more in runs.items():
         config = configure(policy, folder / name, **{**SETTINGS, "num_updates": 2, "critic_check": 1, **more})
@@ -50,7 +53,8 @@ def place(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("run", "name", "update"), [("shared", "shared", 2), ("separate", "separate@1", 1), ("adapter", "adapter", 2)]
+    ("run", "name", "update"),
+    [("shared", "shared", 2), ("separate", "separate@1", 1), ("adapter", "adapter", 2), ("scheduled", "scheduled", 2)],
 )
 def test_the_critic_of_a_run_is_checked_as_in_the_run(place, tmp_path, run, name, update):
     rows = {row["update"]: row for row in read_json_lines(place / run / CRITIC_CHECKS_FILE)}

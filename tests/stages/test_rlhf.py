@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kedge.config import Config, load_config
-from kedge.errors import KedgeError
+from kedge.config import Config, check_stage, load_config
+from kedge.errors import ConfigError, KedgeError
 from kedge.logs.json_lines import read_json_lines
 from kedge.stages import rlhf
 from kedge.stages.planning.report import MachinePlan, Phase
@@ -161,6 +161,11 @@ def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
         ({"labeler": lambda words: []}, ["rlhf.num_rounds=2"], "does not take `completions`"),
         ({"labeler": lambda completions, mood: []}, ["rlhf.num_rounds=2"], "takes 'mood', but no column"),
         ({}, ["rlhf.num_rounds=2"], "needs rlhf.labeler"),
+        (
+            {"labeler": lambda completions: [0.0] * len(completions)},
+            ["rlhf.num_rounds=2", "data.columns.comparisons.prompt=question"],
+            "data.columns.comparisons.prompt does not fit the comparisons of a further round",
+        ),
         ({}, ["rlhf.train_critic=true", "ppo.critic=auto", "ppo.advantage=to_go"], "ppo.advantage=to_go needs none"),
         ({}, ["rlhf.train_critic=true", "critic.kind=shared"], "ppo.critic=separate does not fit critic.kind=shared"),
         (
@@ -179,6 +184,14 @@ def test_mistakes_show_before_any_training(tmp_path, changed, more, said):
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "sft").exists()
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_further_round_has_no_share_of_mixed_comparisons():
+    given = ["model=m", "data.demonstrations=d.jsonl", "data.prompts=p.jsonl", "data.comparisons=[a.jsonl,b.jsonl]"]
+    given += ["rlhf.num_rounds=2", "rlhf.labeler=a.py:f"]
+    config = load_config(overrides=[*given, "data.mix=[0.5,0.5]"])
+    with pytest.raises(ConfigError, match=r"data\.mix has no share for the comparisons of a further round"):
+        check_stage(config, "rlhf")
 
 
 def test_rejected_rows_of_every_source_are_written_before_the_start(tmp_path):

@@ -121,6 +121,7 @@ def _sources(config: Config) -> dict[str, list[str]]:
             if names_function(str(getattr(config.ppo, name)))
         },
         "environment.source": [config.environment.source] if config.environment.source else [],
+        "evaluate.judge": [_place(config.evaluate.judge)] if config.evaluate.judge else [],
         "rlhf.labeler": [_place(config.rlhf.labeler)] if config.rlhf.labeler else [],
         "reward": [_place(term.source) for term in config.reward],
     }

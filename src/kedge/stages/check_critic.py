@@ -16,6 +16,7 @@ from typing import Any
 
 from kedge.algorithm.prefix_test import PrefixTest
 from kedge.config import Config, load_config, with_values
+from kedge.config.schedules import config_at
 from kedge.errors import ConfigError
 from kedge.inspect.record import read_config
 from kedge.logs.critic_checks import check_row
@@ -202,14 +203,18 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
         raise ConfigError(
             f"the critic of {source} predicts the returns of that run's policy; leave out model={config.model}"
         )
+    checkpoint = None
+    if stage == "ppo":
+        checkpoint = _checkpoint(folder, source, is_named=bool(at) and str(folder) != os.path.expanduser(source))
+    # Scheduled settings have the values with which the weights of the checkpoint sampled.
+    trained = config_at(trained, max(1, checkpoint.update if checkpoint else 0))
     kept = OF_THE_RUN - {"reward"} if config.reward else OF_THE_RUN
     merged = with_values(config, trained.model_dump(include=set(kept)))
-    if stage == "critic":
+    if checkpoint is None:
         return _saved(config, merged, source, has_reward=has_reward)
     merged = with_values(merged, OFF)
     if merged.ppo.resolved_critic == "none":
         raise ConfigError(f"evaluate.critic={source}: the run has no critic (ppo.advantage={merged.ppo.advantage})")
-    checkpoint = _checkpoint(folder, source, is_named=bool(at) and str(folder) != os.path.expanduser(source))
     return FoundCritic(merged, source, checkpoint.update, checkpoint)
 
 
@@ -219,7 +224,7 @@ def _saved(given: Config, base: Config, source: str, *, has_reward: bool) -> Fou
         if not getattr(base, name) and not (name == "reward" and has_reward):
             raise ConfigError(f"evaluate.critic={source} is not a run of PPO: pass {flag}, or set {name}")
     values = {**OFF, "ppo.critic": given.ppo.critic, "ppo.critic_init": source}
-    config = with_saved_critic(with_values(base, values))
+    config = with_saved_critic(with_values(config_at(base, 1), values))
     return FoundCritic(config, str(config.model))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.config import Config, metric_in_chain, with_values
+from kedge.config.schedules import config_at
 from kedge.data import Prompt, PromptStream
 from kedge.logs.json_lines import plain_json
 from kedge.logs.table import Cell, print_table
@@ -302,7 +303,7 @@ def label_round(config: Config, run: Run, inputs: RlhfInputs, policy: Path, numb
     """
     assert inputs.labeler is not None, "a further round has a labeler"
     settings = config.rlhf
-    rollout = config.rollout
+    rollout = config_at(config, config.ppo.num_updates).rollout
     seed = config.runtime.seed
     earlier = config.data.comparisons if settings.keep_comparisons else []
     path = run.shared_folder / f"comparisons-{number}.jsonl"

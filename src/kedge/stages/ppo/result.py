@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from kedge.config import Config, word
+from kedge.config.schedules import config_at
 from kedge.logs.json_lines import METRICS_FILE, read_metrics
 from kedge.models import save_policy
 from kedge.models.card import public_name
@@ -89,7 +90,7 @@ def _save(
         reference = "the start" if config.ppo.reference is None else public_name(config.ppo.reference)
         facts[f"KL to {reference}, last update"] = f"{last['objective/kl']:.2f} nats per response"
     facts.update(_held_out(metrics))
-    _save_policy(config, run, roles, run.folder / "model", facts, weights, ended=True)
+    _save_policy(config, run, roles, run.folder / "model", facts, len(metrics), weights, ended=True)
 
 
 def _facts(config: Config, roles: Roles, num_updates: int) -> dict[str, object]:
@@ -119,7 +120,7 @@ def checkpoint_model(config: Config, run: Run, roles: Roles) -> CheckpointModel:
     """The policy as it is saved in every checkpoint."""
 
     def save(folder: Path, update: int, weights: dict[str, Tensor] | None) -> Path:
-        return _save_policy(config, run, roles, folder, _facts(config, roles, update), weights)
+        return _save_policy(config, run, roles, folder, _facts(config, roles, update), update, weights)
 
     return CheckpointModel(roles.actor_critic.policy.causal, save)
 
@@ -130,6 +131,7 @@ def _save_policy(
     roles: Roles,
     folder: Path,
     facts: Mapping[str, object],
+    num_updates: int,
     weights: dict[str, Tensor] | None = None,
     *,
     ended: bool = False,
@@ -141,7 +143,7 @@ def _save_policy(
         folder,
         card=stage_card(config, run, facts, tokenizer=roles.tokenizer, prompts=prompts, ended=ended),
         stop_tokens=roles.stop_tokens.ids,
-        temperature=config.rollout.temperature,
+        temperature=config_at(config, max(1, num_updates)).rollout.temperature,
         weights=weights,
         final=ended,
     )
