@@ -524,7 +524,7 @@ def sweep(
     comparisons: Data | None = None,
     prompts: Data | None = None,
     reward: Weighted | None = None,
-    seeds: int | Sequence[int] = 1,
+    seeds: int | Sequence[int] | None = None,
     num_random: int | None = None,
     num_processes: int | None = None,
     metric: str | None = None,
@@ -544,7 +544,7 @@ def sweep(
         comparisons: See `model`.
         prompts: See `model`.
         reward: See `model`.
-        seeds: Number of seeds of each setting, or the seeds.
+        seeds: Number of seeds of each setting, or the seeds; None for that of `runtime.seed`.
         num_random: Number of settings to draw; None tries every combination.
         num_processes: Runs at a time; None for one per core on a CPU, one on a GPU.
         metric: The metric to compare by; None for the stage's usual one.

@@ -59,6 +59,8 @@ def test_the_metric_and_its_direction():
     assert find_goal("control", ["episode/return_mean"], None, None) == Goal(
         "episode/return_mean", higher_is_better=True
     )
+    for term in ("score/quickly", "eval/score/glossary"):
+        assert find_goal("ppo", [term], term, None) == Goal(term, higher_is_better=True)
     assert find_goal("ppo", known, "eval/score", None) is None
     with pytest.raises(
         ConfigError, match="the runs have no eval/score; they have loss, objective/kl, reward/score_mean"

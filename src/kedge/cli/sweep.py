@@ -34,7 +34,7 @@ def sweep(
     config: Path | None,
     preset: list[str] | None,
     out: str | None,
-    seeds: str,
+    seeds: str | None,
     random: int | None,
     jobs: int | None,
     metric: str | None,
@@ -75,8 +75,12 @@ sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
         parameter("out", Out),
         parameter(
             "seeds",
-            Annotated[str, typer.Option(metavar="N|LIST", help="Number of seeds, or seeds: 3, or 0,7,42.")],
-            "1",
+            Annotated[
+                str | None,
+                typer.Option(
+                    metavar="N|LIST", help="Number of seeds, or seeds: 3, or 0,7,42; by default that of runtime.seed."
+                ),
+            ],
         ),
         parameter(
             "random",
@@ -100,8 +104,10 @@ sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
 )
 
 
-def _seeds(text: str) -> list[int]:
-    """The seeds of `3` (0, 1, 2) or of `0,7,42`."""
+def _seeds(text: str | None) -> list[int] | None:
+    """The seeds of `3` (0, 1, 2) or of `0,7,42`; None if none are given."""
+    if text is None:
+        return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts) or (len(parts) == 1 and int(parts[0]) < 1):
         raise ConfigError(f"--seeds must be a number of seeds or a list of them (3, or 0,7,42); it is {text}")

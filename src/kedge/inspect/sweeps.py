@@ -130,6 +130,8 @@ def _run(folder: Path, content: Mapping[str, Any], errors: Mapping[str, str]) ->
     return SweptRun(name, values, int(content["seed"]), folder / name, errors.get(name))
 
 
+OF_TERMS = ("score", "eval/score")
+"""Sections of the metrics that are named after reward terms."""
 LOWER_IS_BETTER = ("loss", "kl", "clip_fraction", "error", "perplexity")
 KL = "objective/kl"
 
@@ -192,7 +194,10 @@ def find_goal(stage: str, known: Iterable[str], metric: str | None, goal: str | 
     chosen = next((name for name in ([metric] if metric else look_of(stage).goals) if name in names), None)
     if chosen is None:
         return None
-    lower = goal == "min" if goal else any(word in chosen.rpartition("/")[2] for word in LOWER_IS_BETTER)
+    # The names of reward terms are their own: more is better of each.
+    section, _, name = chosen.rpartition("/")
+    known_lower = section not in OF_TERMS and any(word in name for word in LOWER_IS_BETTER)
+    lower = goal == "min" if goal else known_lower
     return Goal(chosen, higher_is_better=not lower)
 
 

@@ -315,7 +315,7 @@ def _as_json(row: Row) -> dict[str, Any]:
 
 def plan_trials(
     swept: Mapping[str, Sequence[str]],
-    seeds: Sequence[int],
+    seeds: Sequence[int] | None,
     resolve: Callable[[Mapping[str, Any]], Config],
     *,
     num_random: int | None = None,
@@ -324,13 +324,17 @@ def plan_trials(
 
     Args:
         swept: The values of each swept field: a list, or one range `LOW..HIGH` to draw from.
-        seeds: The seeds of each setting, distinct.
+        seeds: The seeds of each setting, distinct; None for the configured one.
         resolve: The configuration with some fields set.
         num_random: Number of settings to draw; None tries every combination.
 
     Raises:
         ConfigError: There is nothing to vary, a range without `num_random`, or an invalid value.
     """
+    if named := next((field for field in swept if field in ("seed", "runtime.seed")), None):
+        raise ConfigError(f"{named} is not swept as a field: give the seeds of every setting with --seeds 0,1,2")
+    if seeds is None:
+        seeds = [resolve({field: values[0] for field, values in swept.items() if ".." not in values[0]}).runtime.seed]
     if not swept and len(seeds) < 2:
         raise ConfigError(
             "nothing varies: give a field several values (ppo.learning_rate=1e-5,1e-4), or several --seeds"
@@ -344,7 +348,7 @@ def plan_trials(
         else _draws(swept, num_random)
     )
     trials = [
-        Trial(_folder_name(values, seed, len(seeds)), values, seed, resolve({**values, "runtime.seed": str(seed)}))
+        Trial(_folder_name(values, seed), values, seed, resolve({**values, "runtime.seed": str(seed)}))
         for values in settings
         for seed in seeds
     ]
@@ -380,14 +384,14 @@ def _draw(choices: Sequence[str], source: random.Random) -> str:
     return f"{source.uniform(low, high):.3g}"
 
 
-def _folder_name(values: Mapping[str, str], seed: int, num_seeds: int) -> str:
-    """A folder's name: `learning_rate=1e-05_kl_coef=0.1_seed=0`."""
+def _folder_name(values: Mapping[str, str], seed: int) -> str:
+    """A folder's name: `learning_rate=1e-05_kl_coef=0.1_seed=0`; the same when the sweep gets more seeds."""
     parts = [f"{field.rpartition('.')[2]}={value}" for field, value in values.items()]
     name = re.sub(r"[^\w.=+-]+", "-", "_".join(parts)).strip("-.") or "run"
     if len(name) > MAX_NAME or re.sub(r"[\w.=+-]", "", "_".join(parts)):
         digest = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:8]
         name = f"{name[:MAX_NAME]}_{digest}"
-    return f"{name}_seed={seed}" if num_seeds > 1 else name
+    return f"{name}_seed={seed}"
 
 
 def split_override(override: str) -> tuple[str, list[str]]:

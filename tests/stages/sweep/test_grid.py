@@ -44,6 +44,19 @@ def test_every_combination_runs_with_every_seed() -> None:
     )
 
 
+def test_without_seeds_the_configured_one_counts_and_more_seeds_keep_its_runs() -> None:
+    swept = {"ppo.num_epochs": ["1", "2"]}
+
+    def seeded(values: Mapping[str, str]) -> Config:
+        return resolve({"runtime.seed": "7", **values})
+
+    alone = plan_trials(swept, None, seeded)
+    assert [trial.config.runtime.seed for trial in alone] == [7, 7]
+    names = {trial.name for trial in plan_trials(swept, [7, 8], seeded)}
+    assert len(names) == 4
+    assert names > {trial.name for trial in alone}
+
+
 def test_random_settings_lie_in_their_ranges_and_are_the_same_every_time() -> None:
     swept = {"ppo.learning_rate": ["1e-6..1e-2"], "ppo.num_epochs": ["1..8"], "ppo.gae_lambda": ["0.9..1.0"]}
     trials = plan_trials(swept, [0], resolve, num_random=40)
@@ -72,9 +85,13 @@ def test_names_are_those_of_folders() -> None:
         ({"ppo.learning_rate": ["1e-6..1e-4"]}, [0], "is a range; add --random N"),
         ({"ppo.num_epochs": ["1", "1"]}, [0], "two runs of the sweep are the same"),
         ({"push.repo": ["me/a", "me/b"]}, [0], "a sweep pushes no model"),
+        ({"runtime.seed": ["1", "2"]}, None, "give the seeds of every setting with --seeds"),
+        ({"seed": ["1", "2"]}, [0], "give the seeds of every setting with --seeds"),
         ({"ppo.num_epochs": ["1", "0"]}, [0], "ppo.num_epochs must be a whole number ≥ 1"),
     ],
 )
-def test_a_mistake_is_found_before_the_first_run(swept: dict[str, list[str]], seeds: list[int], message: str) -> None:
+def test_a_mistake_is_found_before_the_first_run(
+    swept: dict[str, list[str]], seeds: list[int] | None, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         plan_trials(swept, seeds, resolve)

@@ -85,15 +85,15 @@ def test_settings_that_tie_are_not_called_the_best(tmp_path: Path, capsys: pytes
     run_sweep(three, "ppo", tmp_path, num_processes=1)
     printed = capsys.readouterr().err
     assert printed.count("presets differ, and the later one counts: ppo.learning_rate=1e-05") == 1
-    assert f"Best: 2 of 3 settings tie; the first of them: {tmp_path / 'clip_range=0.1' / 'model'}\n" in printed
+    assert f"Best: 2 of 3 settings tie; the first of them: {tmp_path / 'clip_range=0.1_seed=0' / 'model'}\n" in printed
 
 
 def test_a_failed_run_does_not_end_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_sweep(trials("0.3", "0.1", "0.5", seeds=1), "ppo", tmp_path / "sweep", num_processes=1)
-    assert result.failed == ["clip_range=0.3", "clip_range=0.5"]
+    assert result.failed == ["clip_range=0.3_seed=0", "clip_range=0.5_seed=0"]
     printed = capsys.readouterr().err
-    assert "clip_range=0.3 failed: error: this setting cannot run" in printed
-    assert "clip_range=0.5 failed: killed by SIGKILL" in printed
+    assert "clip_range=0.3_seed=0 failed: error: this setting cannot run" in printed
+    assert "clip_range=0.5_seed=0 failed: killed by SIGKILL" in printed
     assert [run.error for run in read_sweep(result.folder).runs] == [
         "error: this setting cannot run",
         None,
