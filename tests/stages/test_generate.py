@@ -280,6 +280,29 @@ def test_a_response_without_a_score_is_never_the_best_unless_none_has_one(tmp_pa
     assert best.summary["num_scored"] == 4
 
 
+def test_the_endings_are_those_of_the_best(tmp_path):
+    class Hangs:
+        """Pays more for what it answers than for what it ends."""
+
+        def reset(self, row, seed):
+            self.goes_on = seed % 2
+
+        def step(self, text):
+            return kedge.Step("", float(self.goes_on), terminated=not self.goes_on, truncated=bool(self.goes_on))
+
+    best = kedge.generate(
+        model=save_tiny_policy(tmp_path / "tiny"),
+        prompts=["Deck", "Mast", "Sail"],
+        environment=Hangs,
+        best_of=8,
+        max_new_tokens=8,
+        out=tmp_path / "run",
+    )
+    endings = [row["ending"] for row in best.responses]
+    assert best.summary["endings"] == {word: endings.count(word) / 3 for word in dict.fromkeys(endings)}
+    assert len(endings) == 3
+
+
 def test_verdicts_are_those_of_the_best(tmp_path):
     def alternate(completions: list[str], **_: Any) -> list[dict[str, Any]]:
         return [

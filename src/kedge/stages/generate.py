@@ -123,11 +123,14 @@ def run_generate(
     shown: dict[str, Interval | None] = {policy.source: score}
     best: dict[str, Any] = {}
     if scored is not None and score is not None and best_of is not None:
-        responses, scored = _best_of_each(responses, scored, best_of)
+        chosen = _best_of_each(scored.totals(), best_of)
+        responses, scored = responses.select(chosen), scored.select(chosen)
+        endings = [endings[row] for row in chosen] if endings else []
         shown = {"one response": score, f"best of {best_of}": _mean_score(scored.totals(), 1)}
         best = {"best_of": best_of, "score_of_one": score.as_json(), "kl_bound": kl_of_best(best_of)}
         *_, score = shown.values()
     verdicts = {} if scored is None else scored.verdicts()
+    shares = shares_of(endings)
     summary = {
         "model": policy.source,
         "num_prompts": len(distinct),
@@ -139,7 +142,7 @@ def run_generate(
         **({} if scorer is None or score is None else {"reward": scorer.name, "score": score.as_json()}),
         **best,
         **({"verdicts": verdicts} if verdicts else {}),
-        **({"endings": endings} if endings else {}),
+        **({"endings": shares} if shares else {}),
     }
     write_summary(run.folder, summary)
     if run.ranks.is_first:
@@ -154,8 +157,8 @@ def run_generate(
             say(f"best of {best_of}: at most {kl_of_best(best_of):.3g} nats per response from the policy")
         for line in verdict_lines(verdicts):
             say(line)
-        if endings:
-            say("episodes: " + ", ".join(f"{share:.0%} {word}" for word, share in endings.items()))
+        if shares:
+            say("episodes: " + ", ".join(f"{share:.0%} {word}" for word, share in shares.items()))
     if len(responses) <= MOST_SHOWN:
         for completion in responses.completions:
             say(f"response: {printable(completion)}")
@@ -192,11 +195,11 @@ def _check_best_of(best_of: int, sampling: Sampling, *, scores: bool) -> None:
 
 def _write_scored(
     batches: Iterable[SampledBatch], scorer: WeightedReward | None, folder: Path, best_of: int | None
-) -> tuple[Responses, ScoredTerms | None, dict[str, float]]:
+) -> tuple[Responses, ScoredTerms | None, list[str]]:
     """Score each batch, and write its rows, or the best one of every `best_of`.
 
     Returns:
-        All responses, their scores, and the shares of the endings of episodes.
+        All responses, their scores, and how their episodes ended.
     """
     endings: list[str] = []
     parts: list[Responses] = []
@@ -217,7 +220,7 @@ def _write_scored(
             parts.append(batch)
             if terms is not None:
                 scored.append(terms)
-    return join_responses(parts), ScoredTerms.joined(scored) if scored else None, shares_of(endings)
+    return join_responses(parts), ScoredTerms.joined(scored) if scored else None, endings
 
 
 def _best(scores: Scores) -> int:
@@ -225,11 +228,9 @@ def _best(scores: Scores) -> int:
     return max(range(len(scores)), key=lambda place: -math.inf if (score := scores[place]) is None else score)
 
 
-def _best_of_each(responses: Responses, scored: ScoredTerms, size: int) -> tuple[Responses, ScoredTerms]:
-    """The best of every `size` responses, and their scores."""
-    totals = scored.totals()
-    rows = [start + _best(totals[start : start + size]) for start in range(0, len(totals), size)]
-    return responses.select(rows), scored.select(rows)
+def _best_of_each(totals: Scores, size: int) -> list[int]:
+    """The places of the best of every `size` scores."""
+    return [start + _best(totals[start : start + size]) for start in range(0, len(totals), size)]
 
 
 def _rows(responses: Responses, terms: ScoredTerms | None, endings: Sequence[str]) -> Iterator[dict[str, Any]]:

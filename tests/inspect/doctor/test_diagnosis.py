@@ -214,6 +214,17 @@ def test_a_short_run_says_what_could_not_be_judged() -> None:
     assert {gap.rule for gap in found.gaps} >= {"reward_flat", "dead_critic", "proxy_up_judge_down"}
 
 
+def test_held_out_prompts_measure_what_the_score_misses_as_a_judge_does() -> None:
+    found = examine(synthetic_run(metrics={"eval/score": towards(0.5, 0.6)}))
+    assert "proxy_up_judge_down" not in {gap.rule for gap in found.gaps}
+
+
+def test_a_judge_is_known_whose_first_figures_are_missing() -> None:
+    run = synthetic_run(metrics={"score/gold": towards(0.5, 0.6)}, settings={"reward": JUDGED})
+    run.metrics[0].pop("score/gold")  # the guard dropped the update
+    assert run.judges == ["score/gold"]
+
+
 def test_what_was_not_measured_could_not_be_judged() -> None:
     [gap] = examine(
         synthetic_run(

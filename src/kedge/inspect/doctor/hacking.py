@@ -140,7 +140,8 @@ def hacking_by_not_stopping(run: RunRecord, score: Series, stops: Series) -> Sym
 
 
 def _no_judge(run: RunRecord) -> str:
-    return "" if run.judges else "no judge (a reward of weight 0) measures what the score misses"
+    held_out = any(len(run.series(name)[1]) >= MIN_TREND for name in HELD_OUT)
+    return "" if run.judges or held_out else "no judge (a reward of weight 0) measures what the score misses"
 
 
 @rule(

@@ -293,7 +293,7 @@ def accumulate_gradients(
 
     Source: spec §6.30.
     """
-    total = sum(objective.weight(example) for example in batch)
+    total = sum(objective.weight(example) for example in batch) or 1  # rows without a learned token have no weight
     lengths = [objective.length(each) for each in batch]
 
     def summed() -> dict[str, float]:
