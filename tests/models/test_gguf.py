@@ -85,7 +85,13 @@ def gguf_name(name: str) -> str:
 
 
 def write(
-    file: Path, kind: str = "F32", *, architecture: str = "llama", layers: int = LAYERS, left_out: str = ""
+    file: Path,
+    kind: str = "F32",
+    *,
+    architecture: str = "llama",
+    layers: int = LAYERS,
+    left_out: str = "",
+    more: Callable[[Any], None] = lambda writer: None,
 ) -> Path:
     """Write a llama model as llama.cpp's converter does: matrices in one format, and norms in float32."""
     writer = gguf.GGUFWriter(str(file), architecture)
@@ -115,6 +121,7 @@ def write(
         stored = interleaved(weight, heads) if heads else weight
         form = gguf.GGMLQuantizationType[kind if weight.ndim > 1 else "F32"]
         writer.add_tensor(gguf_name(name), gguf.quantize(stored, form), raw_dtype=form)
+    more(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -257,6 +264,46 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, cache: Path, damage: Ca
     known = (other_architecture, missing_weight, many_layers)
     assert str(raised.value).endswith("damaged: download it again") is (damage not in known)
     assert [path.name for path in cache.iterdir()] == [".lock"]
+
+
+def scaled(kind: str | None, factor: float | None) -> Callable[[Any], None]:
+    def more(writer: Any) -> None:
+        if kind is not None:
+            writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        if factor is not None:
+            writer.add_rope_scaling_factor(factor)
+
+    return more
+
+
+def tensors(*names: str) -> Callable[[Any], None]:
+    def more(writer: Any) -> None:
+        for name in names:
+            writer.add_tensor(name, np.ones(8, dtype=np.float32))
+
+    return more
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (scaled("linear", 4.0), "it has llama.rope.scaling.type=linear, which transformers does not read"),
+        (scaled("yarn", 4.0), "it has llama.rope.scaling.type=yarn, which"),
+        (scaled(None, 4.0), "it has llama.rope.scaling.factor=4.0, which"),
+        (tensors("rope_freqs.weight"), "it has rope_freqs.weight, which transformers does not read"),
+        (tensors("blk.0.attn_q.bias", "blk.1.attn_q.bias"), "it has blk.0.attn_q.bias and 1 more, which"),
+    ],
+)
+def test_what_would_be_skipped_is_refused(tmp_path: Path, more: Callable[[Any], None], line: str) -> None:
+    with pytest.raises(ModelError) as raised:
+        find_model(write(tmp_path / "tiny.gguf", more=more))
+    assert f"tiny.gguf': the GGUF file cannot be read: {line}" in str(raised.value)
+    assert str(raised.value).endswith("from GGUF files; use the original model")
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("none", None), (None, 1.0)])
+def test_a_scaling_that_changes_nothing_is_read(tmp_path: Path, kind: str | None, factor: float | None) -> None:
+    assert find_model(write(tmp_path / "tiny.gguf", more=scaled(kind, factor)))
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ SUFFIX = ".gguf"
 READERS = ("gguf", "accelerate")
 """Packages that transformers needs for it."""
 
+SCALINGS = ("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
+"""Entries, after the architecture's name, that scale rotary embeddings."""
+
 MAX_LAYERS = 10_000
 """transformers builds every layer in a model's configuration before it can notice that the weights are missing."""
 
@@ -142,6 +145,7 @@ def _read(file: Path, source: str) -> tuple[PreTrainedModel, PreTrainedTokenizer
             model, report = loading(**place, config=config, dtype=torch.float32, output_loading_info=True)
         if absent := sorted(report["missing_keys"]):
             raise ModelError(f"{len(absent)} weights are missing; first: {absent[0]}")
+        _check_unread(file, model)
     except BaseException as error:  # untrusted files: every library has its own errors, and tokenizers panics
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
@@ -153,3 +157,40 @@ def _read(file: Path, source: str) -> tuple[PreTrainedModel, PreTrainedTokenizer
     if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
         quantizer.remove_quantization_config(model)
     return model, tokenizer
+
+
+def _check_unread(file: Path, model: PreTrainedModel) -> None:
+    """Refuse a file with tensors, or a scaling of rotary embeddings, that transformers skips: the model is another."""
+    from gguf import GGUFReader  # pyright: ignore[reportMissingImports]  # an extra
+
+    # Not of transformers' public interface: if a release moves them, it is GGUF files alone that cannot be read.
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    reader = GGUFReader(file)
+    advice = "which transformers does not read from GGUF files; use the original model"
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+    is_scaled = any(each.get("rope_type", "default") != "default" for each in kinds)
+    if not is_scaled and (scaling := _rope_scaling(reader)) is not None:
+        raise ModelError(f"it has {scaling}, {advice}")
+    architecture = reader.fields["general.architecture"].contents()
+    places = get_gguf_hf_weights_map(model, TENSOR_PROCESSORS.get(architecture, TensorProcessor)())
+    unread = [
+        name
+        for name in sorted(tensor.name for tensor in reader.tensors)
+        # Stacks of experts have no suffix there. Where config.json scales the frequencies, rope_freqs says it again.
+        if places.keys().isdisjoint((name, name.removesuffix(".weight")))
+        and not (is_scaled and name.startswith("rope_"))
+    ]
+    if unread:
+        raise ModelError(f"it has {unread[0]}{f' and {len(unread) - 1} more' if unread[1:] else ''}, {advice}")
+
+
+def _rope_scaling(reader: Any) -> str | None:
+    """The entry of a file that scales its rotary embeddings; None if they are not scaled."""
+    entries = {name.partition(".")[2]: name for name in reader.fields}
+    found = {short: reader.fields[name].contents() for short, name in entries.items() if short in SCALINGS}
+    if (kind := found.get(SCALINGS[0])) is not None:
+        return None if kind == "none" else f"{entries[SCALINGS[0]]}={kind}"
+    # llama.cpp takes a factor alone for a linear one.
+    return next((f"{entries[name]}={value}" for name, value in found.items() if value not in (0, 1)), None)
