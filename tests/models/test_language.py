@@ -12,6 +12,7 @@ from kedge.data import encode_completion, encode_text
 from kedge.data.chat import end_of_turn
 from kedge.errors import ConfigError, ModelError
 from kedge.models import (
+    AdapterSettings,
     LanguageModel,
     ModelCard,
     TokenRows,
@@ -23,6 +24,7 @@ from kedge.models import (
 from kedge.models.heads import read_values
 from kedge.models.language import FORBIDDEN_LOGIT
 from kedge.models.pretrained import fuse_activations
+from kedge.models.saving import merge
 from tests.models.families import causal_lm
 from tests.tiny import (
     CHAT_TEMPLATE,
@@ -98,6 +100,27 @@ def test_a_tokenizer_without_a_pad_token_of_its_own_gets_a_fresh_one_and_the_emb
         model = load_language_model(folder, tokenizer=loaded)
         assert model.causal.get_input_embeddings().weight.shape[0] == len(loaded)
         assert model.forbidden[loaded.pad_token_id]
+
+
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=2)])
+def test_an_output_layer_that_config_json_alone_calls_tied_is_kept_where_the_embedding_grows(tmp_path, adapter):
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = "<eos>"
+    folder = save_tiny_policy(tmp_path / "base", tokenizer=tokenizer)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+    tokenizer, row = load_tokenizer(folder), torch.tensor(ROWS[0])
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(folder)(input_ids=row[None]).logits[0]
+    model = load_language_model(folder, tokenizer=tokenizer, adapter=adapter)
+    assert len(model.causal.get_input_embeddings().weight) == len(tokenizer) == 301
+    saved = save_policy(model, tokenizer, tmp_path / "saved", card=ModelCard("ppo", "base"))
+    again = saved if adapter is None else merge(saved, tmp_path / "merged")
+    assert json.loads((again / "config.json").read_text())["tie_word_embeddings"] is False
+    for found in (model, load_language_model(again, tokenizer=load_tokenizer(again))):
+        with torch.no_grad():
+            logits = found.logits(found.hidden(TokenRows.of([ROWS[0]])))
+        torch.testing.assert_close(logits[:, :300], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("pad", ["<unk>", "."])

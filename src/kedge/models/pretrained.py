@@ -144,7 +144,21 @@ def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **sett
         )
     if broken := next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None):
         raise ModelError(f"model {name!r}: the weights contain NaN or infinity; first: {broken}")
+    _note_untied(model)
     return Loaded(model, set(report["missing_keys"]))
+
+
+def _note_untied(model: PreTrainedModel) -> None:
+    """Turn off tying in the configuration of a model whose files have another output layer than the embedding.
+
+    transformers keeps both then, but ties them as config.json says as soon as the embedding grows.
+    """
+    if model.get_output_embeddings() is None or getattr(model, "all_tied_weights_keys", None) != {}:
+        return
+    weights = [weight for _, weight in model.named_parameters(remove_duplicate=False)]
+    if len(weights) == len(set(weights)):  # the model's own code ties none, either
+        for config in (model.config, model.config.get_text_config()):
+            config.tie_word_embeddings = False
 
 
 def _check_quantization(name: str, config: PreTrainedConfig) -> None:
