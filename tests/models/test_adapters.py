@@ -323,16 +323,66 @@ def test_dora_on_stacks_of_experts_is_refused(tmp_path: Path) -> None:
     load_language_model(tmp_path / "base", tokenizer=tokenizer, adapter=settings)
 
 
-@pytest.mark.parametrize(("architecture", "left"), [("roberta", "classifier.dense"), ("mamba", "mixer.out_proj")])
+@pytest.mark.parametrize(
+    ("architecture", "left"),
+    [
+        ("roberta", "classifier.dense"),
+        ("mamba", "mixer.out_proj"),
+        ("mamba", "mixer.dt_proj"),
+        ("jamba", "mamba.dt_proj"),
+        ("longcat_flash", "router.classifier"),
+        ("phimoe", "mlp.router"),
+        ("llama4_text", "feed_forward.router"),
+        ("zamba", "shared_transf"),
+    ],
+)
 def test_auto_leaves_out_layers_that_cannot_have_an_adapter(tmp_path: Path, architecture: str, left: str) -> None:
     is_encoder = architecture == "roberta"
     (save_reward_folder if is_encoder else save_policy_folder)(architecture, tmp_path / "base")
     load: Any = load_scalar_model if is_encoder else load_language_model
     tokenizer = load_tokenizer(tmp_path / "base")
-    adapter = load(tmp_path / "base", tokenizer=tokenizer, adapter=AdapterSettings(rank=2)).adapter
-    adapted = {name.partition(".lora_")[0] for name in adapter.weights() if ".lora_" in name}
+    model = load(tmp_path / "base", tokenizer=tokenizer, adapter=AdapterSettings(rank=2))
+    weights = model.adapter.weights()
+    adapted = {name.partition(".lora_")[0] for name in weights if ".lora_" in name}
     assert adapted
     assert not any(left in name for name in adapted)
+    if not is_encoder:
+        model.logits(model.hidden(TokenRows.of(ROWS, model.device))).log_softmax(-1)[:, 5].sum().backward()
+        assert all(weight.grad is not None for weight in weights.values()), "each is read"
+
+
+def test_auto_takes_layers_of_a_class_of_their_own_that_compute_a_product(tmp_path: Path) -> None:
+    save_policy_folder("falcon", tmp_path / "base")
+    tokenizer = load_tokenizer(tmp_path / "base")
+    model = load_language_model(tmp_path / "base", tokenizer=tokenizer, adapter=AdapterSettings(rank=2))
+    assert model.adapter is not None
+    assert any("query_key_value.lora_A" in name for name in model.adapter.weights())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "target"),
+    [("phimoe", "router"), ("jamba", "dt_proj"), ("longcat_flash", "classifier")],
+)
+def test_a_layer_that_cannot_have_an_adapter_is_refused_by_name(tmp_path: Path, architecture: str, target: str) -> None:
+    save_policy_folder(architecture, tmp_path / "base")
+    settings = AdapterSettings(rank=2, target_modules=[target])
+    with pytest.raises(ModelError, match=rf"adapter.target_modules: .*\.{target} computes more than a product, or is"):
+        load_language_model(tmp_path / "base", tokenizer=load_tokenizer(tmp_path / "base"), adapter=settings)
+
+
+def test_an_adapter_on_layers_that_share_a_weight_is_refused(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    save_policy_folder("zamba", base)
+    tokenizer, line = (
+        load_tokenizer(base),
+        r"adapter on .*shared_transf.*q_proj.weight, which is one weight with .*q_pr",
+    )
+    with pytest.raises(ModelError, match=f"adapter.target_modules=.*{line}"):
+        load_language_model(base, tokenizer=tokenizer, adapter=AdapterSettings(rank=2, target_modules=["q_proj"]))
+    adapt(base, tmp_path / "adapter", target_modules=["q_proj"])
+    for adapter in (None, AdapterSettings()):
+        with pytest.raises(ModelError, match=f"{tmp_path / 'adapter'}: .*{line}"):
+            load_language_model(tmp_path / "adapter", tokenizer=tokenizer, adapter=adapter)
 
 
 EXPERTS = {

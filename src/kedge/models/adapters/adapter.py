@@ -6,7 +6,7 @@ import copy
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from kedge.errors import ModelError
@@ -25,8 +26,10 @@ from kedge.models.adapters.folder import (
     AdapterFolder,
     check_names,
     check_patterns,
+    check_shared,
     import_peft,
     reason_of,
+    shared_weights,
     under_present_names,
 )
 
@@ -37,8 +40,14 @@ M = TypeVar("M", bound=nn.Module)
 INITIALIZATIONS = frozenset({"true", "false", "gaussian", "orthogonal"})
 """Values of PEFT's `init_lora_weights` that leave the base as it is; others, such as PiSSA's, subtract from it."""
 
-MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
-"""Kinds of models in which PEFT refuses adapters on `out_proj`."""
+UNREAD = {
+    **dict.fromkeys(("falcon_h1", "mamba2", "nemotron_h"), ("out_proj",)),
+    **dict.fromkeys(("falcon_mamba", "mamba"), ("out_proj", "dt_proj")),
+    "jamba": ("dt_proj",),
+    "longcat_flash": ("router.classifier",),
+}
+"""Layers, by the kind of model, whose weights are read without calling them, so that an adapter would do nothing. PEFT
+itself refuses `out_proj`."""
 
 OUTPUT_LAYERS = ("lm_head", "embed_out")
 """Modules in `modules_to_save` that a classifier on the same base replaces by its own head."""
@@ -127,11 +136,12 @@ class Adapter:
         named = [name for name in self._config.modules_to_save or () if not (heads and name in OUTPUT_LAYERS)]
         whole, self._whole = _whole_weights(model, [*heads, *named], start)
         self._config.modules_to_save = None  # PEFT would wrap them, to switch between adapters
+        unfit = _unfit_layers(model)
         if settings is not None and start is None and settings.target_modules == "auto":
-            self._config.exclude_modules = _left_out(model, heads)
+            self._config.exclude_modules = _left_out(model, heads, unfit)
         _inject(self._config, model, whole, described=described)
         if settings is not None and start is None:
-            _check_targets(settings, model)
+            _check_targets(settings, model, unfit)
         for layer in model.modules():
             if hasattr(layer, "parameter_name"):
                 cast(Any, layer)._activate_lora = MethodType(_with_stack, layer)
@@ -262,11 +272,17 @@ def _inject(config: Any, model: PreTrainedModel, whole: set[str], *, described: 
             "adapter.target_modules has the output layer or a module that is trained whole, which cannot have an "
             "adapter; use auto, or others"
         )
+    check_shared(described, model)
 
 
-def _check_targets(settings: AdapterSettings, model: nn.Module) -> None:
+def _check_targets(settings: AdapterSettings, model: nn.Module, unfit: Collection[str]) -> None:
     """Every name that was listed is one of a layer, and the rank makes an adapter smaller than its layer."""
     layers = {name.rpartition(".lora_A")[0] for name, _ in model.named_modules() if name.endswith(".lora_A")}
+    if idle := sorted(layers & set(unfit)):
+        raise ModelError(
+            f"adapter.target_modules: {idle[0]} computes more than a product, or is not called, so that it cannot have "
+            "an adapter; use auto, or others"
+        )
     named = [] if isinstance(settings.target_modules, str) else settings.target_modules
     for target in named:
         if not any(layer == target or layer.endswith(f".{target}") for layer in layers):
@@ -280,10 +296,34 @@ def _check_targets(settings: AdapterSettings, model: nn.Module) -> None:
         )
 
 
-def _left_out(model: PreTrainedModel, heads: Sequence[str]) -> list[str] | None:
-    """Linear layers that `auto` leaves out: a head's, and Mamba's whose weights are read outside their forward pass."""
+def _left_out(model: PreTrainedModel, heads: Sequence[str], unfit: Collection[str]) -> list[str] | None:
+    """Linear layers that `auto` leaves out: a head's, those that share a weight, and those that cannot be adapted."""
     inside = [name for name, _ in model.named_modules() if name.startswith(tuple(f"{head}." for head in heads))]
-    return [*heads, *inside, *(["out_proj"] if model.config.model_type in MAMBA else [])] or None
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())  # PEFT leaves them out itself
+    shared = {name.rpartition(".")[0] for names in shared_weights(model) for name in names}
+    shared = {name for name in shared if model.get_submodule(name) not in tables}
+    return [*heads, *inside, *sorted(shared | set(unfit))] or None
+
+
+def _unfit_layers(model: PreTrainedModel) -> set[str]:
+    """The linear layers that cannot have an adapter: those that are not called, or compute more than a product."""
+    unread = tuple(f".{name}" for name in UNREAD.get(model.config.model_type, ()))
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    return {name for name, part in linear.items() if name.endswith(unread) or not _is_product(part)}
+
+
+@torch.no_grad()
+def _is_product(layer: nn.Linear) -> bool:
+    """False for a layer of a subclass that computes more than a product, such as a router that chooses experts."""
+    if type(layer) is nn.Linear:
+        return True
+    states = torch.arange(1.0, 2 * layer.in_features + 1, device=layer.weight.device).cos().view(2, -1)
+    expected = functional.linear(states, layer.weight, layer.bias)
+    try:
+        found = layer(states)
+    except Exception:  # the model's code may raise anything
+        return False
+    return isinstance(found, Tensor) and found.shape == expected.shape and torch.allclose(found, expected, atol=1e-4)
 
 
 def _description(settings: AdapterSettings | None, start: AdapterFolder | None) -> str:

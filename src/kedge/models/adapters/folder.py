@@ -38,10 +38,12 @@ __all__ = [
     "AdapterFolder",
     "check_names",
     "check_patterns",
+    "check_shared",
     "import_peft",
     "is_adapter",
     "read_adapter",
     "reason_of",
+    "shared_weights",
     "under_present_names",
     "write_shift",
 ]
@@ -263,6 +265,33 @@ def check_names(adapter: AdapterFolder, saved: Collection[str], known: Collectio
     for name in sorted(set(saved) ^ set(known)):
         where = "the adapter's file" if name in known else f"the base {adapter.base!r}"
         raise ModelError(f"{adapter.folder}: {name} is missing in {where}; the adapter belongs to another model")
+
+
+def shared_weights(model: nn.Module) -> list[list[str]]:
+    """The names of each weight of a model that has several."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(weight, []).append(name)
+    return [each for each in names.values() if len(each) > 1]
+
+
+def check_shared(where: str, model: nn.Module) -> None:
+    """Refuse adapters on layers that share their weights: each place has its own, and merged it would be in all.
+
+    Args:
+        where: The origin of the adapter, for the message.
+        model: A model with PEFT's layers.
+
+    Raises:
+        ModelError: There is such an adapter.
+    """
+    for names in shared_weights(model):
+        if any(".base_layer." in name for name in names):
+            first, second = (name.replace(".base_layer", "").removeprefix(PREFIX) for name in names[:2])
+            raise ModelError(
+                f"{where}: there is an adapter on {first}, which is one weight with {second}; merged, it would change "
+                "both, so leave such layers out"
+            )
 
 
 def under_present_names(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:

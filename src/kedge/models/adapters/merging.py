@@ -9,7 +9,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kedge.errors import ModelError
-from kedge.models.adapters.folder import PREFIX, AdapterFolder, check_names, import_peft, reason_of, under_present_names
+from kedge.models.adapters.folder import (
+    PREFIX,
+    AdapterFolder,
+    check_names,
+    check_shared,
+    import_peft,
+    reason_of,
+    under_present_names,
+)
 
 __all__ = ["merge_adapter"]
 
@@ -54,6 +62,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
         known = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
     except Exception as error:  # untrusted files: PEFT passes on any error of its parts
         raise ModelError(f"{adapter.folder}: {reason_of(error)}; does it belong to {adapter.base!r}?") from error
+    check_shared(str(adapter.folder), adapted)
     held = {PREFIX + name for name in under_present_names(adapted, adapter.weights())}
     in_place = {
         name for name, _ in adapted.named_parameters(remove_duplicate=False)
