@@ -8,7 +8,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig, LlamaConfig
 
 from kedge.errors import ModelError
-from kedge.models import ModelCard, ScalarModel, TokenRows, load_scalar_model, load_tokenizer, save_scalar_model
+from kedge.models import (
+    AdapterSettings,
+    ModelCard,
+    ScalarModel,
+    TokenRows,
+    load_scalar_model,
+    load_tokenizer,
+    save_scalar_model,
+)
 from kedge.models.loading import Bases
 from tests.models.test_language import ROWS, padded
 from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_reward_model, tiny_tokenizer
@@ -144,6 +152,7 @@ def save_foreign_reward_model(folder, head, *, beside=False, bias=None, **settin
         ("score", {}, lambda score: score),
         ("value_head", {"value_head_prefix": "value_head"}, lambda score: score),
         ("value_head", {"normalize_reward": True, "mean": 0.5, "std": 2.0}, lambda score: (score - 0.5) / 2),
+        ("score", {"normalize_reward": True, "mean": 0.5, "std": 2.0}, lambda score: (score - 0.5) / 2),
         ("score", {"normalize_reward": False, "mean": 0.5, "std": 2.0}, lambda score: score),
         ("v_head.summary", {"bias": 0.25}, lambda score: score + 0.25),
         ("v_head.summary", {"bias": 0.25, "beside": True}, lambda score: score + 0.25),
@@ -167,6 +176,16 @@ def test_the_head_of_another_librarys_reward_model_is_found_by_its_shape(
         saved = save_scalar_model(model, tokenizer, tmp_path / "saved", card=ModelCard("reward", "x"))
         again = load_scalar_model(saved, tokenizer=tokenizer)
         torch.testing.assert_close(again.scores(TokenRows.of(ROWS[:1]))[0], score)
+
+
+@pytest.mark.parametrize("pad", [0, 2])
+def test_whether_a_reward_model_pads_with_eos_is_the_files_for_every_role_on_its_base(tmp_path, pad):
+    folder = save_tiny_reward_model(tmp_path / "foreign")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "pad_token_id": pad}))
+    tokenizer, bases = load_tokenizer(folder), Bases()
+    for given in ({}, {"bases": bases}, {"bases": bases, "adapter": AdapterSettings(rank=2)}):
+        assert load_scalar_model(folder, tokenizer=tokenizer, **given).pads_with_eos == (pad == 2)
 
 
 @pytest.mark.parametrize(

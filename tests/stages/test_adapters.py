@@ -17,7 +17,15 @@ import kedge
 from kedge.data import encode_example
 from kedge.errors import ConfigError, ModelError
 from kedge.logs.json_lines import read_samples
-from kedge.models import AdapterSettings, PolicyWeights, load_language_model, load_scalar_model, load_tokenizer
+from kedge.models import (
+    AdapterSettings,
+    ModelCard,
+    PolicyWeights,
+    load_language_model,
+    load_scalar_model,
+    load_tokenizer,
+    save_policy,
+)
 from kedge.models.loading import Bases
 from kedge.models.packing.packed import TokenRows
 from tests.models.test_adapters import adapt
@@ -149,6 +157,21 @@ def test_an_adapter_pads_with_a_token_that_its_base_has(tmp_path: Path, scalar: 
             numbers = json.loads((model / "generation_config.json").read_text())
             assert numbers["pad_token_id"] == saved.pad_token_id < len(tokenizer)
             assert max(numbers["suppress_tokens"] or [0]) < len(tokenizer)
+
+
+def test_a_pad_token_of_its_own_is_kept_where_another_role_has_grown_the_base(base: Path, tmp_path: Path) -> None:
+    adapt(base, tmp_path / "reward", scalar=True)
+    other = tiny_tokenizer()
+    other.pad_token = "<eos>"
+    other.save_pretrained(tmp_path / "reward")
+    bases, tokenizer = Bases(), load_tokenizer(base)
+    load_scalar_model(tmp_path / "reward", tokenizer=load_tokenizer(tmp_path / "reward"), bases=bases)
+    policy = load_language_model(base, tokenizer=tokenizer, adapter=AdapterSettings(rank=2), bases=bases)
+    assert len(policy.causal.get_input_embeddings().weight) == len(tokenizer) + 1
+    saved = save_policy(policy, tokenizer, tmp_path / "saved", card=ModelCard("ppo", "base"))
+    assert load_tokenizer(saved).pad_token_id == tokenizer.pad_token_id == 0
+    numbers = json.loads((saved / "generation_config.json").read_text())
+    assert (numbers["pad_token_id"], numbers["suppress_tokens"]) == (0, [0])
 
 
 @pytest.mark.parametrize("given", ["folder", "object"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,14 +91,18 @@ class Bases:
             own_settings = {} if own_class is not auto_class else settings
             loaded = load_pretrained(own_class, name, trust_remote_code=self._trusted, **own_settings)
             nn.Module.to(loaded.model, device)
+            configs = (loaded.model.config, loaded.model.config.get_text_config())
+            pads = [config.pad_token_id for config in configs]
             fit_embedding(loaded.model, tokenizer)
+            for config, pad in zip(configs, pads, strict=True):
+                config.pad_token_id = pad  # the file's, as every role reads it first
             # Never trained: a role has trainable weights in its adapter and its head alone.
             self._loaded[key] = Loaded(loaded.model.requires_grad_(False), loaded.missing)
         known = self._loaded[key]
         base = shared_copy(known.model)
         other = self._without_weights(auto_class, name, **settings)
         if other is None or type(other) is type(base):
-            return Loaded(base, known.missing)
+            return Loaded(_with_own_heads(base), known.missing)
         grafted = _on_trunk_of(base, other)
         return grafted or load_pretrained(auto_class, name, trust_remote_code=self._trusted, **settings)
 
@@ -119,6 +124,15 @@ def _is_language_model(config: PreTrainedConfig) -> bool:
     """True if a model was saved as a causal language model, so that it can serve a policy as well as a critic."""
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return getattr(known, "__name__", None) in (config.architectures or ())
+
+
+def _with_own_heads(base: PreTrainedModel) -> PreTrainedModel:
+    """The same model, with a copy of a classifier's heads: normalizing the scores of one role scales its head."""
+    if base.get_output_embeddings() is None and base.base_model is not base:
+        for name, part in list(base.named_children()):
+            if part is not base.base_model:
+                setattr(base, name, copy.deepcopy(part))
+    return base
 
 
 def _on_trunk_of(base: PreTrainedModel, other: PreTrainedModel) -> Loaded | None:

@@ -213,13 +213,24 @@ def _pad_in_base(
 
     It is one that `load_tokenizer` replaces again. A classifier is read before its last padding, so never at EOS.
     """
-    table = body.get_input_embeddings()
-    is_whole = adapter is not None and any(weight is table.weight for weight in adapter.weights().values())
-    if adapter is None or is_whole or not getattr(table, HAS_NEW_ROW, False):
+    beyond = _token_beyond_base(body, adapter)
+    if beyond is None or tokenizer.pad_token_id != beyond:
         return None
     eos = cast("str | None", tokenizer.eos_token)
     found = [token for token in (tokenizer.bos_token, tokenizer.unk_token, eos) if token is not None]
     return next((str(token) for token in found if not (but_eos and token == eos)), None)
+
+
+def _token_beyond_base(body: PreTrainedModel, adapter: Adapter | None) -> int | None:
+    """The token that an adapter's base has a row for in memory, and not in its files; None without such a token.
+
+    It is the pad token of one of the roles that share the base, which need not be that of the model to save.
+    """
+    table = body.get_input_embeddings()
+    is_whole = adapter is not None and any(weight is table.weight for weight in adapter.weights().values())
+    if adapter is None or is_whole or not getattr(table, HAS_NEW_ROW, False):
+        return None
+    return len(cast(Tensor, table.weight)) - 1
 
 
 def _pad_with(pad: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -277,9 +288,8 @@ def _generation_config(
     """
     stops = kept_stop_ids(tokenizer, model, stop_tokens)
     pad_id = tokenizer.pad_token_id if pad is None else cast(int, tokenizer.convert_tokens_to_ids(pad))
-    forbidden = torch.nonzero(model.forbidden).flatten().tolist()
-    if pad is not None:
-        forbidden.remove(tokenizer.pad_token_id)
+    beyond = _token_beyond_base(model.causal, model.adapter)
+    forbidden = [token for token in torch.nonzero(model.forbidden).flatten().tolist() if token != beyond]
     return GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=stops[0] if len(stops) == 1 else stops or None,
