@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,7 +17,8 @@ from torch.nn import functional
 
 from kedge.algorithm.critic import Bins
 from kedge.errors import ModelError
-from kedge.models.sources import find_model
+from kedge.models.sources import check_source, find_model
+from kedge.system.hub import repository_file
 
 __all__ = [
     "VALUE_HEAD_FILE",
@@ -212,13 +214,20 @@ def _location_of_start(bins: Bins) -> float:
     return (low + high) / 2
 
 
-def value_head_file(folder: str | Path) -> Path | None:
-    """The value head saved with a policy, also by earlier versions or LLaMA-Factory; None without a head."""
-    model = Path(find_model(folder))
-    return next((file for name in (VALUE_HEAD_FILE, FORMER_VALUE_HEAD_FILE) if (file := model / name).is_file()), None)
+def value_head_file(source: str | Path) -> Path | None:
+    """The value head saved with a policy, also by earlier versions or LLaMA-Factory; None without a head.
+
+    That of a whole model on the hub is downloaded; an adapter's already is.
+    """
+    model = find_model(source)
+    model = model if os.path.isdir(model) else check_source(model)
+    names = (VALUE_HEAD_FILE, FORMER_VALUE_HEAD_FILE)
+    if not os.path.isdir(model):
+        return next((file for name in names if (file := repository_file(model, name)) is not None), None)
+    return next((file for name in names if (file := Path(model, name)).is_file()), None)
 
 
-def load_value_head(head: ValueHead, folder: str | Path) -> bool:
+def load_value_head(head: ValueHead, source: str | Path) -> bool:
     """Load the value head saved with a policy; returns False for a policy without one.
 
     A histogram starts with the values of a saved scalar head. The reverse, and other bins, are refused.
@@ -226,7 +235,7 @@ def load_value_head(head: ValueHead, folder: str | Path) -> bool:
     Raises:
         ModelError: It has another width, other bins, or non-finite weights.
     """
-    path = value_head_file(folder)
+    path = value_head_file(source)
     if path is None:
         return False
     saved, bins = _read_value_head(path)

@@ -36,7 +36,7 @@ from kedge.models.pretrained import (
     quiet_transformers,
 )
 from kedge.models.scalar import ScalarModel
-from kedge.models.sources import SHARDED_WEIGHTS, find_model
+from kedge.models.sources import SHARDED_WEIGHTS, check_source, find_model
 from kedge.models.tokenizers import kept_stop_ids, load_tokenizer, save_tokenizer
 from kedge.system.durable import copy_tree, replaced_folder
 from kedge.system.memory import in_phase
@@ -324,6 +324,7 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
     target = check_output(out)
     if os.path.isfile(folder / SHARDED_WEIGHTS):
         return _merge_shards(folder, target, trust_remote_code=trust_remote_code)
+    folder = Path(check_source(folder))  # of an adapter on a hub, the downloaded one
     if not is_adapter(folder):
         raise ModelError(
             f"{str(source)!r} is not an adapter: it has no adapter_config.json, or a whole model beside it"

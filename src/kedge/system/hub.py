@@ -19,7 +19,7 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 
 from kedge.errors import ModelError
 
-__all__ = ["RepositoryKind", "adapter_snapshot", "has_whole_weights", "hub_fault", "two_models"]
+__all__ = ["RepositoryKind", "adapter_snapshot", "has_whole_weights", "hub_fault", "repository_file", "two_models"]
 
 RepositoryKind = Literal["model", "dataset"]
 
@@ -88,6 +88,20 @@ def adapter_snapshot(name: str) -> str | None:
     if os.path.isfile(os.path.join(folder, whole)) and (has_whole_weights(folder) or _is_there(name, WEIGHTS)):
         raise two_models(name)
     return folder
+
+
+@cache
+def repository_file(name: str, file: str) -> Path | None:
+    """A file of a model's repository, downloaded unless it is in the cache; None if it is not there, or not to be had.
+
+    Args:
+        name: A hub id in which `hub_fault` finds no fault.
+        file: Its path in the repository.
+    """
+    try:
+        return Path(hf_hub_download(name, file))
+    except Exception:  # no such file, or the network
+        return None
 
 
 def has_whole_weights(folder: str | Path) -> bool:

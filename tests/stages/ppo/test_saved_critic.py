@@ -7,12 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file
 
 import kedge
 from kedge.config import Config, check_stage, config_from_settings, initial_critic, load_config
 from kedge.errors import ConfigError, KedgeError, ModelError
-from kedge.models import ModelCard, initialize_head, load_language_model, load_tokenizer, save_policy
+from kedge.models import (
+    AdapterSettings,
+    ModelCard,
+    initialize_head,
+    load_language_model,
+    load_tokenizer,
+    load_value_head,
+    save_policy,
+)
+from kedge.models.saving import merge
 from kedge.runs.fingerprint import input_hashes
 from kedge.runs.run import open_run
 from kedge.stages.ppo.critics import with_saved_critic
@@ -77,6 +87,31 @@ def test_a_saved_head_is_loaded_on_the_trunk_that_it_was_fitted_to(policy: Path,
     other = save_tiny_policy(tmp_path / "other", seed=3)
     with pytest.raises(ModelError, match=r"is a value head on other weights than those of model=.*other"):
         load(other, tmp_path / "run", critic_init=str(shared))
+
+
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=2)], ids=["whole", "adapter"])
+def test_a_saved_head_on_the_hub_is_that_of_the_folder(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: AdapterSettings | None
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    tokenizer, name = load_tokenizer(policy), f"critic-{'whole' if adapter is None else 'adapter'}"
+    model = load_language_model(policy, tokenizer=tokenizer, value_head=True, adapter=adapter)
+    assert model.value_head is not None
+    torch.nn.init.ones_(model.value_head.weight)
+    cached = tmp_path / f"models--crew--{name}"
+    save_policy(model, tokenizer, cached / "snapshots" / "c0ffee", card=ModelCard("ppo", "base"))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("c0ffee")
+    source = f"crew/{name}"
+    head = load(policy, tmp_path / "run", critic_init=source).actor_critic.policy.value_head
+    assert head is not None
+    assert torch.equal(head.weight, model.value_head.weight)
+    if adapter is not None:
+        merged = load_language_model(merge(source, tmp_path / "merged"), tokenizer=tokenizer, value_head=True)
+        assert merged.value_head is not None
+        assert load_value_head(merged.value_head, tmp_path / "merged")
+        assert torch.equal(merged.value_head.weight, head.weight)
 
 
 def test_critics_that_do_not_fit_are_refused(policy: Path, separate: Path, shared: Path, tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ from kedge.models import (
 from kedge.models.heads import value_head_file
 from kedge.models.loading import Bases
 from kedge.models.sharded import shard_model
-from kedge.models.sources import check_source
 from kedge.rewards.model import share_tokens
 from kedge.rewards.source import ScoringModel
 from kedge.runs.frozen import adapter_of, say_loaded_whole
@@ -228,7 +227,8 @@ def load_saved_head(config: Config, run: Run, policy: LanguageModel, tokenizer: 
             f"ppo.critic_init={source} is a value head on other weights than those of model={config.model}; start from "
             f"the model that it was fitted to, e.g. model={source}"
         )
-    load_value_head(policy.value_head, source)
+    if not load_value_head(policy.value_head, source):
+        raise ModelError(f"ppo.critic_init={source} has no value head, which ppo.critic=shared needs")
 
 
 @contextmanager
@@ -241,7 +241,7 @@ def _named() -> Iterator[None]:
 
 
 def _kind(source: str) -> Literal["shared", "separate"]:
-    return "separate" if value_head_file(check_source(source)) is None else "shared"
+    return "separate" if value_head_file(source) is None else "shared"
 
 
 @torch.no_grad()
