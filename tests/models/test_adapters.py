@@ -110,6 +110,9 @@ def test_a_reward_adapter_without_a_head_needs_that_of_its_base(
     for given in ({}, {"bases": Bases()}, {"adapter": AdapterSettings(rank=4)}):
         with pytest.raises(ModelError, match="headless' has no trained scalar head"):
             load_scalar_model(tmp_path / "headless", tokenizer=tokenizer, **given)
+        if task == "SEQ_CLS":
+            with pytest.raises(ModelError, match=r"headless' cannot be merged: neither .* its base has score.weight$"):
+                kedge.merge(tmp_path / "headless", tmp_path / "merged")
         model = load_scalar_model(tmp_path / "adapter", tokenizer=tokenizer, **given)
         with torch.no_grad():
             scores = model.scores(TokenRows.of(ROWS, model.device))

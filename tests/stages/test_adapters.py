@@ -157,6 +157,10 @@ def test_an_adapter_pads_with_a_token_that_its_base_has(tmp_path: Path, scalar: 
             numbers = json.loads((model / "generation_config.json").read_text())
             assert numbers["pad_token_id"] == saved.pad_token_id < len(tokenizer)
             assert max(numbers["suppress_tokens"] or [0]) < len(tokenizer)
+            merged = kedge.merge(model, tmp_path / "merged")
+            numbers = json.loads((merged / "generation_config.json").read_text())
+            pad = load_tokenizer(merged).pad_token_id
+            assert (numbers["pad_token_id"], numbers["suppress_tokens"]) == (pad, [pad])
 
 
 def test_a_pad_token_of_its_own_is_kept_where_another_role_has_grown_the_base(base: Path, tmp_path: Path) -> None:

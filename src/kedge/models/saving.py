@@ -317,7 +317,7 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
         trust_remote_code: Run Python code from the base's folder.
 
     Raises:
-        ModelError: The source is neither, does not belong to its base, or is damaged.
+        ModelError: The source is neither, does not belong to its base, lacks the head of a reward model, or is damaged.
         OutputError: The folder is not free, or cannot be written.
     """
     folder = Path(find_model(source, in_shards=True))
@@ -332,9 +332,17 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
     scalar = read_adapter(folder).is_scalar
     auto_class = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM
     labels: dict[str, Any] = {"num_labels": 1} if scalar else {}
-    model = load_pretrained(auto_class, folder, trust_remote_code=trust_remote_code, **labels).model
+    loaded = load_pretrained(auto_class, folder, trust_remote_code=trust_remote_code, **labels)
+    if missing := sorted(loaded.missing):
+        raise ModelError(f"{str(source)!r} cannot be merged: neither the adapter nor its base has {missing[0]}")
+    model = loaded.model
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     fit_embedding(model, tokenizer)
+    defaults = getattr(model, "generation_config", None)  # a classifier has none
+    if defaults is not None and getattr(model.get_input_embeddings(), HAS_NEW_ROW, False):
+        # The adapter's are for a base without this row; see `_pad_in_base`.
+        defaults.pad_token_id = tokenizer.pad_token_id
+        defaults.suppress_tokens = [*(defaults.suppress_tokens or ()), tokenizer.pad_token_id]
 
     def write(part: Path) -> None:
         with quiet_transformers():
