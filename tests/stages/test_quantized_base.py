@@ -161,6 +161,23 @@ def test_what_cannot_work_is_refused_in_one_line() -> None:
         kedge.ppo(model="m", reward="r", prompts="p", adapter={"kind": "dora", "base_dtype": "nf4"})
 
 
+@pytest.mark.parametrize("dtype", ["auto", "bf16", "int8"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_layers_with_dora_stay_whole(tmp_path: Path, family: Any, dtype: Any) -> None:
+    base = save_tiny_policy(tmp_path / "base", family)
+    adapt(base, tmp_path / "adapter", use_dora=True, fan_in_fan_out=family == "gpt2")
+    tokenizer = load_tokenizer(base)
+    frozen = load_language_model(tmp_path / "adapter", tokenizer=tokenizer, bases=Bases())
+    trained = load_language_model(tmp_path / "adapter", tokenizer=tokenizer, adapter=AdapterSettings(), bases=Bases())
+    with torch.no_grad():
+        expected = frozen.hidden(ROWS)
+        hold_bases([frozen], dtype)
+        assert torch.equal(frozen.hidden(ROWS), expected)
+    if dtype != "auto":
+        with pytest.raises(ConfigError, match=f"adapter.base_dtype={dtype} does not work with .*: it has DoRA"):
+            hold_bases([trained], dtype)
+
+
 def test_roles_that_move_still_share_the_base(tmp_path: Path) -> None:
     """What a run on a GPU does: bases are loaded on the host, rounded on the device, and the roles follow."""
     base = save_tiny_policy(tmp_path / "base")

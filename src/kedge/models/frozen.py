@@ -200,7 +200,8 @@ def hold_bases(models: Iterable[nn.Module], dtype: BaseDtype, device: torch.devi
     auto: bf16 for a matrix whose numbers bf16 can represent, as most published ones: products are bit-identical.
     bf16, int8, nf4: every one, as in `quantize`.
 
-    Embeddings, output layers, and what an adapter holds whole stay as they are.
+    Embeddings, output layers, what an adapter holds whole, and layers with DoRA, which reads the matrix itself in every
+    pass, stay as they are.
 
     Args:
         models: All models on the bases, checked before.
@@ -208,7 +209,7 @@ def hold_bases(models: Iterable[nn.Module], dtype: BaseDtype, device: torch.devi
         device: Where they are held; None for where they are. One whole matrix is there at a time.
 
     Raises:
-        ConfigError: nf4 cannot be had.
+        ConfigError: nf4 cannot be had, or an adapter with DoRA is trained on matrices that are to be rounded.
     """
     if dtype == "fp32":
         return
@@ -218,7 +219,13 @@ def hold_bases(models: Iterable[nn.Module], dtype: BaseDtype, device: torch.devi
         kept = [each for layer in outputs if layer is not None for each in layer.parameters()]
         for parent, name, layer in _linear_layers(model, kept):
             weight = layer.get_parameter("weight")
-            if not is_frozen(weight) or not _fits(layer, dtype):
+            magnitudes = list(cast(nn.Module, getattr(parent, "lora_magnitude_vector", nn.Module())).parameters())
+            if dtype != "auto" and any(each.requires_grad for each in magnitudes):
+                raise ConfigError(
+                    f"adapter.base_dtype={dtype} does not work with the adapter that is trained further: it has DoRA, "
+                    "which needs the whole matrices in every pass; use adapter.base_dtype=auto"
+                )
+            if magnitudes or not is_frozen(weight) or not _fits(layer, dtype):
                 continue
             if weight not in held:
                 held[weight] = QuantizedLinear(layer, "bf16" if dtype == "auto" else dtype, device)
