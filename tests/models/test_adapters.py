@@ -156,6 +156,10 @@ def first_infinite(weights: dict[str, torch.Tensor]) -> None:
             lambda folder: edit(folder, base_model_name_or_path="/nowhere"),
             "its base '/nowhere' is not there",
         ),
+        (
+            lambda folder: edit(folder, base_model_name_or_path="crew/hull", revision="v1"),
+            "its base is 'crew/hull' at revision 'v1', and kedge reads the newest of the branch main; download that",
+        ),
         (lambda folder: edit(folder, r=8), "does it belong to"),
         (lambda folder: edit(folder, r="8"), "does it belong to"),
         (lambda folder: edit(folder, base_model_name_or_path=str(folder)), "is an adapter, too; merge that first"),
@@ -522,6 +526,11 @@ def test_a_base_that_is_named_relative_to_the_adapter_is_found(
     adapt(tmp_path / "base", tmp_path / "adapter", scalar=True)
     edit(tmp_path / "adapter", base_model_name_or_path="../base")
     load_scalar_model(tmp_path / "adapter", tokenizer=load_tokenizer(tmp_path / "adapter"))
+
+
+def test_a_folder_is_the_base_at_any_revision(base: Path, tmp_path: Path) -> None:
+    adapt(base, tmp_path / "adapter", revision="v1")
+    load_language_model(tmp_path / "adapter", tokenizer=load_tokenizer(tmp_path / "adapter"))
 
 
 @pytest.mark.parametrize(

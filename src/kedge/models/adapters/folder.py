@@ -119,6 +119,13 @@ class AdapterFolder:
             raise ModelError(
                 f"{folder}: its base {named!r} is not there; set base_model_name_or_path in its {ADAPTER_CONFIG}"
             )
+        revision = settings.get("revision")
+        if revision not in (None, "", "main") and not os.path.isdir(os.path.expanduser(self.base)):
+            raise ModelError(
+                f"{folder}: its base is {named!r} at revision {str(revision)[:40]!r}, and kedge reads the newest of "
+                f"the branch main; download that revision, and set base_model_name_or_path in its {ADAPTER_CONFIG} to "
+                "the folder"
+            )
         if is_adapter(os.path.expanduser(self.base)):
             raise ModelError(f"{folder}: its base {named!r} is an adapter, too; merge that first: kedge merge {named}")
 
