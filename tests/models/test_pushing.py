@@ -195,6 +195,13 @@ def test_a_newer_model_replaces_one_of_kedges_and_its_weights(hub, folder):
     assert set(hub.repos["me/ship"]) == {*(path.name for path in folder.iterdir()), "notes.md"}
 
 
+def test_a_whole_model_replaces_an_adapter_with_all_of_its_files(hub, folder):
+    files = ("kedge.json", "adapter_config.json", "adapter_model.safetensors", "score_shift.json", "notes.md")
+    hub.repos["me/ship"] = dict.fromkeys(files, b"")
+    push_folder(folder, "me/ship")
+    assert set(hub.repos["me/ship"]) == {*(path.name for path in folder.iterdir()), "notes.md"}
+
+
 def test_an_adapter_whose_base_is_a_folder_of_this_machine_is_not_pushed(hub, folder, tmp_path):
     """Its address would tell the machine's paths, and nobody could load it; a run that would end so does not begin."""
     adapter, base = tmp_path / "adapter", folder

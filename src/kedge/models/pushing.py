@@ -15,7 +15,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, Repository
 from huggingface_hub.utils import validate_repo_id
 
 from kedge.errors import ConfigError, ModelError, PushError
-from kedge.models.adapters import is_adapter, read_adapter
+from kedge.models.adapters import ADAPTER_CONFIG, is_adapter, read_adapter
+from kedge.models.adapters.folder import SHIFT_FILE
 from kedge.models.card import ORIGIN_FILE, PLACE
 from kedge.models.sources import check_source
 from kedge.system.memory import with_unit
@@ -24,7 +25,8 @@ from kedge.system.texts import error_text, printable
 __all__ = ["check_push", "push_folder", "push_model"]
 
 CARD = "README.md"
-WEIGHTS = (".safetensors", ".safetensors.index.json")
+WEIGHTS = (".safetensors", ".safetensors.index.json", ADAPTER_CONFIG, SHIFT_FILE)
+"""How the names of a model's weights end, and of the files that go with an adapter's."""
 WRITE = "repo.write"
 
 CLIENT_ERRORS: tuple[type[Exception], ...] = (
@@ -125,7 +127,8 @@ def push_model(
 def push_folder(folder: Path, repo: str, *, private: bool = False, existing: bool = False, again: str = "") -> str:
     """Push a model folder as one commit; returns the address of the model. Links and dot files are left out.
 
-    Weights of an earlier model that the folder does not have are deleted, since loaders could pick them up.
+    Weights of an earlier model that the folder does not have, and an earlier adapter's settings, are deleted, since
+    loaders could pick them up.
 
     Args:
         folder: The model's folder.

@@ -35,6 +35,7 @@ __all__ = [
     "ADAPTER_CONFIG",
     "ADAPTER_WEIGHTS",
     "PREFIX",
+    "SHIFT_FILE",
     "AdapterFolder",
     "check_names",
     "check_patterns",
