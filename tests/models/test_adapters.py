@@ -299,6 +299,26 @@ def test_stacks_of_experts_are_adapted_saved_and_merged(tmp_path: Path, architec
 
 
 @needs_stacks
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys:UserWarning")  # PEFT's
+def test_names_that_the_model_knows_are_not_converted_again(tmp_path: Path) -> None:
+    """Laguna's files have `shared_expert`, its model `shared_experts`, and so do adapters of this model."""
+    save_policy_folder("laguna", tmp_path / "base")
+    tokenizer = load_tokenizer(tmp_path / "base")
+    model = load_language_model(tmp_path / "base", tokenizer=tokenizer, adapter=AdapterSettings(rank=2))
+    assert model.adapter is not None
+    assert any(".shared_experts." in name for name in model.adapter.weights())
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.adapter.weights().values():
+            weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
+    (tmp_path / "adapter").mkdir()
+    model.adapter.save(tmp_path / "adapter")
+    for adapter in (None, AdapterSettings()):
+        found = load_language_model(tmp_path / "adapter", tokenizer=tokenizer, adapter=adapter)
+        torch.testing.assert_close(log_probabilities(found), log_probabilities(model), rtol=1e-4, atol=1e-4)
+
+
+@needs_stacks
 @pytest.mark.parametrize("base_dtype", [None, "bf16", "int8"])
 def test_an_adapter_in_the_place_of_a_weight_counts_whatever_holds_the_layer(
     base: Path, tmp_path: Path, base_dtype: Any

@@ -27,6 +27,7 @@ from kedge.models.adapters.folder import (
     check_names,
     check_patterns,
     check_shared,
+    fill_lora,
     import_peft,
     reason_of,
     shared_weights,
@@ -199,7 +200,8 @@ class Adapter:
     def _load(self, start: AdapterFolder) -> None:
         weights = under_present_names(self._model, start.weights())
         own = dict(self._model.named_parameters())
-        known = [*_lora_weights(self._model), *start.whole]
+        present = _lora_weights(self._model)
+        known = [*present, *start.whole]
         check_names(start, [PREFIX + each for each in weights], [PREFIX + each for each in known])
         for name in start.whole:
             if weights[name].shape != own[name].shape:
@@ -208,11 +210,7 @@ class Adapter:
                     f"belong to {start.base!r}?"
                 )
             own[name].data.copy_(weights[name])
-        lora = {name: weight for name, weight in weights.items() if ".lora_" in name}
-        try:
-            import_peft().set_peft_model_state_dict(self._model, lora, adapter_name=NAME)
-        except RuntimeError as error:
-            raise ModelError(f"{start.folder}: {reason_of(error)}; does it belong to {start.base!r}?") from error
+        fill_lora(present, weights, start)
 
 
 def _new_config(settings: AdapterSettings | None) -> Any:

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -40,6 +41,7 @@ __all__ = [
     "check_names",
     "check_patterns",
     "check_shared",
+    "fill_lora",
     "import_peft",
     "is_adapter",
     "read_adapter",
@@ -306,6 +308,7 @@ def under_present_names(model: Any, weights: dict[str, Tensor]) -> dict[str, Ten
     """An adapter's weights by the names that a model's layers have today.
 
     Before transformers 5, each expert of Mixtral and its relatives was a layer; now all are one stack of matrices.
+    Names that the model knows stay: transformers' rules are for the files of its base, and can match them again.
 
     Args:
         model: A model with PEFT's layers.
@@ -318,8 +321,33 @@ def under_present_names(model: Any, weights: dict[str, Tensor]) -> dict[str, Ten
     except ImportError:  # an older PEFT
         return weights
     config = model.peft_config["default"]
-    converted = convert_peft_adapter_state_dict_for_transformers(model, config, weights)
-    return {name.removeprefix(PREFIX): weight for name, weight in converted.items()}
+    present = import_peft().get_peft_model_state_dict(model, save_embedding_layers=False)
+    known = {name.removeprefix(PREFIX) for name in present} & weights.keys()
+    others = {name: weight for name, weight in weights.items() if name not in known}
+    converted = convert_peft_adapter_state_dict_for_transformers(model, config, others)
+    kept = {name: weights[name] for name in known}
+    return {**kept, **{name.removeprefix(PREFIX): weight for name, weight in converted.items()}}
+
+
+@torch.no_grad()
+def fill_lora(present: Mapping[str, Tensor], weights: Mapping[str, Tensor], adapter: AdapterFolder) -> None:
+    """Copy an adapter's matrices into a model's; PEFT's own loading converts the names that the model knows, too.
+
+    Args:
+        present: The matrices in the model, and possibly others, by name.
+        weights: Those of the adapter, and possibly others, under the same names.
+        adapter: The adapter.
+
+    Raises:
+        ModelError: One has another shape.
+    """
+    for name in (each for each in weights if ".lora_" in each):
+        if weights[name].shape != present[name].shape:
+            raise ModelError(
+                f"{adapter.folder}: {name} is {list(weights[name].shape)}, expected {list(present[name].shape)}; does "
+                f"it belong to {adapter.base!r}?"
+            )
+        present[name].copy_(weights[name])
 
 
 def reason_of(error: Exception) -> str:

@@ -14,6 +14,7 @@ from kedge.models.adapters.folder import (
     AdapterFolder,
     check_names,
     check_shared,
+    fill_lora,
     import_peft,
     reason_of,
     under_present_names,
@@ -59,15 +60,18 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about missing weights, which are refused below
             adapted = peft.PeftModel.from_pretrained(model, str(adapter.folder), config=_config(adapter))
-        known = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
+        present = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
     except Exception as error:  # untrusted files: PEFT passes on any error of its parts
         raise ModelError(f"{adapter.folder}: {reason_of(error)}; does it belong to {adapter.base!r}?") from error
     check_shared(str(adapter.folder), adapted)
-    held = {PREFIX + name for name in under_present_names(adapted, adapter.weights())}
+    weights = {PREFIX + name: weight for name, weight in under_present_names(adapted, adapter.weights()).items()}
+    held = set(weights)
     in_place = {
         name for name, _ in adapted.named_parameters(remove_duplicate=False)
     }  # what PEFT loads without a wrapper
-    check_names(adapter, held, known | (held & in_place))
+    check_names(adapter, held, present.keys() | (held & in_place))
+    # PEFT left out those whose names it converted although the model knows them; see `under_present_names`.
+    fill_lora(present, weights, adapter)
     try:
         merged = adapted.merge_and_unload(safe_merge=False)
     except Exception as error:  # PEFT has layers that cannot be merged
