@@ -25,12 +25,14 @@ from kedge.errors import ConfigError, ModelError, OutputError
 from kedge.models import (
     AdapterSettings,
     LanguageModel,
+    ModelCard,
     autocast,
     load_language_model,
     load_scalar_model,
     load_tokenizer,
     model_width,
     prepacked,
+    save_scalar_model,
 )
 from kedge.models.frozen import hold_bases
 from kedge.models.loading import Bases
@@ -118,6 +120,23 @@ def test_a_reward_adapter_without_a_head_needs_that_of_its_base(
             scores = model.scores(TokenRows.of(ROWS, model.device))
             expected = torch.stack([adapted(input_ids=torch.tensor([row])).logits[0, 0] for row in ROWS])
         torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("whole", "expected"), [(["norm"], 5.0), (["score"], 0.0)])
+def test_a_shift_is_that_of_the_head(tmp_path: Path, whole: list[str], expected: float) -> None:
+    """Of an adapter without a head of its own, the base's; PEFT knows no shift."""
+    tokenizer = load_tokenizer(save_tiny_reward_model(tmp_path / "reward"))
+    model = load_scalar_model(tmp_path / "reward", tokenizer=tokenizer)
+    model.normalize(mean=5.0)
+    base = save_scalar_model(model, tokenizer, tmp_path / "base", card=ModelCard("reward", "base"))
+    settings = {"target_modules": ["q_proj"], "modules_to_save": whole}
+    config = peft.LoraConfig(r=4, init_lora_weights=False, **settings)  # of no task, for which PEFT would add the head
+    peft.get_peft_model(AutoModelForSequenceClassification.from_pretrained(base), config).save_pretrained(
+        str(tmp_path / "adapter")
+    )
+    for bases in (None, Bases()):
+        found = load_scalar_model(tmp_path / "adapter", tokenizer=tokenizer, bases=bases)
+        assert (float(found.shift), found.trained_here) == (expected, expected == 5.0)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT 0.18's, of a tied layer

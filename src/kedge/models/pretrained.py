@@ -186,7 +186,9 @@ def take_settings(model: PreTrainedModel, adapter: AdapterFolder, held: Collecti
         model.generation_config = adapter.generation_config
     if (shift := adapter.score_shift) is not None:
         setattr(model.config, NORMALIZATION_KEY, shift)
-    elif held and hasattr(model.config, NORMALIZATION_KEY):
+    elif any(not name.startswith(f"{model.base_model_prefix}.") for name in held) and hasattr(
+        model.config, NORMALIZATION_KEY
+    ):
         delattr(model.config, NORMALIZATION_KEY)  # the shift of the base's own head
 
 
