@@ -543,6 +543,33 @@ def test_modules_trained_whole_are_those_that_peft_finds(base: Path, tmp_path: P
     torch.testing.assert_close(model.causal(input_ids=row).logits, plain(input_ids=row).logits, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's, of excluded modules
+@pytest.mark.parametrize("excluded", [None, ["layers.1.self_attn.q_proj"], r".*layers\.1\.self_attn\.q_proj"])
+def test_a_linear_layer_that_is_trained_whole_has_no_adapter(base: Path, tmp_path: Path, excluded: Any) -> None:
+    """With `auto`, and where PEFT's own adapter names it among its targets."""
+    tokenizer, whole = load_tokenizer(base), ["layers.1.mlp.down_proj"]
+    settings = AdapterSettings(rank=2, modules_to_save=whole)
+    model = load_language_model(base, tokenizer=tokenizer, adapter=settings)
+    assert model.adapter is not None
+    names = model.adapter.weights().keys()
+    assert "model.layers.1.mlp.down_proj.weight" in names
+    assert not any("layers.1.mlp.down_proj.lora" in name for name in names)
+    assert any("layers.0.mlp.down_proj.lora" in name for name in names)
+    targets = ["q_proj", "down_proj"]
+    adapt(base, tmp_path / "adapter", target_modules=targets, modules_to_save=whole, exclude_modules=excluded)
+    merged, further = (
+        load_language_model(tmp_path / "adapter", tokenizer=tokenizer, adapter=adapter)
+        for adapter in (None, AdapterSettings())
+    )
+    torch.testing.assert_close(log_probabilities(further), log_probabilities(merged), rtol=1e-4, atol=1e-4)
+    assert further.adapter is not None
+    assert any("layers.1.self_attn.q_proj" in name for name in further.adapter.weights()) == (excluded is None)
+    (tmp_path / "saved").mkdir()
+    further.adapter.save(tmp_path / "saved")
+    again = load_language_model(tmp_path / "saved", tokenizer=tokenizer, adapter=AdapterSettings())
+    torch.testing.assert_close(log_probabilities(again), log_probabilities(further))
+
+
 def test_a_trained_copy_of_a_tied_output_layer_is_refused(tmp_path: Path) -> None:
     base = save_tiny_policy(tmp_path / "base", family="gpt2")
     adapt(base, tmp_path / "adapter", fan_in_fan_out=True)

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from kedge.errors import ModelError
 from kedge.models.adapters.folder import (
@@ -140,6 +141,8 @@ class Adapter:
         unfit = _unfit_layers(model)
         if settings is not None and start is None and settings.target_modules == "auto":
             self._config.exclude_modules = _left_out(model, heads, unfit)
+        if start is not None or (settings is not None and settings.target_modules == "auto"):
+            _exclude(self._config, {name.rpartition(".")[0] for name in whole}, model)
         _inject(self._config, model, whole, described=described)
         if settings is not None and start is None:
             _check_targets(settings, model, unfit)
@@ -301,6 +304,18 @@ def _left_out(model: PreTrainedModel, heads: Sequence[str], unfit: Collection[st
     shared = {name.rpartition(".")[0] for names in shared_weights(model) for name in names}
     shared = {name for name in shared if model.get_submodule(name) not in tables}
     return [*heads, *inside, *sorted(shared | set(unfit))] or None
+
+
+def _exclude(config: Any, modules: Collection[str], model: PreTrainedModel) -> None:
+    """Leave linear layers out of the targets in PEFT's configuration, as PEFT does with those that it trains whole."""
+    linear = sorted(name for name in modules if isinstance(model.get_submodule(name), nn.Linear | Conv1D))
+    given = config.exclude_modules
+    if not linear:
+        return
+    if isinstance(given, str):
+        config.exclude_modules = "|".join([f"(?:{given})", *map(re.escape, linear)])
+    else:
+        config.exclude_modules = sorted({*(given or ()), *linear})
 
 
 def _unfit_layers(model: PreTrainedModel) -> set[str]:
