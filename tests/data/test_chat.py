@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kedge.data import (
     EncodedExample,
+    Prompt,
     encode_example,
     encode_prompt,
     read_comparisons,
@@ -318,6 +320,19 @@ def test_a_prompt_that_repeats_the_first_question_is_read_as_the_conversation() 
         assert prompt == read_prompts([{"prompt": [*before, FIRST]}], tokenizer=tokenizer).records[0]
         learned = encoded(tokenizer, {"messages": row["messages"]})
         assert encode_prompt(tokenizer, prompt.text) == learned.prompt
+
+
+@pytest.mark.parametrize("more", [[], TURNS[2:]], ids=["one answer", "several"])
+def test_the_messages_beside_a_plain_text_end_before_the_answer(more) -> None:
+    """A reward model with a chat template takes a final answer for the start of the response."""
+    tokenizer = FAMILIES["chatml"].tokenizer()
+    shared = [{"from": "human", "value": FIRST["content"]}, {"from": "gpt", "value": ANSWER["content"]}]
+    for messages in (TURNS[:2], shared, json.dumps(TURNS[:2])):
+        [prompt] = read_prompts([{"prompt": "Q: Where?", "messages": messages}], tokenizer=tokenizer).records
+        assert prompt == Prompt("Q: Where?", {"messages": [FIRST]})
+    row = {"prompt": FIRST["content"], "messages": [*TURNS[:2], *more]}
+    [prompt] = read_prompts([row], tokenizer=tiny_tokenizer()).records
+    assert prompt == Prompt(FIRST["content"], {"messages": [FIRST]})
 
 
 def test_an_empty_system_message_is_left_out() -> None:

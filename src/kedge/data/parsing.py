@@ -134,8 +134,8 @@ def parse_comparison(value: object, options: ReadingOptions) -> Comparison | Ran
 def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
     """`prompt`, `messages`, `text`, a TL;DR post, or a bare string; the other fields become columns.
 
-    The messages of a conversation stay available to reward functions as the column `messages`, and all fields of a
-    post: a reward function may need the text that was cut from the prompt.
+    The messages of a conversation stay available to reward functions as the column `messages`, without the answer to
+    them, and all fields of a post: a reward function may need the text that was cut from the prompt.
 
     Raises:
         RowError: The row has another form, or is too long.
@@ -150,7 +150,11 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
         del columns[name]
     kept = _cut(prompt, {}, options)
     [text] = _checked_lengths(_rendered_prompt(kept, options), {}, options)
-    return Prompt(text, columns if isinstance(kept, str) else {**columns, "messages": kept})
+    if not isinstance(kept, str):
+        columns["messages"] = kept
+    elif is_given(fields, "messages"):
+        columns["messages"] = _conversation_beside(prompt, fields)
+    return Prompt(text, columns)
 
 
 def _read(value: object, name: str, role: Role, options: ReadingOptions) -> Fields:
@@ -183,12 +187,27 @@ def _prompt(fields: Fields, name: str, options: ReadingOptions) -> Turn:
         prompt = text_of(prompt, name)
         if options.tokenizer.chat_template and _has_conversation(fields):
             return _as_messages(prompt, name, "user")  # as in training on these answers
-        if is_given(fields, "messages"):
-            messages_of(fields["messages"], "messages")  # reward models render this column
         return prompt
     messages = messages_of(prompt, name)
-    ends = name == "messages" and messages[-1]["role"] == "assistant" and len(messages) > 1
-    return messages[:-1] if ends else messages
+    return _without_answer(messages) if name == "messages" else messages
+
+
+def _conversation_beside(prompt: Turn, fields: Fields) -> Messages:
+    """The `messages` next to a plain-text prompt, up to the answer: reward models render them with the response."""
+    conversation = messages_of(fields["messages"], "messages")
+    return _up_to_question(conversation, prompt) or _without_answer(conversation)
+
+
+def _without_answer(messages: Messages) -> Messages:
+    return messages[:-1] if messages[-1]["role"] == "assistant" and len(messages) > 1 else messages
+
+
+def _up_to_question(conversation: Messages, question: object) -> Messages:
+    """The conversation up to its first question, if that is the given text; else nothing."""
+    asked = next((index for index, message in enumerate(conversation) if message["role"] == "user"), None)
+    if asked is None or conversation[asked]["content"] != question:
+        return []
+    return conversation[: asked + 1]
 
 
 def _conversation_or_text(fields: Fields, name: str, options: ReadingOptions) -> Any:
@@ -201,9 +220,8 @@ def _conversation_or_text(fields: Fields, name: str, options: ReadingOptions) ->
     messages = fields.get("messages")
     if isinstance(prompt, str) and isinstance(messages, list) and messages and options.tokenizer.chat_template:
         conversation = messages_of(messages, "messages")
-        asked = next((index for index, message in enumerate(conversation) if message["role"] == "user"), None)
-        if asked is not None and conversation[asked]["content"] == prompt:
-            return conversation[: asked + 1]
+        if asked := _up_to_question(conversation, prompt):
+            return asked
         with suppress(RowError):
             return conversation if render_prompt(options.tokenizer, conversation) == prompt else prompt
     return prompt
