@@ -19,7 +19,7 @@ import torch
 import kedge
 from bench.peers import model_folder
 from bench.tables import Table
-from kedge.data import Prompt
+from kedge.data import Prompt, Rendered
 from kedge.data.turns import TemplateTurns
 from kedge.environments import Step
 from kedge.environments.player import Limits, Player
@@ -69,7 +69,9 @@ def main() -> None:
     tokenizer = load_tokenizer(folder)
     model = load_language_model(folder, tokenizer=tokenizer, device="cpu")
     stops = (named_stop_tokens(tokenizer, None) or own_stop_tokens(tokenizer, model)).ids
-    prompts = [Prompt("", {"messages": [{"role": "user", "content": f"Story {n}."}]}) for n in range(options.rows)]
+    prompts = [
+        Prompt(Rendered(""), {"messages": [{"role": "user", "content": f"Story {n}."}]}) for n in range(options.rows)
+    ]
     precision = resolve_precision("auto", "cpu", width=model.causal.config.hidden_size)
     seconds_of_templates = [0.0]
     after = TemplateTurns.after

@@ -11,7 +11,7 @@ import torch
 
 from kedge.algorithm import GeneralizedAdvantage, RewardToGo
 from kedge.algorithm.experience import ENDINGS, Rollout
-from kedge.data import Prompt
+from kedge.data import Prompt, Rendered, read_prompts
 from kedge.data.tokens import encode_completion
 from kedge.environments.player import Limits, Player
 from kedge.errors import DataError, EnvError
@@ -30,13 +30,14 @@ from tests.tiny import CHAT_TEMPLATE, tiny_causal_lm, tiny_tokenizer
 from tests.training.test_update import make_models
 
 PLAIN = tiny_tokenizer()
+ASKED = [{"role": "user", "content": "Add."}]
 STOP = 2
 
 
 def play(kind, said, *, rows=({},), tokenizer=PLAIN, timeout=5.0, room=100, **limits):
     """Episodes in which the policy says given texts, a text or (text, False) without a stop token; by hand."""
     player = Player(kind, Limits(**{"turns": 9, "tokens": 200, **limits}), timeout=timeout, by_turn=True)
-    prompts = [Prompt("Play. ", row) for row in rows]
+    prompts = [Prompt(Rendered("Play. ") if "messages" in row else "Play. ", row) for row in rows]
     player.begin([STOP], room, tokenizer, prompts[:1])
     episodes = player.episodes(tokenizer, prompts, [3] * len(rows))
     opened = episodes.open(range(len(rows)))
@@ -135,7 +136,7 @@ def test_a_template_whose_calls_are_not_read_is_said_once(form, is_said):
     tokenizer = family.tokenizer()
     stop = stop_of(family, tokenizer)
     player = Player(worlds.Adder, Limits(9, 300), timeout=5.0, by_turn=True, say=lines.append)
-    prompt = Prompt("", {"messages": [{"role": "user", "content": "6 + 1?"}]})
+    prompt = Prompt(Rendered(""), {"messages": [{"role": "user", "content": "6 + 1?"}]})
     player.begin([stop], 600, tokenizer, [prompt])
     episodes = player.episodes(tokenizer, [prompt], [0])
     opened = tokenizer.decode(episodes.open([0])[0])
@@ -157,6 +158,26 @@ def test_what_cannot_be_is_refused_before_a_run():
         play(worlds.Guess, [], rows=({"most": "9" * 200},))
     with pytest.raises(EnvError, match=r"^Raises raised KeyError"):
         play(worlds.Raises, [["a"]])
+
+
+@pytest.mark.parametrize(
+    ("row", "opened"),
+    [
+        ({"prompt": "Q: hello A:", "messages": [{"role": "user", "content": "other"}]}, "Q: hello A:"),
+        ({"prompt": "Q: hello A:", "messages": [{"from": "human", "value": "other"}]}, "Q: hello A:"),
+        ({"prompt": "Q: hello A:", "messages": []}, "Q: hello A:"),
+        ({"prompt": [*ASKED, {"role": "assistant", "content": "Sure: I"}]}, "<|user|>\nAdd.\n<|assistant|>\nSure: I"),
+    ],
+    ids=["messages", "ShareGPT", "no messages", "a begun answer"],
+)
+def test_an_episode_opens_with_the_prompt(row, opened):
+    """And with nothing else, as `reset` says nothing."""
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    prompts = read_prompts([row], tokenizer=tokenizer).records
+    player = Player(worlds.Tuple, Limits(2, 20), timeout=5.0, by_turn=True)
+    player.begin([STOP], None, tokenizer, prompts)
+    assert prompts[0].text == opened
+    assert tokenizer.decode(player.episodes(tokenizer, prompts, [0]).open([0])[0]) == opened
 
 
 def test_the_same_episodes_are_played_again():
@@ -303,7 +324,9 @@ def test_a_thousand_episodes_are_trained_on_the_tokens_that_were_sampled():
     stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
     model = LanguageModel(tiny_causal_lm("llama", len(tokenizer)), tokenizer)
     player = Player(worlds.Guess, Limits(3, 160, 8), timeout=5.0, by_turn=True)
-    prompts = [Prompt("", {"messages": [{"role": "user", "content": f"Game {number}."}]}) for number in range(1000)]
+    prompts = [
+        Prompt(Rendered(""), {"messages": [{"role": "user", "content": f"Game {number}."}]}) for number in range(1000)
+    ]
     player.begin([stop], 200, tokenizer, [])
     episodes = player.episodes(tokenizer, prompts, range(1000))
     said = defaultdict(list)

@@ -180,7 +180,11 @@ class TemplateTurns:
             first = next((place for place, each in enumerate(conversation) if each["role"] == "user"), 0)
             content = f"{self._description}\n\n{conversation[first]['content']}"
             conversation[first] = {**conversation[first], "content": content}
-        return encode_prompt(self._tokenizer, Rendered(self._write(conversation)))
+        if conversation[-1]["role"] == "assistant":  # the policy continues it, as without an environment
+            text = self._render(conversation, self._shown, asks=False, continue_final_message=True)
+        else:
+            text = self._write(conversation)
+        return encode_prompt(self._tokenizer, Rendered(text))
 
     def after(self, said: Sequence[int], messages: Messages) -> list[int]:
         """See `Turns`."""
@@ -225,8 +229,11 @@ class TemplateTurns:
     def _write(self, messages: Messages) -> str:
         return self._rendered(json.dumps(messages))
 
-    def _render(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = (), *, asks: bool = True) -> str:
-        settings = {"tools": tools} if tools else {}
+    def _render(
+        self, messages: Messages, tools: Sequence[Mapping[str, Any]] = (), *, asks: bool = True, **settings: Any
+    ) -> str:
+        if tools:
+            settings["tools"] = tools
         return apply_template(self._tokenizer, messages, add_generation_prompt=asks, **settings)
 
     def _calls(self, sample: Mapping[str, Any], schemas: Sequence[Mapping[str, Any]]) -> Iterator[str]:

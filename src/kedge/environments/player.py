@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import ENDINGS, Rollout
-from kedge.data import Prompt
+from kedge.data import Prompt, Rendered
 from kedge.data.records import RowError
 from kedge.data.turns import PlainTurns, TemplateTurns, Turns
 from kedge.environments.client import Environment
@@ -200,7 +200,7 @@ class Player:
 
     def _turns_of(self, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Turns:
         """The turns of a conversation by the chat template, or of a plain text."""
-        is_chat = isinstance(prompt.columns.get("messages"), list)
+        is_chat = isinstance(prompt.text, Rendered)  # a column `messages` may stand beside a plain text
         environment = self.environment
         if environment.tools and not is_chat:
             raise DataError(
