@@ -35,6 +35,7 @@ __all__ = [
     "GuardedReward",
     "answers_of",
     "find_function",
+    "given_columns",
     "load_function",
     "names_function",
     "reasons_of",
@@ -119,8 +120,8 @@ class FunctionReward:
         self._check_names(columns)
         if self.checks_rows and isinstance(columns, Mapping):
             names = self.argument_names
-            taken = {name: entries for name, entries in columns.items() if names is None or name in names}
-            taken = {name: entries for name, entries in taken.items() if name not in RESERVED_ARGUMENTS}
+            given = given_columns(columns)
+            taken = {name: entries for name, entries in given.items() if names is None or name in names}
             rows = self._rows_with_all(taken)
             if rows == []:
                 raise RewardError(f"{self.name}: no prompt has an entry in all of its columns ({', '.join(taken)})")
@@ -139,7 +140,7 @@ class FunctionReward:
         needed = [
             columns[parameter.name]
             for parameter in self._parameters
-            if parameter.default is Parameter.empty and parameter.name in {*columns} - {*RESERVED_ARGUMENTS}
+            if parameter.default is Parameter.empty and parameter.name in columns
         ]
         if not needed:
             return None
@@ -161,7 +162,7 @@ class FunctionReward:
         Raises:
             RewardError: The function raised, or `checked_scores` rejected its result.
         """
-        rows = self._rows_with_all(responses.columns)
+        rows = self._rows_with_all(given_columns(responses.columns))
         if rows is not None and len(rows) < len(responses):
             scores = dict(zip(rows, self.score(responses.select(rows)) if rows else (), strict=True))
             return [scores.get(row) for row in range(len(responses))]
@@ -200,9 +201,8 @@ class FunctionReward:
 
     def _arguments(self, responses: Responses) -> tuple[list[Any], dict[str, Any]]:
         """The arguments in the function's signature, positional and by keyword."""
-        names = free_names(responses.columns, RESERVED_ARGUMENTS)
         available: dict[str, Any] = {
-            **{names[column]: entries for column, entries in responses.columns.items()},
+            **given_columns(responses.columns),
             "prompts": responses.prompts,
             "completions": responses.completions,
             "prompt_ids": responses.prompt_ids,
@@ -241,6 +241,12 @@ class FunctionReward:
             f"{self.name} takes {parameter!r}, but no column of the prompts has that name (columns: {present}); "
             "add the column, or set the parameter's value"
         )
+
+
+def given_columns(columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """The columns by the names of their arguments, which avoid `RESERVED_ARGUMENTS`."""
+    names = free_names(columns, RESERVED_ARGUMENTS)
+    return {names[column]: entries for column, entries in columns.items()}
 
 
 def _name(function: object) -> str:

@@ -18,6 +18,8 @@ from concurrent.futures import ProcessPoolExecutor
 from decimal import Decimal
 from multiprocessing import get_context
 
+from kedge.errors import RewardError
+
 LEAKED: list[bytes] = []
 
 
@@ -78,6 +80,22 @@ def checks_types(completions, when, price, raw):
 
 def everything(completions, **columns):
     return [float(len(columns))] * len(completions)
+
+
+def of_columns_like_arguments(completion_ids, given_seed, given_completions):
+    return [float(seed + len(words)) for seed, words in zip(given_seed, given_completions, strict=True)]
+
+
+def of_levels(completions, given_seed):
+    return [float(level) for level in given_seed]
+
+
+def _check_levels(given_seed):
+    if bad := [level for level in given_seed if level < 0]:
+        raise RewardError(f"level {bad[0]} is not usable")
+
+
+of_levels.check_rows = _check_levels
 
 
 def scaled(completions, *, scale):

@@ -102,6 +102,18 @@ def test_plain_and_async_functions_score(remote, name):
     assert (function.name, function.score(batch())) == (name, [1.0, 2.0, 3.0])
 
 
+def test_a_column_with_the_name_of_an_argument_is_passed_under_another(remote):
+    columns = {"seed": [7, 8], "completions": [[1], [2, 3]]}
+    function = remote("of_columns_like_arguments")
+    function.check(columns)
+    assert function.score(replace(batch("a", "b"), columns=columns)) == [8.0, 10.0]
+    function = remote("of_levels")
+    assert function.score(replace(batch("a", "b"), columns=columns)) == [7.0, 8.0]
+    function.check(columns)
+    with pytest.raises(RewardError, match="level -1 is not usable"):
+        function.check({"seed": [1, -1]})
+
+
 def test_a_module_resolves_as_in_this_process():
     function = RemoteFunction("kedge.rewards.penalties:blank", name="quiet")
     assert (function.name, function.score(batch("a", " "))) == ("quiet", [0.0, -1.0])

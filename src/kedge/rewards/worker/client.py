@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import DataError, NonfiniteScoreError, RewardError
-from kedge.rewards.function import CallLimits, CallTimeout
+from kedge.rewards.function import CallLimits, CallTimeout, given_columns
 from kedge.rewards.source import Responses, Score, checked_scores
 from kedge.system.texts import error_text
 from kedge.system.workers.codec import decode, encode
@@ -72,7 +72,8 @@ class RemoteFunction:
         if self._checks_rows and isinstance(columns, Mapping):
             # The entries of a column that the function does not take are not sent, and maybe cannot be.
             taken = self._argument_names
-            sent = {name: column if taken is None or name in taken else [] for name, column in columns.items()}
+            given = given_columns(columns)
+            sent = {name: column if taken is None or name in taken else [] for name, column in given.items()}
         self._request("check", {"columns": sent}, self._limits.startup_timeout)()
 
     def score(self, responses: Responses) -> Sequence[Score]:
@@ -91,7 +92,8 @@ class RemoteFunction:
         """
         seconds = min(self._limits.timeout, timeout or self._limits.timeout)
         taken = self._argument_names
-        columns = {name: column for name, column in responses.columns.items() if taken is None or name in taken}
+        given = given_columns(responses.columns)
+        columns = {name: column for name, column in given.items() if taken is None or name in taken}
         sent = vars(replace(responses, columns=columns))
         try:
             collect = self._request("score", {"responses": sent, "timeout": seconds}, seconds)
