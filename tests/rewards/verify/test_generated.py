@@ -31,6 +31,7 @@ def package():
         (" 5\n", True, 1.0, "right"),
         ("It is <answer>4</answer>, no, <answer> 5 </answer>.", True, 1.0, "right"),
         ("<answer>5</answer> and so", False, 1.0, "right"),
+        ("<think>Is it <answer>4</answer>?</think> 5", True, 1.0, "right"),
         ("5", False, 0.0, "cut off"),
         ("6", True, 0.5, "partly right"),
         ("9", True, 0.01, "wrong value"),

@@ -92,6 +92,12 @@ def test_rows_from_parquet_and_json_are_read():
     assert instructions(["a", "a"], [padded, json.dumps(padded)]) == [1, 1]
 
 
+def test_thoughts_follow_no_instructions():
+    row = [{"kind": "no_commas"}]
+    found = instructions(["<think>First, I plan.</think>None here.", "<think>Plan</think>\n", "a, b"], [row] * 3)
+    assert [verdict.reason for verdict in found] == ["right", "no answer found", "no_commas"]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -90,6 +90,13 @@ def test_fences_of_any_kind_end_where_they_are_closed(fence):
 
 
 @needs_sandbox
+def test_a_draft_in_the_thoughts_is_not_the_program():
+    draft = "<think>A draft:\n```python\ndef f(x):\n    return 0\n```\n</think>\n"
+    program = "def f(x):\n    return x + 1\n"
+    assert reason(f"{draft}```\n{program}```", "assert f(1) == 2") == "right"
+    assert reason(f"<think>Easy.</think>\n{program}", "assert f(1) == 2") == "right"
+
+
 def test_each_program_gets_its_reason():
     texts = {
         "def double(x): return 2 * x": "right",

@@ -156,6 +156,12 @@ def test_patterns():
         pattern.check_rows(pattern=["a", "("])
 
 
+def test_thoughts_are_skipped_by_patterns_that_do_not_name_them():
+    assert reason(pattern, "<think>42?</think>It is 7.", "42") == "no match"
+    assert reason(pattern, "<think>7?</think>42", r"\A42\Z") == "right"
+    assert reason(pattern, "<think>7?</think>42", r"\A<think>.*</think>42\Z") == "right"
+
+
 def test_a_catastrophic_pattern_is_stopped():
     found = pattern(["a" * 40 + "b", "aab"], ["(a+)+$", "b"])
     assert [verdict.reason for verdict in found] == ["took too long", "right"]

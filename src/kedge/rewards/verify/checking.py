@@ -22,6 +22,7 @@ __all__ = [
     "read_rows",
     "reads",
     "verdicts",
+    "without_thoughts",
 ]
 
 RIGHT = "right"
@@ -71,9 +72,14 @@ def read_rows(column: str, entries: Sequence[Any], read: Callable[[Any], _Refere
     return found
 
 
+def without_thoughts(text: str) -> str:
+    """What follows the last `</think>`, or all of it."""
+    return text.rpartition("</think>")[2]
+
+
 def after_thoughts(text: str) -> str:
     """The answer in a response of R1's form: what follows `</think>`, and of it the text in the last `<answer>`."""
-    text = text.rpartition("</think>")[2]
+    text = without_thoughts(text)
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
     return text if start < 0 else text[start + len("<answer>") : end]

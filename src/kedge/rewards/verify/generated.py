@@ -10,7 +10,17 @@ from typing import Any
 from kedge.data.generated import find_entry
 from kedge.errors import DataError, RewardError
 from kedge.rewards.source import Verdict
-from kedge.rewards.verify.checking import CUT_OFF, NO_ANSWER, RIGHT, TOO_SLOW, Expired, deadline, read_rows, reads
+from kedge.rewards.verify.checking import (
+    CUT_OFF,
+    NO_ANSWER,
+    RIGHT,
+    TOO_SLOW,
+    Expired,
+    deadline,
+    read_rows,
+    reads,
+    without_thoughts,
+)
 
 __all__ = ["reasoning_gym"]
 
@@ -98,6 +108,7 @@ def reasoning_gym(completions: list[str], entry: list[Any], stopped: list[bool] 
 
 
 def _judged(text: str, is_whole: bool, name: str, task: Any, entry: dict[str, Any]) -> Verdict:
+    text = without_thoughts(text)
     tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
     answer = (tagged[-1] if tagged else text).strip()
     if not answer or not (tagged or is_whole):

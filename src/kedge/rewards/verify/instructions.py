@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Verdict
-from kedge.rewards.verify.checking import NO_ANSWER, RIGHT, read_rows, reads
+from kedge.rewards.verify.checking import NO_ANSWER, RIGHT, read_rows, reads, without_thoughts
 
 __all__ = ["KINDS", "instruction_text", "instructions", "instructions_partial"]
 
@@ -117,7 +117,8 @@ def instructions_partial(completions: list[str], instructions: list[Any]) -> lis
 
 def _followed(completions: list[str], rows: list[Any]) -> list[tuple[float, str]]:
     found = []
-    for text, wanted in zip(completions, check_instructions(rows), strict=True):
+    for completion, wanted in zip(completions, check_instructions(rows), strict=True):
+        text = without_thoughts(completion)
         if not text.strip():  # an empty text has no commas
             found.append((0.0, NO_ANSWER))
             continue

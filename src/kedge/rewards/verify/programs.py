@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 from kedge.errors import RewardError
 from kedge.rewards.source import Verdict
 from kedge.rewards.verify.assertions import Tests, read_tests
-from kedge.rewards.verify.checking import CUT_OFF, RIGHT, read_rows, reads
+from kedge.rewards.verify.checking import CUT_OFF, RIGHT, read_rows, reads, without_thoughts
 from kedge.rewards.worker.confined import decode
 from kedge.rewards.worker.sandbox import ARBITRARY, RAISED, TOO_SLOW, Sandbox, open_sandbox
 
@@ -224,7 +224,7 @@ def _verdicts(
     ended = [True] * len(completions) if stopped is None else stopped
 
     def verdict(text: str, is_whole: bool, reference: _Reference) -> Verdict:
-        found = program(text, is_whole, names=reference.names if isinstance(reference, Tests) else ())
+        found = program(without_thoughts(text), is_whole, names=reference.names if isinstance(reference, Tests) else ())
         if found is None:
             return Verdict(0.0, NO_CODE if is_whole else CUT_OFF)
         right, count, reason = judge(found, reference)

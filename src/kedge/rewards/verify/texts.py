@@ -22,6 +22,7 @@ from kedge.rewards.verify.checking import (
     read_rows,
     reads,
     verdicts,
+    without_thoughts,
 )
 
 __all__ = ["choice", "exact", "json_schema", "normalized", "pattern", "tags"]
@@ -228,11 +229,16 @@ def check_pattern(pattern: Sequence[Any]) -> list[re.Pattern[str]]:
 
 @reads(check_pattern)
 def pattern(completions: list[str], pattern: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
-    r"""Check whether a regular expression is found in a response (`\A…\Z` for the whole of it), within a second."""
+    r"""Check whether a regular expression is found in a response (`\A…\Z` for the whole of it), within a second.
+
+    Thoughts are part of the response only to an expression that names their tag.
+    """
     return verdicts(completions, stopped, check_pattern(pattern), _judge_pattern)
 
 
 def _judge_pattern(text: str, is_whole: bool, expression: re.Pattern[str]) -> str:
+    if "think>" not in expression.pattern:
+        text = without_thoughts(text)
     try:
         with deadline("pattern"):
             return RIGHT if expression.search(text) else NO_MATCH if is_whole else NO_ANSWER
