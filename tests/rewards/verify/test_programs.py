@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
@@ -292,6 +293,13 @@ def test_partial_gives_the_share():
 def test_rows_and_settings_are_checked(columns, message):
     with pytest.raises(RewardError, match=message):
         code.check_rows(**columns)
+
+
+@needs_sandbox
+def test_assertions_may_be_written_as_json_as_in_a_cell_of_a_csv_file():
+    [verdict] = code(["def f(x):\n    return x + pi"], [json.dumps(["assert f(1) > 4", "assert f(0) < 4"])],
+                     [None], [json.dumps(["from math import pi"])])  # fmt: skip
+    assert verdict.reason == "right"
 
 
 TWICE = {"inputs": ["2\n", "-3\n\n"], "outputs": ["4\n", "-6"]}

@@ -116,6 +116,18 @@ def test_an_answer_in_its_tag_is_read_by_all():
     assert reason(tags, text) == "right"
 
 
+def test_lists_may_be_written_as_json_as_in_a_cell_of_a_csv_file():
+    assert reason(choice, "It is Paris.", "B", json.dumps(CITIES)) == "right"
+    assert reason(choice, "C", "C", json.dumps({"text": CITIES, "label": [*"ABCD"]})) == "right"
+    assert reason(choice, "B", "B", "") == "right"
+    for verifier in (exact, normalized):
+        assert reason(verifier, "Paris", '["Lutetia", "Paris"]') == "right"
+        assert reason(verifier, '["Lutetia", "Paris"]', '["Lutetia", "Paris"]') == "right"
+        assert reason(verifier, "1", "[1, 2]") == "wrong text"
+    with pytest.raises(RewardError, match="expected `choices` as a list, or as a mapping of labels to texts"):
+        choice.check_rows(answer=["A"], choices=["Paris or London"])
+
+
 @pytest.mark.parametrize(
     ("answer", "choices"), [("Rome", CITIES), ("Paris", None), (4, CITIES), (None, CITIES), ("1", {"1": "x"})]
 )

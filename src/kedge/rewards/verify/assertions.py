@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.rewards.verify.checking import read_rows
+from kedge.rewards.verify.checking import decoded, read_rows
 
 __all__ = ["Assertion", "Tests", "read_tests"]
 
@@ -100,6 +100,7 @@ def _parsed(text: str) -> ast.Module:
 
 
 def _texts(entry: object) -> list[str]:
+    entry = decoded(entry)
     texts = [] if entry is None else [entry] if isinstance(entry, str) else entry
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         raise ValueError(EXPECTED)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from kedge.errors import RewardError
@@ -19,6 +20,7 @@ __all__ = [
     "Expired",
     "after_thoughts",
     "deadline",
+    "decoded",
     "read_rows",
     "reads",
     "verdicts",
@@ -70,6 +72,14 @@ def read_rows(column: str, entries: Sequence[Any], read: Callable[[Any], _Refere
             shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
             raise RewardError(f"column {column!r}, prompt {row}: {shown} is not usable; expected {error}") from error
     return found
+
+
+def decoded(entry: object) -> object:
+    """The list or mapping that a cell of a table in text writes as JSON; any other entry unchanged."""
+    if isinstance(entry, str) and entry.lstrip().startswith(("[", "{")):
+        with suppress(ValueError, RecursionError):
+            return json.loads(entry)
+    return entry
 
 
 def without_thoughts(text: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Verdict
-from kedge.rewards.verify.checking import NO_ANSWER, RIGHT, read_rows, reads, without_thoughts
+from kedge.rewards.verify.checking import NO_ANSWER, RIGHT, decoded, read_rows, reads, without_thoughts
 
 __all__ = ["KINDS", "instruction_text", "instructions", "instructions_partial"]
 
@@ -128,8 +128,7 @@ def _followed(completions: list[str], rows: list[Any]) -> list[tuple[float, str]
 
 
 def _read(entry: object) -> list[tuple[Kind, dict[str, Any]]]:
-    if isinstance(entry, str):
-        entry = json_module.loads(entry) if entry.lstrip().startswith("[") else None
+    entry = decoded(entry)
     if not isinstance(entry, (list, tuple)) or not entry:
         raise ValueError(f"a list of instructions such as {EXAMPLE}")
     return [_read_one(each) for each in entry]

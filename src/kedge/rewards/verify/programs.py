@@ -8,7 +8,6 @@ right.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -20,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 from kedge.errors import RewardError
 from kedge.rewards.source import Verdict
 from kedge.rewards.verify.assertions import Tests, read_tests
-from kedge.rewards.verify.checking import CUT_OFF, RIGHT, read_rows, reads, without_thoughts
+from kedge.rewards.verify.checking import CUT_OFF, RIGHT, decoded, read_rows, reads, without_thoughts
 from kedge.rewards.worker.confined import decode
 from kedge.rewards.worker.sandbox import ARBITRARY, RAISED, TOO_SLOW, Sandbox, open_sandbox
 
@@ -86,11 +85,7 @@ def check_stdio(input_output: Sequence[Any], sandbox: str = "auto", seconds: int
 
 
 def _read_pairs(entry: object) -> Pairs:
-    try:
-        found = json.loads(entry) if isinstance(entry, str) else entry
-    except (ValueError, RecursionError):
-        found = None
-    match found:
+    match decoded(entry):
         case {"fn_name": str()}:
             pass
         case {"inputs": [*inputs], "outputs": [*outputs]} if inputs and len(inputs) == len(outputs):

@@ -19,6 +19,7 @@ from kedge.rewards.verify.checking import (
     Expired,
     after_thoughts,
     deadline,
+    decoded,
     read_rows,
     reads,
     verdicts,
@@ -91,12 +92,17 @@ def _read_choice(row: _Row) -> Choice:
 
 
 def _options(choices: object) -> dict[str, str]:
-    """Options by label, from a list, or a mapping of labels to texts, or ARC's lists of both."""
+    """Options by label, from a list, or a mapping of labels to texts, or ARC's lists of both; also as JSON."""
+    if choices is None or choices == "" or choices != choices:  # also the NaN of a table
+        return {}
+    choices = decoded(choices)
     if isinstance(choices, Mapping) and {"text", "label"} <= set(choices):
         choices = dict(zip(choices["label"], choices["text"], strict=False))
     if isinstance(choices, (list, tuple)):
         choices = dict(zip(string.ascii_uppercase, choices, strict=False))
-    options = {str(label).upper(): str(text) for label, text in choices.items()} if isinstance(choices, Mapping) else {}
+    if not isinstance(choices, Mapping):
+        raise ValueError("`choices` as a list, or as a mapping of labels to texts")
+    options = {str(label).upper(): str(text) for label, text in choices.items()}
     if not all(re.fullmatch("[A-Z]", label) for label in options):
         raise ValueError(f"options with letters as labels, not {', '.join(options)}")
     return options
@@ -180,6 +186,9 @@ def _texts(answer: object) -> list[str]:
     texts = [str(each) for each in entries if isinstance(each, (str, int, float)) and str(each).strip()]
     if not texts or len(texts) < len(entries):
         raise ValueError("a text, or a list of texts of which each is right")
+    listed = decoded(answer)
+    if isinstance(answer, str) and isinstance(listed, list) and all(isinstance(each, str) for each in listed):
+        texts += filter(str.strip, listed)  # a cell of a table in text; the list itself may be the answer, too
     return texts
 
 
