@@ -310,7 +310,8 @@ TWICE = {"inputs": ["2\n", "-3\n\n"], "outputs": ["4\n", "-6"]}
     ("text", "expected"),
     [
         ("print(2 * int(input()))", "right"),
-        ("print(' ', end='')\nprint(2 * int(input()), ' ')\nprint()", "right"),
+        ("print(' ')\nprint(2 * int(input()), ' ')\nprint()", "right"),
+        ("print(' ', end='')\nprint(2 * int(input()))", "wrong value"),
         ("import sys\nfor line in sys.stdin:\n    if line.strip(): print(2 * int(line))", "right"),
         ("print(2 * int(open(0).read()))", "right"),
         ("import os\nos.write(1, str(2 * int(os.read(0, os.fstat(0).st_size))).encode())", "right"),
@@ -331,6 +332,13 @@ TWICE = {"inputs": ["2\n", "-3\n\n"], "outputs": ["4\n", "-6"]}
 def test_programs_that_read_and_print(text, expected):
     [verdict] = code_stdio([f"```python\n{text}\n```"], [TWICE])
     assert (float(verdict), verdict.reason) == (float(expected == "right"), expected)
+
+
+@needs_sandbox
+def test_the_first_line_of_a_picture_is_indented():
+    row = {"inputs": [""], "outputs": ["  *\n ***\n"]}
+    found = code_stdio(["print('  *\\n ***')", "print('*\\n ***')"], [row] * 2)
+    assert [verdict.reason for verdict in found] == ["right", "wrong value"]
 
 
 @needs_sandbox

@@ -154,6 +154,9 @@ def test_exact_and_normalized_matches():
     assert reason(normalized, "The  paris!", "Paris") == "right"
     assert reason(normalized, "Paris, France", "Paris") == "wrong text"
     assert reason(normalized, " ", "Paris") == "no answer found"
+    assert reason(normalized, "(a)", "A") == reason(normalized, "The", "the") == reason(normalized, "!", "!") == "right"
+    for text in ("the", "B", "!", "..."):
+        assert reason(normalized, text, "A") == "wrong text"
     with pytest.raises(RewardError, match="expected a text, or a list"):
         exact.check_rows(answer=[""])
 

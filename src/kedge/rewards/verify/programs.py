@@ -230,7 +230,7 @@ def _verdicts(
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().splitlines()]
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n").split("\n")
 
 
 def _passed(text: str, tests: Tests, sandbox: Sandbox, seconds: int, memory: int) -> tuple[int, int, str]:

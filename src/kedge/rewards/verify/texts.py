@@ -174,11 +174,15 @@ def _letter(match: re.Match[str]) -> str:
 
 
 def _normalized(text: str) -> str:
-    """Lower case, without punctuation, articles and repeated spaces, as SQuAD compares answers; -2 and 1.5 stay."""
+    """Lower case, without punctuation, articles and repeated spaces, as SQuAD compares answers; -2 and 1.5 stay.
+
+    So does what would be nothing without it: "A." is "a", and not the same as "the" and "!".
+    """
+    whole = text.strip().casefold()
     text = re.sub(r"(?<!\w)-(?=\.?[0-9])", "−", text.casefold())
     text = re.sub(r"(?<![^\W0-9])\.(?=[0-9])", "·", text)
     text = "".join(each for each in text if each not in string.punctuation)
-    return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text).split())
+    return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text).split()) or " ".join(text.split()) or whole
 
 
 def _texts(answer: object) -> list[str]:
