@@ -23,7 +23,7 @@ from kedge.data.chat import closing_of, end_of_turn
 from kedge.errors import DataError
 from kedge.models import LanguageModel
 from kedge.training.supervised.losses import CompletionLoss
-from tests.tiny import tiny_causal_lm, tiny_tokenizer
+from tests.tiny import CHAT_TEMPLATE, tiny_causal_lm, tiny_tokenizer
 
 PAD, EOS = 0, 2
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -144,6 +144,19 @@ def test_every_answer_is_learned_with_what_closes_it_and_nothing_else(family: Fa
     assert encoded(tokenizer, both) == example
     single = encoded(tokenizer, {"prompt": [FIRST], "completion": [ANSWER]})
     assert learned_texts(tokenizer, single)[0].startswith(ends[0])
+
+
+def test_an_answer_after_another_one_is_a_message_of_its_own() -> None:
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    row = {"messages": [FIRST, ANSWER, LAST]}
+    each = encoded(tokenizer, row)
+    alone = encoded(tokenizer, row, train_on="last")
+    assert [*alone.prompt, *alone.completion] == [*each.prompt, *each.completion]
+    assert learned_texts(tokenizer, each) == ["At sea.<eos>", "The tide went out.<eos>"]
+    assert learned_texts(tokenizer, alone) == ["The tide went out.<eos>"]
+    begun = {"prompt": [FIRST, {"role": "assistant", "content": "At "}], "completion": [ANSWER, SECOND, LAST]}
+    assert reason(tokenizer, begun).startswith("field 'prompt' ends with an assistant message, and so begins")
+    assert learned_texts(tokenizer, encoded(tokenizer, {**begun, "completion": [ANSWER]})) == ["At sea.<eos>"]
 
 
 @families

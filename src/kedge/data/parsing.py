@@ -101,8 +101,13 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
     answer = field_of(fields, "completion")
     if isinstance(answer, (list, tuple)) and len(answer) > 1:
         start = _as_messages(field_of(fields, "prompt"), "prompt", "user")
-        messages = [*start, *messages_of(answer, "completion")]
-        return _conversation_to_learn(messages, len(start), "completion", options)
+        answers = messages_of(answer, "completion")
+        if start[-1]["role"] == answers[0]["role"] == "assistant":
+            raise RowError(
+                "field 'prompt' ends with an assistant message, and so begins 'completion', which has several: make "
+                "one message of the two, and write it into one of the fields"
+            )
+        return _conversation_to_learn([*start, *answers], len(start), "completion", options)
     return _answered(fields, "completion", options)
 
 
@@ -307,15 +312,18 @@ def _conversation_to_learn(messages: Messages, first: int, name: str, options: R
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise RowError(f"field {name!r} must end with an assistant message that follows another message")
     last = {name: messages[-1:]}
-    if options.train_on == "last" or not any(message["role"] == "assistant" for message in messages[first:-1]):
+    only_last = options.train_on == "last" or not any(each["role"] == "assistant" for each in messages[first:-1])
+    if only_last and messages[-2]["role"] != "assistant":  # which the last one would continue
         prompt, completion = _fitted(messages[:-1], last, options)
         return Demonstration(prompt, completion)
     if options.truncate != "never":
         # The length of all turns decides how many fit; the prompt, before the first answer, has a separate limit.
-        kept = _cut(messages[:-1], _rendered(messages[:-1], last, options), replace(options, max_prompt_tokens=None))
+        limits = options if only_last else replace(options, max_prompt_tokens=None)
+        kept = _cut(messages[:-1], _rendered(messages[:-1], last, options), limits)
         first = max(first - (len(messages) - 1 - len(kept)), 1)
         messages = [*cast("Messages", kept), messages[-1]]
     learned = [index for index in range(first, len(messages)) if messages[index]["role"] == "assistant"]
+    learned = learned[-1:] if only_last else learned
     prompt, completion, read = render_demonstration(options.tokenizer, messages, learned)
     _checked_lengths(prompt, {}, options)
     record = Demonstration(prompt, text_of(completion, name), read)
