@@ -216,6 +216,34 @@ def test_conversations_from_python():
     assert reason == "field 'messages' is text, expected a list, or the JSON of one"
 
 
+@pytest.mark.parametrize("names", [{"messages": "chat"}, {"prompt": "asked", "completion": "answer"},
+                                   {"prompt": "question", "completion": "answer"}])  # fmt: skip
+def test_a_named_system_column_is_the_first_message(names):
+    system = {"role": "system", "content": "Brief."}
+    text = CHAT.apply_chat_template([system, USER], tokenize=False, add_generation_prompt=True)
+    row = {"chat": [USER, ASSISTANT], "asked": [USER], "question": "Why?", "answer": [ASSISTANT], "how": "Brief."}
+    assert only(read_demonstrations([row], tokenizer=CHAT, columns={**names, "system": "how"})).prompt == text
+    assert only(read_demonstrations([row], tokenizer=CHAT, columns=names)).prompt == RENDERED
+    row["chat"], row["asked"] = [system, *row["chat"]], [system, *row["asked"]]
+    assert only(read_demonstrations([row], tokenizer=CHAT, columns={**names, "system": "how"})).prompt == text
+
+
+def test_a_system_column_that_has_no_place_is_a_bad_row():
+    columns = {"prompt": "q", "system": "how"}
+    table = read_prompts([{"q": [USER], "how": ""}, {"q": "Why?", "how": "Brief."}], tokenizer=CHAT,
+                         columns=columns, max_rejected_fraction=1)  # fmt: skip
+    assert table.rejected[0].reason.startswith("field 'system' starts a conversation, but 'prompt' is plain text; ")
+    other = [{"role": "system", "content": "Long."}, USER]
+    table = read_prompts([{"q": [USER], "how": ""}, {"q": other, "how": "Brief."}], tokenizer=CHAT,
+                         columns=columns, max_rejected_fraction=1)  # fmt: skip
+    assert table.rejected[0].reason.startswith("field 'prompt' starts with a message of the system, which is not")
+    for row in ({"question": "Why?", "answer": "So.", "system": "Brief."},
+                {"question": "Why?", "chosen": "So.", "rejected": "No.", "history": [["Who?", "I."]]}):  # fmt: skip
+        read = read_comparisons if "chosen" in row else read_demonstrations
+        good = {"prompt": "a", "completion": "b", "chosen": "c", "rejected": "d"}
+        assert reasons(read, good, row, PLAIN)[0].startswith("the row is a conversation ('history' or 'system')")
+
+
 def test_prompts_of_other_projects():
     found = only(read_prompts([{"conversations": [HUMAN, GPT], "id": 3}], tokenizer=CHAT))
     assert found == Prompt(RENDERED, {"id": 3, "messages": [USER]})
@@ -247,6 +275,14 @@ def test_alpaca_rows_without_a_chat_template_get_the_prompt_of_alpaca():
     assert record.prompt.endswith("### Instruction:\nSort.\n\n### Input:\nb a\n\n### Response:\n")
     assert record.completion == "a b"
     assert "### Input" not in only(read_demonstrations([{**row, "input": ""}], tokenizer=PLAIN)).prompt
+
+
+def test_the_input_of_alpaca_is_a_text_or_a_number():
+    row = {"instruction": "Double.", "input": 5, "output": "10"}
+    assert only(read_demonstrations([row], tokenizer=CHAT)).prompt == "<|user|>\nDouble.\n5\n<|assistant|>\n"
+    assert only(read_demonstrations([{**row, "input": 0}], tokenizer=CHAT)).prompt.count("0") == 1
+    [found] = reasons(read_demonstrations, {"text": "a"}, {**row, "input": [5]})
+    assert found == "field 'input' is a list, expected text"
 
 
 def test_an_unknown_speaker_is_a_bad_row():

@@ -238,18 +238,20 @@ def _shared_characters(first: str, second: str) -> int:
 
 def _instruction(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> Any:
     instruction = text_of(field_of(fields, "instruction"), "instruction")
-    given = fields.get("input")
-    given = given.strip() if isinstance(given, str) else ""
+    given = fields.get("input", "")
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    given = str(given) if is_number else text_of(given, "input").strip() if given else ""
+    asked = _asked(fields, f"{instruction}\n{given}" if given else instruction, tokenizer)
     if tokenizer.chat_template:
-        return _asked(fields, f"{instruction}\n{given}" if given else instruction, tokenizer)
-    if fields.get("history") or _system(fields):
-        raise RowError("the row is a conversation ('history' or 'system'), but the tokenizer has no chat template")
+        return asked
     return (_WITH_INPUT if given else _ALONE).format(instruction=instruction, input=given)
 
 
 def _asked(fields: Fields, question: str, tokenizer: PreTrainedTokenizerBase) -> Any:
     """A question with its system message and earlier turns; a plain text if the tokenizer has no chat template."""
     if not tokenizer.chat_template:
+        if fields.get("history") or _system(fields):
+            raise RowError("the row is a conversation ('history' or 'system'), but the tokenizer has no chat template")
         return question
     turns = [
         {"role": role, "content": text}
@@ -261,7 +263,7 @@ def _asked(fields: Fields, question: str, tokenizer: PreTrainedTokenizerBase) ->
 
 def _system(fields: Mapping[str, Any]) -> list[dict[str, str]]:
     system = fields.get("system")
-    return [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
+    return [{"role": "system", "content": text_of(system, "system")}] if system else []
 
 
 _UNTRAINED = -100
