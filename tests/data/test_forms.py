@@ -358,6 +358,20 @@ def test_a_text_becomes_a_question_where_it_is_named_as_one():
         assert asked.text == RENDERED
 
 
+def test_a_named_column_may_be_empty_in_some_rows(tmp_path):
+    (tmp_path / "rows.csv").write_text("q,more,a,b,gap\nWhy?,,So.,No.,\nHow?,Sea,Well.,Ill.,0.5\n")
+    path = str(tmp_path / "rows.csv")
+    columns = {"instruction": "q", "input": "more", "output": "a", "chosen": "a", "rejected": "b", "margin": "gap"}
+    shown = read_demonstrations(path, tokenizer=CHAT, columns=columns).records
+    assert [example.prompt for example in shown] == [RENDERED, "<|user|>\nHow?\nSea\n<|assistant|>\n"]
+    margins = [pair.margin for pair in read_comparisons(path, tokenizer=CHAT, columns=columns).records]
+    assert margins == [None, 0.5]
+    missing = {"prompt": "Why?", "chosen": "So.", "rejected": "No.", "margin": float("nan")}
+    assert only(read_comparisons([missing], tokenizer=CHAT)).margin is None
+    with pytest.raises(DataError, match=r"^data.columns.margin=size: .*rows.csv has no column 'size'; its columns are"):
+        read_comparisons(path, tokenizer=CHAT, columns={**columns, "margin": "size"})
+
+
 def test_a_named_column_that_is_missing_names_those_that_exist():
     rows = [{"dialogue": "Why?", "summary": " So."}]
     with pytest.raises(DataError) as raised:

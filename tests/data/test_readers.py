@@ -170,7 +170,7 @@ def test_tldr_posts_in_every_reader():
         (read_comparisons, {"chosen": "a b", "rejected": "a b c"}, "field 'chosen' is empty"),
         (
             read_comparisons,
-            {"prompt": "a", "chosen": "b", "rejected": "c", "margin": math.nan},
+            {"prompt": "a", "chosen": "b", "rejected": "c", "margin": math.inf},
             "field 'margin' is not a finite number",
         ),
         (

@@ -13,6 +13,7 @@ from kedge.errors import DataError
 from kedge.system.texts import unwritable
 
 __all__ = [
+    "MAY_BE_EMPTY",
     "POST",
     "Fields",
     "Messages",
@@ -237,6 +238,9 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
 }
 """Columns that may be missing: references of prompts, and columns of comparisons, which other roles can read."""
 
+MAY_BE_EMPTY = ("input", "system", "margin")
+"""Columns that may be empty in some rows, which a table then leaves out of these."""
+
 _WHOLE = {"messages": ("prompt", "text", "completion"), "text": ("prompt", "messages", "completion")}
 """Columns to ignore next to one that is the whole content of a row, if only that one was named."""
 
@@ -272,7 +276,7 @@ def rename_columns(fields: Fields, columns: Mapping[str, str]) -> dict[str, Any]
 
 
 def name_missing_columns(fields: Fields, columns: Mapping[str, str], role: Role, source: str) -> None:
-    """Refuse a source if its first row lacks a named column.
+    """Refuse a source if a row of it, usually the first one, lacks a named column.
 
     Raises:
         DataError: Names the column and those that exist.

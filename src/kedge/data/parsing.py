@@ -132,8 +132,8 @@ def parse_comparison(value: object, options: ReadingOptions) -> Comparison | Ran
     if chosen == rejected:
         cut = "" if answers["chosen"] == answers["rejected"] else ", once cut to fit"
         raise RowError(f"fields 'chosen' and 'rejected' hold the same answer{cut}")
-    margin = fields.get("margin")
-    return Comparison(prompt, chosen, rejected, None if margin is None else number_of(margin, "margin"))
+    margin = number_of(fields["margin"], "margin") if is_given(fields, "margin") else None
+    return Comparison(prompt, chosen, rejected, margin)
 
 
 def parse_prompt(value: object, options: ReadingOptions) -> Prompt:

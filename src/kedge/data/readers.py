@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kedge.data.fields import Role, columns_of, name_missing_columns
+from kedge.data.fields import MAY_BE_EMPTY, Role, columns_of, name_missing_columns
 from kedge.data.parsing import ReadingOptions, parse_comparison, parse_demonstration, parse_prompt
 from kedge.data.records import (
     MAX_REJECTED_FRACTION,
@@ -99,19 +99,25 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
         num_rows: rows to read; None for all.
 
     Raises:
-        DataError: A source cannot be read, its first row lacks a named column, or a row is a conversation and the
-            tokenizer has no chat template.
+        DataError: A source cannot be read, its first row lacks a named column (or all rows, one of `MAY_BE_EMPTY`), or
+            a row is a conversation and the tokenizer has no chat template.
     """
     records: list[Any] = []
     rejected: list[Rejection] = []
     origins: list[int] = []
     num_cut = 0
-    named = set[str]()
     columns = columns_of(options.columns, role)
+    firsts: dict[str, Mapping[str, Any]] = {}
+    unseen: dict[str, dict[str, str]] = {}
     for origin, row in islice(numbered_rows(source), num_rows):
-        if columns and isinstance(row.value, Mapping) and row.source not in named:
-            name_missing_columns(row.value, columns, role, row.source)
-            named.add(row.source)
+        if columns and isinstance(row.value, Mapping):
+            if row.source not in firsts:
+                firsts[row.source] = row.value
+                unseen[row.source] = {ours: columns[ours] for ours in MAY_BE_EMPTY if ours in columns}
+                always = {ours: theirs for ours, theirs in columns.items() if ours not in MAY_BE_EMPTY}
+                name_missing_columns(row.value, always, role, row.source)
+            if absent := unseen[row.source]:
+                unseen[row.source] = {ours: theirs for ours, theirs in absent.items() if theirs not in row.value}
         options.cuts.clear()
         try:
             if row.fault is not None:
@@ -123,4 +129,6 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
             rejected.append(Rejection(row.source, row.line, str(error), row.preview, error.kind))
         except DataError as error:
             raise DataError(f"{row.place}: {error}") from error
+    for name, absent in unseen.items() if num_rows is None else ():
+        name_missing_columns(firsts[name], absent, role, name)
     return Table(records, rejected, num_cut, origins)
