@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kedge.errors import RewardError
 from kedge.rewards import FunctionReward, Responses, load_reward
 from kedge.rewards.penalties import blank, ill_formed, off_length, off_target_length, repetitive, too_long, unfinished
+from kedge.rewards.verify import tags
 
 
 def test_too_long_has_the_published_shape():
@@ -83,6 +86,23 @@ def test_good_settings_pass_the_check_before_a_run():
         (ill_formed, {"pattern": "a+"}, {}),
     ):
         FunctionReward(penalty, settings=settings).check(columns)
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "columns"),
+    [
+        (tags, "<think>a</think><answer>b</answer>", {"names": [["Ann", "Bob"]]}),
+        (repetitive, "a b c a b c", {"size": ["large"]}),
+        (too_long, "a", {"window": [7.0]}),
+    ],
+)
+def test_a_column_with_the_name_of_a_setting_is_not_taken_for_it(function, text, columns):
+    batch = Responses(["p"], [text], [[3]], [[4] * 9 + [2]], [True], {}, max_new_tokens=10)
+    reward = FunctionReward(function)
+    reward.check(columns)
+    assert reward.score(replace(batch, columns=columns)) == reward.score(batch) != [None]
+    with pytest.raises(RewardError, match="off_length takes 'target', but no column"):
+        FunctionReward(off_length).check({"target": [5]})
 
 
 @pytest.mark.parametrize("name", ["too_long", "unfinished", "blank", "repetitive"])

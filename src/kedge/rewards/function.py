@@ -81,6 +81,10 @@ class FunctionReward:
         self.function = function
         self.settings = dict(settings or {})
         self._parameters = _parameters(function, self.name)
+        is_ours = str(getattr(function, "__module__", "")).startswith("kedge.rewards.")
+        self._only_settings = {
+            parameter.name for parameter in self._parameters if is_ours and parameter.kind is Parameter.KEYWORD_ONLY
+        }
         self._check_settings()
 
     @property
@@ -120,7 +124,7 @@ class FunctionReward:
         self._check_names(columns)
         if self.checks_rows and isinstance(columns, Mapping):
             names = self.argument_names
-            given = given_columns(columns)
+            given = self._given(columns)
             taken = {name: entries for name, entries in given.items() if names is None or name in names}
             rows = self._rows_with_all(taken)
             if rows == []:
@@ -148,8 +152,13 @@ class FunctionReward:
             row for row, entries in enumerate(zip(*needed, strict=True)) if all(each is not None for each in entries)
         ]
 
+    def _given(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """See `given_columns`; a column with the name of a setting of kedge's own functions is not for them."""
+        given = given_columns(columns)
+        return {name: entries for name, entries in given.items() if name not in self._only_settings}
+
     def _check_names(self, columns: Collection[str]) -> None:
-        columns = free_names(columns, RESERVED_ARGUMENTS).values()
+        columns = {*free_names(columns, RESERVED_ARGUMENTS).values()} - self._only_settings
         for parameter in self._parameters:
             named = parameter.kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
             known = parameter.name in {*columns, *RESERVED_ARGUMENTS, *self.settings}
@@ -162,7 +171,7 @@ class FunctionReward:
         Raises:
             RewardError: The function raised, or `checked_scores` rejected its result.
         """
-        rows = self._rows_with_all(given_columns(responses.columns))
+        rows = self._rows_with_all(self._given(responses.columns))
         if rows is not None and len(rows) < len(responses):
             scores = dict(zip(rows, self.score(responses.select(rows)) if rows else (), strict=True))
             return [scores.get(row) for row in range(len(responses))]
@@ -202,7 +211,7 @@ class FunctionReward:
     def _arguments(self, responses: Responses) -> tuple[list[Any], dict[str, Any]]:
         """The arguments in the function's signature, positional and by keyword."""
         available: dict[str, Any] = {
-            **given_columns(responses.columns),
+            **self._given(responses.columns),
             "prompts": responses.prompts,
             "completions": responses.completions,
             "prompt_ids": responses.prompt_ids,
