@@ -212,6 +212,20 @@ def test_a_row_that_only_a_judge_scores_is_refused():
         load_reward(terms).check({"answer": ["1", None]})
 
 
+def test_an_async_function_that_checks_its_rows_scores_those_that_it_can():
+    async def judged(completions, answer):
+        return [float(len(text) + len(right)) for text, right in zip(completions, answer, strict=True)]
+
+    judged.check_rows = lambda answer: None
+    batch = replace(BATCH, columns={"answer": ["a", None, "bb", None]})
+    expected = [len(BATCH.completions[0]) + 1.0, None, len(BATCH.completions[2]) + 2.0, None]
+    reward = load_reward([judged, lambda completions: [0.0] * len(completions)])
+    assert reward.score_terms(batch).terms["judged"] == expected
+    function = FunctionReward(judged, skips_missing=True)
+    assert function.score(batch) == expected
+    assert function.start(replace(batch, columns={"answer": [None] * 4}))() == [None] * 4
+
+
 def test_only_columns_that_a_verifier_needs_decide_which_rows_it_scores():
     """Not those of settings, nor one with the name of an argument that kedge gives."""
 

@@ -157,6 +157,11 @@ class FunctionReward:
         given = given_columns(columns)
         return {name: entries for name, entries in given.items() if name not in self._only_settings}
 
+    def _rows_to_score(self, responses: Responses) -> list[int] | None:
+        """The responses whose rows have all columns; None if all do, or the function gets all of them."""
+        rows = self._rows_with_all(self._given(responses.columns))
+        return None if rows is None or len(rows) == len(responses) else rows
+
     def _check_names(self, columns: Collection[str]) -> None:
         columns = {*free_names(columns, RESERVED_ARGUMENTS).values()} - self._only_settings
         for parameter in self._parameters:
@@ -171,10 +176,8 @@ class FunctionReward:
         Raises:
             RewardError: The function raised, or `checked_scores` rejected its result.
         """
-        rows = self._rows_with_all(self._given(responses.columns))
-        if rows is not None and len(rows) < len(responses):
-            scores = dict(zip(rows, self.score(responses.select(rows)) if rows else (), strict=True))
-            return [scores.get(row) for row in range(len(responses))]
+        if (rows := self._rows_to_score(responses)) is not None:
+            return _filled(rows, self.score(responses.select(rows)) if rows else [], len(responses))
         returned = self._call(responses)
         if inspect.isawaitable(returned):
             returned = event_loop().submit(self._await(returned)).result()
@@ -192,6 +195,9 @@ class FunctionReward:
         """
         if not self.is_async:
             return partial(self.score, responses)
+        if (rows := self._rows_to_score(responses)) is not None:
+            collect = self.start(responses.select(rows)) if rows else list[Score]
+            return lambda: _filled(rows, collect(), len(responses))
         future = event_loop().submit(self._call_and_await(responses))
         return lambda: checked_scores(future.result(), name=self.name, lengths=responses.lengths)
 
@@ -256,6 +262,12 @@ def given_columns(columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[An
     """The columns by the names of their arguments, which avoid `RESERVED_ARGUMENTS`."""
     names = free_names(columns, RESERVED_ARGUMENTS)
     return {names[column]: entries for column, entries in columns.items()}
+
+
+def _filled(rows: Sequence[int], scores: Sequence[Score], count: int) -> list[Score]:
+    """The scores of some rows, and None for the others."""
+    known = dict(zip(rows, scores, strict=True))
+    return [known.get(row) for row in range(count)]
 
 
 def _name(function: object) -> str:
