@@ -180,6 +180,12 @@ def test_an_entry_may_be_a_list_of_one_number_per_token(returned):
     assert all(type(number) is float for number in scores[0])
 
 
+def test_an_array_of_one_number_is_that_of_the_token_where_others_have_one_per_token():
+    returned = [np.ones(2), np.ones(1), torch.ones(3)]
+    assert checked_scores(returned, name="f", lengths=[2, 1, 3]) == [[1.0, 1.0], [1.0], [1.0, 1.0, 1.0]]
+    assert checked_scores([np.ones(1), torch.ones(1)], name="f", lengths=[1, 3]) == [1.0, 1.0]
+
+
 def test_a_matrix_has_a_row_per_response():
     assert checked_scores(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), name="f", lengths=[2, 2]) == [[1.0, 2.0], [3.0, 4.0]]
 

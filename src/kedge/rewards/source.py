@@ -195,8 +195,9 @@ def checked_scores(returned: object, *, name: str, lengths: Sequence[int]) -> li
         raise RewardError(f"{name} returned {_shown(returned)}; expected a list of {count} numbers, one per response")
     if len(entries) != count:
         raise RewardError(f"{name} returned {len(entries)} scores for {count} responses; expected one per response")
+    by_token = any(isinstance(each, (list, tuple)) and len(each) > 1 for each in map(_plain, entries))
     return [
-        _checked_entry(entry, name=name, row=row, length=length)
+        _checked_entry(entry, name=name, row=row, length=length, by_token=by_token)
         for row, (entry, length) in enumerate(zip(entries, lengths, strict=True))
     ]
 
@@ -206,7 +207,7 @@ def plain_scores(scores: Sequence[Score]) -> list[Score | dict[str, Any]]:
     return [score.as_json() if isinstance(score, Verdict) else score for score in scores]
 
 
-def _checked_entry(entry: object, *, name: str, row: int, length: int) -> Score:
+def _checked_entry(entry: object, *, name: str, row: int, length: int, by_token: bool) -> Score:
     if entry is None:
         return None
     if isinstance(entry, Verdict):
@@ -214,7 +215,7 @@ def _checked_entry(entry: object, *, name: str, row: int, length: int) -> Score:
     if isinstance(entry, Mapping):
         return _checked_verdict(entry, f"{name} gave response {row}", row=row)
     value = _plain(entry)
-    if isinstance(entry, _Array) and isinstance(value, list) and len(value) == 1:
+    if isinstance(entry, _Array) and isinstance(value, list) and len(value) == 1 and not (by_token and length == 1):
         value = value[0]
     if not isinstance(value, (list, tuple)):
         return _checked_number(value, f"{name} gave response {row}", "or None for no score", row=row)
