@@ -111,6 +111,8 @@ def test_public_methods_are_tools_and_an_answer_without_a_call_ends_it(world, lo
         ),
         ('<tool_call>{"name": "__class__", "arguments": {}}</tool_call>', ["Error: there is no tool '__class__'"]),
         ('<tool_call>{"name": "get_reward"}</tool_call>', ["Error: there is no tool 'get_reward'"]),
+        ('<think>Maybe <add>{"a": 5, "b": 5}</add>?</think><add>{"a": 1, "b": 2}</add>', ["3"]),
+        ('<think>Maybe <tool_call>{"name": "fail"}</tool_call>?</think>No.', []),
         ("No call: <addition>3</addition>, {name}.", []),
     ],
 )

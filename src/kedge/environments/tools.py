@@ -117,8 +117,9 @@ class Tools:
 
         Read are the formats of Hermes and Qwen (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`), Mistral
         (`[TOOL_CALLS][…]`), Llama 3 (the turn is one JSON object) and plain tags (`<NAME>{…}</NAME>`, or the only
-        argument as text).
+        argument as text). Calls in thoughts, up to `</think>`, are not made.
         """
+        text = text.rpartition("</think>")[2]
         if marked := HERMES.findall(text):
             return [self._read(each) for each in marked]
         if mistral := MISTRAL.search(text):
