@@ -12,15 +12,16 @@ import torch
 from kedge.algorithm import GeneralizedAdvantage, RewardToGo
 from kedge.algorithm.experience import ENDINGS, Rollout
 from kedge.data import Prompt, Rendered, read_prompts
-from kedge.data.tokens import encode_completion
+from kedge.data.tokens import encode_completion, pad_left
 from kedge.environments.player import Limits, Player
 from kedge.errors import DataError, EnvError
 from kedge.logs.experience_metrics import describe_experience
 from kedge.models import LanguageModel
+from kedge.rewards.score import describe_responses
 from kedge.rollout import Sampler
 from tests.algorithm.test_advantages import advantages_by_definition
 from tests.data.test_chat import FAMILIES
-from tests.data.test_turns import CALLS, UNREAD, calling, stop_of
+from tests.data.test_turns import CALLS, GOES_ON, UNREAD, calling, stop_of
 from tests.environments import worlds
 from tests.experience import collected
 from tests.models.families import language_model
@@ -178,6 +179,27 @@ def test_an_episode_opens_with_the_prompt(row, opened):
     player.begin([STOP], None, tokenizer, prompts)
     assert prompts[0].text == opened
     assert tokenizer.decode(player.episodes(tokenizer, prompts, [0]).open([0])[0]) == opened
+
+
+@pytest.mark.parametrize("name", GOES_ON)
+@pytest.mark.parametrize("kind", [worlds.Guess, worlds.Tuple], ids=["says", "silent"])
+def test_a_reward_model_reads_what_reset_said(name, kind):
+    """From the tokens of the rollout, which is all that other ranks and checkpoints have of an episode."""
+    tokenizer = FAMILIES[name].tokenizer()
+    rows = [[*ASKED], [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Ho."}, *ASKED]]
+    prompts = read_prompts([{"prompt": row} for row in rows], tokenizer=tokenizer).records
+    player = Player(kind, Limits(2, 20), timeout=5.0, by_turn=True)
+    player.begin([stop_of(FAMILIES[name], tokenizer)], None, tokenizer, prompts)
+    opened = player.episodes(tokenizer, prompts, [3, 3]).open([0, 1])
+    ids, mask = pad_left(opened, 0)
+    one = torch.ones(2, 1, dtype=torch.bool)
+    numbers = torch.tensor([0, 1])
+    rollout = Rollout(ids, mask, one.long(), one, one, one.float(), one[:, 0], numbers, numbers, rewards=one.float())
+    described = describe_responses(rollout, prompts, tokenizer)
+    said = "Add.\nFrom 1 to 5." if kind is worlds.Guess else "Add."
+    found = described.columns["messages"]
+    assert [messages[-1]["content"].rstrip() for messages in found] == [said] * 2
+    assert [messages[:-1] for messages in found] == [row[:-1] for row in rows]
 
 
 def test_the_same_episodes_are_played_again():

@@ -24,7 +24,7 @@ from kedge.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["PlainTurns", "TemplateTurns", "ToolUse", "Turns"]
+__all__ = ["PlainTurns", "TemplateTurns", "ToolUse", "Turns", "opened_conversation"]
 
 QUESTION = "How deep is it?"
 ANSWER = "Nine fathoms."
@@ -33,6 +33,7 @@ THOUGHT = "<think>\nThe lead says nine.\n</think>\n\n"
 RESULT = {"role": "tool", "content": "nine"}
 CALL_ID = "call00001"
 """Of nine characters: Mistral's templates refuse others."""
+_PLACE = "What the environment says."
 _SHOWN = 40
 _KEPT = 1024
 """Rendered conversations that are kept. Games have few answers, and the responses to a prompt begin alike."""
@@ -169,13 +170,7 @@ class TemplateTurns:
     def open(self, prompt: Prompt, messages: Messages) -> list[int]:
         """See `Turns`."""
         given = prompt.columns.get("messages")
-        conversation: Messages = [*given] if isinstance(given, list) else [_user(prompt.text)]
-        if messages and messages[0]["role"] == conversation[-1]["role"] == "user":
-            # One message, as in TRL: many templates take no two in a row from the same side.
-            content = f"{conversation[-1]['content']}\n{messages[0]['content']}"
-            conversation = [*conversation[:-1], {**conversation[-1], "content": content}, *messages[1:]]
-        else:
-            conversation = [*conversation, *messages]
+        conversation = _opened(given if isinstance(given, list) else [_user(prompt.text)], messages)
         if self._description:
             first = next((place for place, each in enumerate(conversation) if each["role"] == "user"), 0)
             content = f"{self._description}\n\n{conversation[first]['content']}"
@@ -267,6 +262,35 @@ class TemplateTurns:
                     f"a conversation cannot continue from the tokens that the policy sampled: {error}; "
                     "data.chat_template names a template that keeps them"
                 ) from error
+
+
+def opened_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, opening: str) -> Messages:
+    """The conversation that an episode opened with: a row's messages, with what the environment added as the user.
+
+    The text alone goes from rank to rank and into checkpoints. Where it is not the row's with one text of the user's,
+    as with tools in it, the row's messages are all that is known.
+
+    Args:
+        tokenizer: The policy's, which wrote the opening.
+        messages: The row's.
+        opening: What the policy read before its first turn.
+    """
+    with suppress(RowError):
+        asked = _opened(messages, [_user(_PLACE)])
+        before, _, after = apply_template(tokenizer, asked, add_generation_prompt=True).rpartition(_PLACE)
+        said = opening[len(before) : len(opening) - len(after)]
+        if said and f"{before}{said}{after}" == opening:
+            return _opened(messages, [_user(said)])
+    return messages
+
+
+def _opened(conversation: Messages, messages: Messages) -> Messages:
+    """A row's conversation, and after it what the environment says."""
+    if messages and messages[0]["role"] == conversation[-1]["role"] == "user":
+        # One message, as in TRL: many templates take no two in a row from the same side.
+        content = f"{conversation[-1]['content']}\n{messages[0]['content']}"
+        return [*conversation[:-1], {**conversation[-1], "content": content}, *messages[1:]]
+    return [*conversation, *messages]
 
 
 def _user(text: str) -> dict[str, str]:

@@ -14,9 +14,10 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
 from kedge.algorithm.shaping import MissingEosMode, penalize_missing_eos, total_scores
-from kedge.data import Prompt
+from kedge.data import Prompt, Rendered
+from kedge.data.turns import opened_conversation
 from kedge.errors import UnscoredError
-from kedge.rewards import Responses, ScoredTerms, WeightedReward
+from kedge.rewards import MESSAGES_COLUMN, Responses, ScoredTerms, WeightedReward
 
 __all__ = ["MissingEos", "ScoredRollout", "continuation", "describe_responses", "join_scored", "score_rollout"]
 
@@ -176,20 +177,34 @@ def describe_responses(
     # The stop token is not part of the text, even if it is not one of the tokenizer's special tokens.
     text_ids = [ids[:-1] if ended else ids for ids, ended in zip(response_ids, stopped, strict=True)]
     names = {name: None for prompt in prompts for name in prompt.columns}
+    columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
+    texts = [prompt.text for prompt in prompts]
+    if rollout.rewards is not None:  # an environment may have opened an episode with more than its prompt
+        texts = [str(tokenizer.decode(ids)) for ids in prompt_ids]
+        if MESSAGES_COLUMN in columns:
+            columns[MESSAGES_COLUMN] = _conversations(prompts, texts, tokenizer)
     return Responses(
-        # An environment may have opened an episode with more than its prompt.
-        prompts=[prompt.text for prompt in prompts]
-        if rollout.rewards is None
-        else [str(tokenizer.decode(ids)) for ids in prompt_ids],
+        prompts=texts,
         completions=[continuation(tokenizer, *ids) for ids in zip(prompt_ids, text_ids, strict=True)],
         prompt_ids=prompt_ids,
         response_ids=response_ids,
         stopped=stopped,
-        columns={name: [prompt.columns.get(name) for prompt in prompts] for name in names},
+        columns=columns,
         max_new_tokens=max_new_tokens,
         seed=seed,
         paid=[] if rollout.rewards is None else _unpadded(rollout.rewards, rollout.token_mask),
     )
+
+
+def _conversations(prompts: Sequence[Prompt], texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    """The column `messages` of episodes that opened with these texts, for models that have another template."""
+    found: dict[tuple[int, str], Any] = {}  # the responses to a prompt open alike
+    for prompt, text in zip(prompts, texts, strict=True):
+        messages: Any = prompt.columns.get(MESSAGES_COLUMN)
+        if messages and isinstance(prompt.text, Rendered) and text != prompt.text and (id(prompt), text) not in found:
+            found[id(prompt), text] = opened_conversation(tokenizer, messages, text)
+        found.setdefault((id(prompt), text), messages)
+    return [found[id(prompt), text] for prompt, text in zip(prompts, texts, strict=True)]
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], response_ids: list[int]) -> str:
