@@ -337,6 +337,14 @@ def test_names_that_the_model_knows_are_not_converted_again(tmp_path: Path) -> N
         torch.testing.assert_close(log_probabilities(found), log_probabilities(model), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("architecture", ["codegen", "gemma3"])
+def test_a_base_whose_config_has_no_pad_token_has_adapters(tmp_path: Path, architecture: str) -> None:
+    save_policy_folder(architecture, tmp_path / "base")
+    tokenizer = load_tokenizer(tmp_path / "base")
+    model = load_language_model(tmp_path / "base", tokenizer=tokenizer, bases=Bases(), adapter=AdapterSettings(rank=2))
+    assert model.adapter is not None
+
+
 @needs_stacks
 @pytest.mark.parametrize("base_dtype", [None, "bf16", "int8"])
 def test_an_adapter_in_the_place_of_a_weight_counts_whatever_holds_the_layer(

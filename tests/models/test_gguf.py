@@ -301,7 +301,7 @@ def test_what_would_be_skipped_is_refused(tmp_path: Path, more: Callable[[Any], 
     assert str(raised.value).endswith("from GGUF files; use the original model")
 
 
-@pytest.mark.parametrize(("kind", "factor"), [("none", None), (None, 1.0)])
+@pytest.mark.parametrize(("kind", "factor"), [("none", None), (None, 1.0), ("linear", 1.0)])
 def test_a_scaling_that_changes_nothing_is_read(tmp_path: Path, kind: str | None, factor: float | None) -> None:
     assert find_model(write(tmp_path / "tiny.gguf", more=scaled(kind, factor)))
 

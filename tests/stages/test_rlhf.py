@@ -190,6 +190,7 @@ def test_a_further_round_has_no_share_of_mixed_comparisons():
     given = ["model=m", "data.demonstrations=d.jsonl", "data.prompts=p.jsonl", "data.comparisons=[a.jsonl,b.jsonl]"]
     given += ["rlhf.num_rounds=2", "rlhf.labeler=a.py:f"]
     config = load_config(overrides=[*given, "data.mix=[0.5,0.5]"])
+    check_stage(load_config(overrides=[*given, "data.comparisons=c.jsonl", "data.columns.completion=answer"]), "rlhf")
     with pytest.raises(ConfigError, match=r"data\.mix has no share for the comparisons of a further round"):
         check_stage(config, "rlhf")
 

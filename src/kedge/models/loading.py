@@ -92,7 +92,7 @@ class Bases:
             loaded = load_pretrained(own_class, name, trust_remote_code=self._trusted, **own_settings)
             nn.Module.to(loaded.model, device)
             configs = (loaded.model.config, loaded.model.config.get_text_config())
-            pads = [config.pad_token_id for config in configs]
+            pads = [getattr(config, "pad_token_id", None) for config in configs]
             fit_embedding(loaded.model, tokenizer)
             for config, pad in zip(configs, pads, strict=True):
                 config.pad_token_id = pad  # the file's, as every role reads it first

@@ -205,6 +205,10 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
         )
     checkpoint = None
     if stage == "ppo":
+        if trained.ppo.resolved_critic == "none":
+            raise ConfigError(
+                f"evaluate.critic={source}: the run has no critic (ppo.advantage={trained.ppo.advantage})"
+            )
         checkpoint = _checkpoint(folder, source, is_named=bool(at) and str(folder) != os.path.expanduser(source))
     # Scheduled settings have the values with which the weights of the checkpoint sampled.
     trained = config_at(trained, max(1, checkpoint.update if checkpoint else 0))
@@ -212,10 +216,7 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
     merged = with_values(config, trained.model_dump(include=set(kept)))
     if checkpoint is None:
         return _saved(config, merged, source, has_reward=has_reward)
-    merged = with_values(merged, OFF)
-    if merged.ppo.resolved_critic == "none":
-        raise ConfigError(f"evaluate.critic={source}: the run has no critic (ppo.advantage={merged.ppo.advantage})")
-    return FoundCritic(merged, source, checkpoint.update, checkpoint)
+    return FoundCritic(with_values(merged, OFF), source, checkpoint.update, checkpoint)
 
 
 def _saved(given: Config, base: Config, source: str, *, has_reward: bool) -> FoundCritic:

@@ -139,20 +139,22 @@ def _check_rlhf(config: Config) -> None:
         raise ConfigError(
             f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeler, which compares the new responses"
         )
-    if config.rlhf.num_rounds > 1:
-        # The responses that a round labels are rows under kedge's own names, and another source of comparisons.
-        data = config.data
-        named = next((name for name in data.columns if name.rpartition(".")[0] in ("", "comparisons")), None)
-        if named is not None:
+    if config.rlhf.num_rounds > 1 and config.data.columns:
+        from kedge.data.fields import columns_of  # with torch, which --help does without
+
+        # The responses that a round labels are rows under kedge's own names.
+        renamed = columns_of(config.data.columns, "comparisons")
+        given = (name for name in config.data.columns if name.removeprefix("comparisons.") in renamed)
+        if named := next(given, None):
             raise ConfigError(
                 f"data.columns.{named} does not fit the comparisons of a further round (rlhf.num_rounds): rename the "
                 "columns in the files, or name those of other data, as in data.columns.prompts.prompt"
             )
-        if data.shares("comparisons") is not None:
-            raise ConfigError(
-                "data.mix has no share for the comparisons of a further round (rlhf.num_rounds): put the comparisons "
-                "into one file"
-            )
+    if config.rlhf.num_rounds > 1 and config.data.shares("comparisons") is not None:
+        raise ConfigError(
+            "data.mix has no share for the comparisons of a further round (rlhf.num_rounds): put the comparisons into "
+            "one file"
+        )
 
 
 def _check_trained_critic(config: Config) -> None:

@@ -333,9 +333,7 @@ def plan_trials(
     """
     if named := next((field for field in swept if field in ("seed", "runtime.seed")), None):
         raise ConfigError(f"{named} is not swept as a field: give the seeds of every setting with --seeds 0,1,2")
-    if seeds is None:
-        seeds = [resolve({field: values[0] for field, values in swept.items() if ".." not in values[0]}).runtime.seed]
-    if not swept and len(seeds) < 2:
+    if not swept and (seeds is None or len(seeds) < 2):
         raise ConfigError(
             "nothing varies: give a field several values (ppo.learning_rate=1e-5,1e-4), or several --seeds"
         )
@@ -347,6 +345,8 @@ def plan_trials(
         if num_random is None
         else _draws(swept, num_random)
     )
+    if seeds is None:
+        seeds = [resolve(settings[0]).runtime.seed]
     trials = [
         Trial(_folder_name(values, seed), values, seed, resolve({**values, "runtime.seed": str(seed)}))
         for values in settings

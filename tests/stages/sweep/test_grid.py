@@ -55,6 +55,8 @@ def test_without_seeds_the_configured_one_counts_and_more_seeds_keep_its_runs() 
     names = {trial.name for trial in plan_trials(swept, [7, 8], seeded)}
     assert len(names) == 4
     assert names > {trial.name for trial in alone}
+    [trial] = plan_trials({"model": ["../base"]}, None, seeded)
+    assert (trial.config.model, trial.seed) == ("../base", 7)
 
 
 def test_random_settings_lie_in_their_ranges_and_are_the_same_every_time() -> None:

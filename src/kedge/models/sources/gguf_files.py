@@ -191,6 +191,7 @@ def _rope_scaling(reader: Any) -> str | None:
     entries = {name.partition(".")[2]: name for name in reader.fields}
     found = {short: reader.fields[name].contents() for short, name in entries.items() if short in SCALINGS}
     if (kind := found.get(SCALINGS[0])) is not None:
-        return None if kind == "none" else f"{entries[SCALINGS[0]]}={kind}"
+        scales = kind != "none" and not (kind == "linear" and found.get(SCALINGS[1]) in (0, 1))
+        return f"{entries[SCALINGS[0]]}={kind}" if scales else None
     # llama.cpp takes a factor alone for a linear one.
     return next((f"{entries[name]}={value}" for name, value in found.items() if value not in (0, 1)), None)
