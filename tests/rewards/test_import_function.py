@@ -15,7 +15,7 @@ from kedge.rewards import load_function, names_function
 from kedge.rewards.penalties import too_long
 
 RUN_CONTROL = "kedge.control(env='CartPole-v1')"
-SWEEP = "kedge.sweep('ppo', {'seed': [0, 1]}, model='m', prompts='p.jsonl', reward='r.py:f')"
+SWEEP = "kedge.sweep('ppo', {'num_epochs': [1, 2]}, model='m', prompts='p.jsonl', reward='r.py:f')"
 
 
 @pytest.fixture(autouse=True)
