@@ -155,7 +155,7 @@ def test_an_answer_after_another_one_is_a_message_of_its_own() -> None:
     assert learned_texts(tokenizer, each) == ["At sea.<eos>", "The tide went out.<eos>"]
     assert learned_texts(tokenizer, alone) == ["The tide went out.<eos>"]
     begun = {"prompt": [FIRST, {"role": "assistant", "content": "At "}], "completion": [ANSWER, SECOND, LAST]}
-    assert reason(tokenizer, begun).startswith("field 'prompt' ends with an assistant message, and so begins")
+    assert reason(tokenizer, begun).startswith("field 'prompt' ends with an assistant message, and 'completion'")
     assert learned_texts(tokenizer, encoded(tokenizer, {**begun, "completion": [ANSWER]})) == ["At sea.<eos>"]
 
 

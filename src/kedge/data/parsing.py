@@ -104,7 +104,7 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
         answers = messages_of(answer, "completion")
         if start[-1]["role"] == answers[0]["role"] == "assistant":
             raise RowError(
-                "field 'prompt' ends with an assistant message, and so begins 'completion', which has several: make "
+                "field 'prompt' ends with an assistant message, and 'completion' starts with one and has several: make "
                 "one message of the two, and write it into one of the fields"
             )
         return _conversation_to_learn([*start, *answers], len(start), "completion", options)

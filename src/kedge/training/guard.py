@@ -238,7 +238,7 @@ class Guard:
         Raises:
             NumericsError: The run must stop.
         """
-        # Where the KL ends the policy's steps before the first, the critic's follow alone.
+        # The critic's steps follow alone if the KL ends the policy's before the first.
         if step == 0 and self._ratios_start_at_1 and "policy/ratio_max" in figures:
             self._compare(largest_ratio(figures), "in the first step and before it, under the same weights")
         if wrong := _nonfinite(figures):

@@ -83,7 +83,7 @@ def decoded(entry: object) -> object:
 
 
 def without_thoughts(text: str) -> str:
-    """What follows the last `</think>`, or all of it."""
+    """Return the text after the last `</think>`, or all of it."""
     return text.rpartition("</think>")[2]
 
 

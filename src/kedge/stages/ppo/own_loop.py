@@ -97,7 +97,7 @@ class Batch:
         return len(self.responses)
 
     def _is_of(self, version: int) -> bool:
-        """True if its log probabilities and values are exactly those of the weights after so many updates."""
+        """True if its log probabilities and values are exactly those of the weights after `version` updates."""
         return self._is_exact and int(self.rollout.policy_version.min()) >= version
 
     def __repr__(self) -> str:

@@ -250,7 +250,7 @@ class Sampling:
             scored = trainer.score(sampled[0], prompts, *names)
         if not trainer.settings.needs_baseline:
             return scored
-        # Given responses may follow prompts in other tokens than those of their texts, and have a limit of their own.
+        # Prompts of given responses may have other tokens than their texts, and the responses another limit.
         given: dict[str, Any] = {} if self._existing is None else sampling_of(sampled[0], len(prompts))
         with clock.phase("rollout"):
             sampled.append(trainer.sample(prompts, *streams, groups=range(len(prompts)), greedy=True, **given))
