@@ -98,7 +98,7 @@ def main() -> int:
     except (BenchError, KedgeError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    models = {name: json.loads((options.out / name / "finished.json").read_text()) for name in ("proxy", "gold")}
+    models = {name: agreement(options.out / name) for name in ("proxy", "gold")}
     record = {"machine": describe_machine(1), "reward models": models, "arms": arms}
     replace_file(RECORD, [(json.dumps(record, indent=1) + "\n").encode()])
     block = table(arms)
@@ -163,6 +163,12 @@ def prepare(folder: Path, halves: Sequence[Sequence[dict[str, Any]]]) -> None:
         if fresh(folder / name):
             pairs = some_of_each(half)
             kedge.reward(model=folder / "sft" / "model", comparisons=pairs, out=folder / name, **given)
+
+
+def agreement(folder: Path) -> dict[str, Any]:
+    """How often a reward model and the longer answer agree with held-out pairs."""
+    summary = json.loads((folder / "finished.json").read_text(encoding="utf-8"))["summary"]
+    return {name: summary[name] for name in ("num_comparisons", "num_pairs", "accuracy", "length_accuracy")}
 
 
 def fresh(folder: Path) -> bool:
