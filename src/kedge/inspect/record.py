@@ -121,7 +121,8 @@ class RunRecord:
         """The metrics of reward terms of weight 0, which are measured but not trained on."""
         terms = self.config.get("reward")
         unweighted = [term for term in terms if term.get("weight") == 0] if isinstance(terms, list) else []
-        names = {name for row in self.metrics for name in row if name.startswith("score/")}
+        rows = self.metrics if unweighted else ()
+        names = {name for row in rows for name in row if name.startswith("score/")}
         return sorted(
             name for name in names if any(_is_called(name.removeprefix("score/"), term) for term in unweighted)
         )

@@ -29,7 +29,7 @@ from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.trainer import Trainer
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
-from tests.models.registry.builder import tiny_config
+from tests.models.registry.builder import save_policy_folder, tiny_config
 from tests.tiny import save_tiny_policy
 
 GIB = 2**30
@@ -111,6 +111,13 @@ def test_a_cache_that_has_grown_is_planned_as_one(tmp_path: Path) -> None:
     width = model["num_key_value_heads"] * model["hidden_size"] // model["num_attention_heads"]
     cache = 16 * 200 * 2 * model["num_hidden_layers"] * width * 4  # without the prompts
     assert cache < rollout.held["key–value cache", "policy"] < 1.5 * cache
+
+
+def test_adapters_on_layers_of_another_class_are_planned(tmp_path: Path) -> None:
+    """Falcon's linear layers are compared with a product, for which a plan has no contents."""
+    save_policy_folder("falcon", tmp_path / "falcon")
+    config = ppo_config(tmp_path, **{"adapter.kind": "lora", "adapter.rank": 2, "model": str(tmp_path / "falcon")})
+    assert count_stage(config, "ppo").plan().peak.bytes > 0
 
 
 def test_flops_of_a_product_of_experts_by_hand() -> None:

@@ -327,7 +327,10 @@ def _unfit_layers(model: PreTrainedModel) -> set[str]:
 
 @torch.no_grad()
 def _is_product(layer: nn.Linear) -> bool:
-    """False for a layer of a subclass that computes more than a product, such as a router that chooses experts."""
+    """False for a layer of a subclass that computes more than a product, such as a router that chooses experts.
+
+    In a plan, whose tensors have no contents and are equal to each other, the form of the output decides.
+    """
     if type(layer) is nn.Linear:
         return True
     states = torch.arange(1.0, 2 * layer.in_features + 1, device=layer.weight.device).cos().view(2, -1)
@@ -336,7 +339,9 @@ def _is_product(layer: nn.Linear) -> bool:
         found = layer(states)
     except Exception:  # the model's code may raise anything
         return False
-    return isinstance(found, Tensor) and found.shape == expected.shape and torch.allclose(found, expected, atol=1e-4)
+    if not isinstance(found, Tensor) or found.shape != expected.shape:
+        return False
+    return bool(torch.isclose(found, expected, atol=1e-4).all())
 
 
 def _description(settings: AdapterSettings | None, start: AdapterFolder | None) -> str:
