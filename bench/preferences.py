@@ -95,15 +95,14 @@ def main() -> int:
         with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
             pool.submit(prepare, options.out, halves).result()
             arms = dict(zip(["start", *ARMS], pool.map(run, [None, *ARMS]), strict=True))
+        models = {name: agreement(options.out / name) for name in ("proxy", "gold")}
+        record = {"machine": describe_machine(1), "reward models": models, "arms": arms}
+        replace_file(RECORD, [(json.dumps(record, indent=1) + "\n").encode()])
+        print(block := table(arms))
+        PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), "preferences", block), encoding="utf-8")
     except (BenchError, KedgeError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    models = {name: agreement(options.out / name) for name in ("proxy", "gold")}
-    record = {"machine": describe_machine(1), "reward models": models, "arms": arms}
-    replace_file(RECORD, [(json.dumps(record, indent=1) + "\n").encode()])
-    block = table(arms)
-    print(block)
-    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), "preferences", block), encoding="utf-8")
     return 0
 
 
@@ -179,6 +178,12 @@ def fresh(folder: Path) -> bool:
     return True
 
 
+def scored(model: Path, prompts: Sequence[dict[str, Any]], reward: str, out: Path, **more: Any) -> list[dict[str, Any]]:
+    """The scored responses of a model; what an interrupted run left in the folder is removed."""
+    shutil.rmtree(out, ignore_errors=True)
+    return kedge.generate(model=model, prompts=prompts, reward=reward, out=out, **{**COMMON, **more}).responses
+
+
 def characters(completions: Sequence[str], **columns: Any) -> list[float]:
     """The length of each response, as a reward."""
     return [float(len(text)) for text in completions]
@@ -186,12 +191,8 @@ def characters(completions: Sequence[str], **columns: Any) -> list[float]:
 
 def price(folder: Path, prompts: Sequence[dict[str, Any]]) -> float:
     """The proxy's score per character among four responses of the start to the same prompt, by least squares."""
-    out = folder / "slope"
-    fresh(out)
-    several = {**COMMON, "generate.num_responses": 4}
-    rows = kedge.generate(
-        model=folder / "sft" / "model", prompts=prompts, reward=str(folder / "proxy" / "model"), out=out, **several
-    ).responses
+    policy, proxy = folder / "sft" / "model", folder / "proxy" / "model"
+    rows = scored(policy, prompts, str(proxy), folder / "slope", **{"generate.num_responses": 4})
     known = np.array([(row["score"], len(row["completion"])) for row in rows]).reshape(-1, 4, 2)
     scores, lengths = np.moveaxis(known - known.mean(axis=1, keepdims=True), -1, 0)
     return float((scores * lengths).sum() / (lengths**2).sum())
@@ -211,14 +212,13 @@ def measured(
         if arm == PRICED:
             found["price"] = price(folder, prompts)
             terms.append(RewardTerm("bench.preferences:characters", weight=-found["price"], name="length"))
-        fresh(out)
-        result = kedge.ppo(model=model, prompts=prompts, reward=terms, out=out, **{**COMMON, **PPO, **ARMS[arm]})
+        given = {**COMMON, **PPO, **ARMS[arm]}
+        result = kedge.ppo(model=model, prompts=prompts, reward=terms, out=out, resume=True, **given)
         model = result.model
         for name in ("score/proxy", "score/gold", "response/length", "objective/kl", "value/explained_variance"):
             found[name] = [row.get(name) for row in result.metrics]
     for name, judge in judges.items():
-        fresh(out / name)
-        rows = kedge.generate(model=model, prompts=asked, reward=judge, out=out / name, **COMMON).responses
+        rows = scored(model, asked, judge, out / name)
         found[name] = [row["score"] for row in rows]
         found["length"] = [len(row["completion"]) for row in rows]
     done.write_text(json.dumps(found), encoding="utf-8")
