@@ -17,6 +17,8 @@ renews the table of docs/results.md. The plan, written before the first run:
 - Added after GRPO had come out ahead of PPO with two epochs in every seed, before its runs: PPO with one epoch takes as
   many steps as GRPO, each on new responses. If the second epoch is what costs PPO its place, this arm ends beside GRPO.
   If it is the critic, it ends beside PPO with two.
+- Added before its arm was run: the critic that is trained before gets a rate of 1e-4 there, with which it explains most
+  of responses that it has not seen (docs/results.md). In PPO it has the arm's own rate.
 """
 
 from __future__ import annotations
@@ -186,7 +188,8 @@ def trained_critic(given: Problem) -> Path:
     if not (folder / "finished.json").is_file():
         shutil.rmtree(folder, ignore_errors=True)
         sampling = {name: value for name, value in COMMON.items() if name.startswith("rollout.")}
-        kedge.critic(model=given.model, prompts=given.prompts, reward=given.reward, out=folder, **sampling)
+        settings = {**sampling, "critic.learning_rate": 1e-4}
+        kedge.critic(model=given.model, prompts=given.prompts, reward=given.reward, out=folder, **settings)
     return folder / "model"
 
 
