@@ -7,7 +7,7 @@ from pathlib import Path
 import datasets
 import pytest
 from huggingface_hub import constants
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from kedge.data.sources import rows_of
 from kedge.errors import DataError, ModelError
@@ -94,6 +94,26 @@ def test_an_answer_of_the_hub_and_a_cached_model_are_left_to_the_library(
     assert answers == []
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, file, repo_type: f"cache/{file}")
     assert hub_fault("gpt2", "model") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "warned"),
+    [(EntryNotFoundError("404"), 0), (LocalEntryNotFoundError("offline"), 1), (OSError("Name or service"), 1)],
+)
+def test_a_file_that_the_hub_cannot_be_asked_for_is_said_to_be_taken_as_missing(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, error: Exception, warned: int
+) -> None:
+    def download(name: str, file: str) -> str:
+        raise error
+
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    hub.repository_file.cache_clear()
+    assert hub.repository_file("org/name", "value_head/model.safetensors") is None
+    assert [str(each.message)[:43] for each in recwarn] == ["org/name: taken as having no value_head/mod"] * warned
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, file: object())
+    hub.repository_file.cache_clear()
+    assert hub.repository_file("org/name", "value_head/model.safetensors") is None
+    assert len(recwarn) == warned, "it is known to be missing"
 
 
 @pytest.mark.usefixtures("answers")

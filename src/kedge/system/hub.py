@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -15,7 +16,7 @@ from huggingface_hub import (
     snapshot_download,
     try_to_load_from_cache,
 )
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from kedge.errors import ModelError
 
@@ -61,8 +62,7 @@ def hub_fault(name: str, kind: RepositoryKind) -> str | None:
     except (HfHubHTTPError, EntryNotFoundError):
         return None
     except Exception as error:  # the network: errors of httpx, ssl and the socket
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return f"the Hugging Face Hub cannot be reached ({reason})"
+        return f"the Hugging Face Hub cannot be reached ({_reason(error)})"
     return None
 
 
@@ -92,7 +92,9 @@ def adapter_snapshot(name: str) -> str | None:
 
 @cache
 def repository_file(name: str, file: str) -> Path | None:
-    """A file of a model's repository, downloaded unless it is in the cache; None if it is not there, or not to be had.
+    """A file of a model's repository, downloaded unless it is in the cache; None if it is not there.
+
+    A file that cannot be asked for counts as missing, with a warning: most repositories have none.
 
     Args:
         name: A hub id in which `hub_fault` finds no fault.
@@ -100,7 +102,16 @@ def repository_file(name: str, file: str) -> Path | None:
     """
     try:
         return Path(hf_hub_download(name, file))
-    except Exception:  # no such file, or the network
+    except Exception as error:  # the network, or no such file
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            return None
+        if try_to_load_from_cache(name, file) is not None:  # known to be missing
+            return None
+        warnings.warn(
+            f"{name}: taken as having no {file}, because the Hugging Face Hub cannot be asked for it "
+            f"({_reason(error)})",
+            stacklevel=2,
+        )
         return None
 
 
@@ -136,6 +147,10 @@ def _in_datasets_cache(name: str) -> bool:
     folder = Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(constants.HF_HOME, "datasets")).expanduser()
     wanted = _plain(name.replace("/", "___"))
     return folder.is_dir() and any(_plain(entry.name) == wanted for entry in folder.iterdir() if entry.is_dir())
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _plain(name: str) -> str:
