@@ -189,9 +189,9 @@ MUTATIONS = (
     ),
     Mutation(
         "masked-tokens-keep-their-weight",
-        "collect_experience",
-        "importance_weights = keep_counted(weights, kept)",
-        "importance_weights = weights",
+        "_importance_weights",
+        "weights = keep_counted(torch.ones_like(old_logprobs) if weights is None else weights, kept)",
+        "weights = torch.ones_like(old_logprobs) if weights is None else weights",
         "tests/training/test_learner.py::test_masked_tokens_have_no_policy_gradient_and_the_others_keep_their_weight",
     ),
     Mutation(

@@ -179,16 +179,7 @@ def collect_experience(
         values = None if first_pass.values is None else first_pass.values.detach()
     old_logprobs = trainer_logprobs if use.old_from == "trainer" else rollout.logprobs
     ref_logprobs = reference_logprobs(rollout, models)
-    importance_weights = None
-    if use.importance_cap is not None:
-        importance_weights = truncated_importance_weights(
-            old_logprobs, rollout.logprobs, rollout.action_mask, cap=use.importance_cap
-        )
-    if use.importance_band is not None:
-        of, low, high = use.importance_band
-        kept = within_ratio_band(trainer_logprobs, rollout.logprobs, rollout.action_mask, of=of, low=low, high=high)
-        weights = torch.ones_like(old_logprobs) if importance_weights is None else importance_weights
-        importance_weights = keep_counted(weights, kept)
+    importance_weights = _importance_weights(rollout, old_logprobs, trainer_logprobs, use)
     shaped = partial(
         shape_rewards,
         scored.scores,
@@ -216,11 +207,10 @@ def collect_experience(
         _, returns = first_returns(rewards, mask=reward_mask, **inputs)
         known = None if rollout.cut_off is None or rollout.cut_off.all() else ~rollout.cut_off
         inputs["values"] = values = models.actor_critic.start_values(values, returns, reward_mask, rows=known)
-    credited = rewards
-    reads_values = use.advantage.needs == "values" or (values is not None and isinstance(use.advantage, OwnAdvantage))
-    if reads_values and rollout.cut_off is not None:
-        credited = rewards + _value_at_cut(rollout, models, reward_mask, gamma=use.gamma)
     if scored.token_scores is None or use.process_advantage is None:
+        credited = rewards
+        if rollout.cut_off is not None and _reads_values(use.advantage, values):
+            credited = rewards + _value_at_cut(rollout, models, reward_mask, gamma=use.gamma)
         advantages, returns = use.advantage(credited, mask=reward_mask, **inputs)
     else:
         outcome = use.advantage(shaped().rewards, mask=reward_mask, **inputs)
@@ -246,6 +236,26 @@ def collect_experience(
     if use.positive_min_score is None:
         return experience
     return replace(experience, positive=experience.total_scores >= use.positive_min_score)
+
+
+def _importance_weights(
+    rollout: Rollout, old_logprobs: Tensor, trainer_logprobs: Tensor, use: Estimation
+) -> Float[Tensor, "batch time"] | None:
+    """The weights π_trainer/π_sampler of the policy loss, capped, and 0 outside the band; None without either."""
+    weights = None
+    if use.importance_cap is not None:
+        cap = use.importance_cap
+        weights = truncated_importance_weights(old_logprobs, rollout.logprobs, rollout.action_mask, cap=cap)
+    if use.importance_band is not None:
+        of, low, high = use.importance_band
+        kept = within_ratio_band(trainer_logprobs, rollout.logprobs, rollout.action_mask, of=of, low=low, high=high)
+        weights = keep_counted(torch.ones_like(old_logprobs) if weights is None else weights, kept)
+    return weights
+
+
+def _reads_values(advantage: Advantage, values: Tensor | None) -> bool:
+    """True if it estimates from values; a user's own function gets them where there are any."""
+    return advantage.needs == "values" or (values is not None and isinstance(advantage, OwnAdvantage))
 
 
 def _value_at_cut(
