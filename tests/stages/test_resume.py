@@ -257,6 +257,29 @@ def len_of(completions: list[str], **_: Any) -> list[float]:
     return [len(text) / 10 for text in completions]
 
 
+def resumed_with(policy: Path, out: Path, before: dict[str, Any], now: dict[str, Any], **data: Any) -> list[Any]:
+    """The metrics of a run of two updates that is resumed for two more with other settings."""
+    common = {"learning_rate": 1e-2, "schedule": "constant", **before}
+    run_ppo(configure(policy, out, **common), prompts=PROMPTS, reward=len_of)
+    allowed = Resume(("ppo", "rollout", "evaluate", "data", "checkpoint"))
+    config = configure(policy, out, **{**common, "num_updates": 4, **now})
+    return run_ppo(config, prompts=PROMPTS, reward=len_of, resume=allowed, **data).metrics
+
+
+def test_a_resumed_run_takes_the_coefficients_that_it_was_given(tmp_path, policy):
+    """Those that no controller adapts; β under a controller goes on from where the checkpoint has it."""
+    before = {"kl_coef": 0.05, "entropy_coef": 0.0, "rollout.missing_eos_score": -1.0}
+    now = {"kl_coef": 0.5, "entropy_coef": 0.01, "rollout.missing_eos_score": -3.0}
+    rows = resumed_with(policy, tmp_path / "run", before, now)
+    names = ("objective/kl_coef", "objective/entropy_coef", "reward/missing_eos_score")
+    assert [[row[name] for name in names] for row in rows] == [[0.05, 0.0, -1.0]] * 2 + [[0.5, 0.01, -3.0]] * 2
+
+    # By hand: Schulman's controller halves β after every update whose KL is below two thirds of the target.
+    adapted = {"kl_coef": 0.05, "kl_controller": "schulman", "kl_target": 1e3}
+    rows = resumed_with(policy, tmp_path / "adapted", adapted, {"kl_coef": 7.0})
+    assert [row["objective/kl_coef"] for row in rows] == [0.05, 0.025, 0.0125, 0.00625]
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, policy, stop_at, capsys):
     settings = {"num_updates": 5, "checkpoint.every": 1, "checkpoint.keep": 3}
     whole, split = (configure(policy, tmp_path / name, **settings) for name in ("whole", "split"))

@@ -126,11 +126,14 @@ class Coefficients:
         }
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore a `state_dict`."""
+        """Restore a `state_dict`; a coefficient without a controller is the configuration's, which may have changed."""
         self.update = int(state["update"])
-        self.kl_coef = state["kl_coef"]
-        self.entropy_coef = state["entropy_coef"]
-        self.surrogate_kl_coef = state["surrogate_kl_coef"]
+        if self.controllers.kl != "fixed":
+            self.kl_coef = state["kl_coef"]
+        if self.controllers.entropy_target is not None:
+            self.entropy_coef = state["entropy_coef"]
+        if self.controllers.surrogate_kl_target is not None:
+            self.surrogate_kl_coef = state["surrogate_kl_coef"]
 
 
 EXPLAINED = "value/explained_variance"

@@ -72,15 +72,15 @@ def observers_of(
         FixedPrompts(trainer, log),
     ]
     loop.register("coefficients", trainer.coefficients)
-    if trainer.roles.missing_eos is not None:
-        loop.register("missing EOS", trainer.roles.missing_eos)
     if loop.best is not None:
         observers.append(BestCheckpoint(loop))
     if evaluation.max_kl is not None or evaluation.eval_patience is not None:
         observers.append(EarlyEnd(evaluation.eval_patience, evaluation.max_kl, loop))
     missing_eos = trainer.roles.missing_eos
-    if loop.done == 0 and missing_eos is not None and not missing_eos.is_known:
-        observers.append(AutomaticScore(trainer, log.progress.say))
+    if missing_eos is not None and not missing_eos.is_known:  # a score that is set is the configuration's
+        loop.register("missing EOS", missing_eos)
+        if loop.done == 0:
+            observers.append(AutomaticScore(trainer, log.progress.say))
     if trainer.warmup is not None:
         observers.append(WarmupEnd(trainer.warmup, loop, log.progress.say))
     return [*observers, Callbacks(trainer, loop, callback, on_update)]
