@@ -19,7 +19,7 @@ import torch
 
 from kedge.config import Config, config_from_settings, load_config
 from kedge.errors import ConfigError, DataError, ModelError, OutputError
-from kedge.logs.json_lines import MetricsLog
+from kedge.logs.json_lines import MetricsLog, read_json_lines
 from kedge.runs.run import Resume
 from kedge.stages.ppo import observers, run_ppo
 from kedge.stages.reward import run_reward
@@ -264,6 +264,32 @@ def resumed_with(policy: Path, out: Path, before: dict[str, Any], now: dict[str,
     allowed = Resume(("ppo", "rollout", "evaluate", "data", "checkpoint"))
     config = configure(policy, out, **{**common, "num_updates": 4, **now})
     return run_ppo(config, prompts=PROMPTS, reward=len_of, resume=allowed, **data).metrics
+
+
+@pytest.mark.parametrize(
+    ("settings", "metric", "figures"),
+    [
+        ({"max_kl": 1e-4}, "objective/kl", 3),  # the third update is the first one that the bound sees
+        ({"rollout.missing_eos_score": -3.0}, "reward/missing_eos_score", [None, None, -3.0, -3.0]),
+        ({"value_warmup_updates": 3, "value_warmup_until": 0.99}, "value/warmup", [None, None, 1.0, 0.0]),
+    ],
+)
+def test_a_resumed_run_may_have_parts_that_its_checkpoint_lacks(tmp_path, policy, settings, metric, figures):
+    found = [row.get(metric) for row in resumed_with(policy, tmp_path / "run", {}, settings)]
+    assert (len(found) if isinstance(figures, int) else found) == figures
+
+
+def test_a_resumed_run_may_begin_to_evaluate_and_its_first_evaluation_is_the_start(tmp_path, policy):
+    (tmp_path / "judge.py").write_text(
+        "def length(completions, **_): return [float(len(text)) for text in completions]"
+    )
+    settings = {"eval_every": 1, "evaluate.judge": f"{tmp_path}/judge.py:length"}
+    rows = resumed_with(policy, tmp_path / "run", {}, settings, eval_prompts=["The crew", "A rope", "Then the sun"])
+    start, end = (row["responses"] for row in read_json_lines(tmp_path / "run/evaluations.jsonl"))
+    gains = [len(b["completion"]) - len(a["completion"]) for a, b in zip(start, end, strict=True)]
+    assert any(gains)
+    won = sum(1.0 if gain > 0 else 0.5 if gain == 0 else 0.0 for gain in gains) / len(gains)
+    assert [row.get("eval/win_rate") for row in rows] == [None, None, 0.5, won]
 
 
 def test_a_resumed_run_takes_the_coefficients_that_it_was_given(tmp_path, policy):

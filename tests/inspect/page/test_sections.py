@@ -364,6 +364,8 @@ def test_responses_of_the_first_and_the_last_evaluation_are_side_by_side():
     assert found["sentence"].startswith(
         "The mean score on 2 held-out prompts is 1.00 (0.16–1.00) after update 8, and was 0.00 (0.00–0.84) at the "
     )
+    later = str(held_out(ppo_record(evaluations=evaluations[1:]))["sentence"])
+    assert later.partition(". ")[0].endswith("after update 4")  # a resumed run may begin to evaluate
     unscored = [{**row, "responses": [{**each, "score": None} for each in row["responses"]]} for row in evaluations]
     found = held_out(ppo_record(evaluations=unscored))
     assert len(found["pairs"]) == 2

@@ -190,10 +190,10 @@ def before_and_after(record: RunRecord) -> list[str]:
     if not known:
         return []
     before, after = (score_interval([[score] for score in side]) for side in zip(*known, strict=True))
-    update = record.evaluations[-1]["update"]
+    first, last = (record.evaluations[at]["update"] for at in (0, -1))
+    start = f"after update {first:,}" if first else "at the start"  # a resumed run may begin to evaluate later
     return [
-        f"The mean score on {len(known):,} held-out prompts is {after} after update {update:,}, and was {before} at "
-        "the start."
+        f"The mean score on {len(known):,} held-out prompts is {after} after update {last:,}, and was {before} {start}."
     ]
 
 

@@ -82,7 +82,7 @@ class Measurements:
         self._start: dict[str, Any] | None = None
         self._start_scores: list[list[float]] = []
         if self._config.eval_every:
-            loop.register("evaluation", self)
+            loop.register("evaluation", self, optional=True)
 
     def at_start(self, clock: Stopwatch) -> None:
         """Measure the untrained policy and critic, once.

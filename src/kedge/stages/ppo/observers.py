@@ -78,7 +78,7 @@ def observers_of(
         observers.append(EarlyEnd(evaluation.eval_patience, evaluation.max_kl, loop))
     missing_eos = trainer.roles.missing_eos
     if missing_eos is not None and not missing_eos.is_known:  # a score that is set is the configuration's
-        loop.register("missing EOS", missing_eos)
+        loop.register("missing EOS", missing_eos, optional=True)
         if loop.done == 0:
             observers.append(AutomaticScore(trainer, log.progress.say))
     if trainer.warmup is not None:
@@ -154,7 +154,7 @@ class WarmupEnd:
         self._warmup = warmup
         self._say = say
         if warmup.ends_by_result:
-            loop.register(WARMUP_STATE, warmup)
+            loop.register(WARMUP_STATE, warmup, optional=True)
 
     def after_update(self, event: Event) -> None:
         """End the warm-up if the critic is good enough."""
@@ -208,7 +208,7 @@ class EarlyEnd:
         self._kl = 0.0
         loop.until = self.reason
         if max_kl is not None:
-            loop.register("early end", self)
+            loop.register("early end", self, optional=True)
 
     def after_update(self, event: Event) -> None:
         """Record an update's KL."""
