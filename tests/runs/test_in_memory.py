@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kedge.config import config_from_settings, load_config
-from kedge.inspect.record import read_run
-from kedge.rewards import RewardTerm
+from kedge.inspect.record import RunRecord, read_run
+from kedge.rewards import RewardTerm, load_reward
 from kedge.runs.fingerprint import input_hashes
 from kedge.runs.run import describe_in_memory
 from kedge.stages.ppo import run_ppo
@@ -46,6 +47,20 @@ def test_a_judge_is_logged_without_effect_on_training(tmp_path):
     assert all(row["score/judge"] > 0 for row in with_judge)
     record = read_run(tmp_path / "with")
     assert [(term["name"], term["weight"]) for term in record.config["reward"]] == [(None, 1.0), ("judge", 0.0)]
+
+
+def test_judges_are_known_by_the_names_that_their_scores_have(tmp_path):
+    """Also where the reward that is trained on has the same name, and where a function has none of its own."""
+    files = [tmp_path / name for name in ("reward.py", "judge.py")]
+    for file in files:
+        file.write_text("def score(completions, **_):\n    return [1.0] * len(completions)\n")
+    rewards = [f"{file}:score" for file in files] + [lambda completions, **_: [2.0] * len(completions), partial(vowels)]
+    terms = [RewardTerm(reward, weight=float(place == 0)) for place, reward in enumerate(rewards)]
+    names = load_reward(terms).names
+    assert names == ["score", "score-2", "lambda", "vowels"]
+    row = {"update": 1, **{f"score/{name}": 1.0 for name in names}}
+    record = RunRecord(tmp_path, config=describe_in_memory({"reward": terms}), metrics=[row])
+    assert record.judges == ["score/lambda", "score/score-2", "score/vowels"]
 
 
 def test_the_fingerprint_does_not_depend_on_a_functions_address():

@@ -6,6 +6,7 @@ from kedge.config.explain.describe import suggestion
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 from kedge.system.stage import Stage, find_stage, value_of
+from kedge.system.term_names import distinct_names, source_name
 
 __all__ = ["BestMetric", "best_metric", "metric_in_chain"]
 
@@ -56,8 +57,8 @@ def _check(config: Config, stage: Stage, wanted: str, *, evaluates: bool) -> Non
             f"{suggestion(wanted, known)}; choose auto, none, {', '.join(known)}"
         )
     of_terms = [name for name in stage.best_metrics if name[-1] == "/"]
-    for term in config.reward:
-        name = term.name or term.source.rpartition(":")[2]
+    names = distinct_names([term.name or source_name(term.source) for term in config.reward])
+    for name, term in zip(names, config.reward, strict=True):
         if term.weight < 0 and wanted in (f"{prefix}{name}" for prefix in of_terms):
             raise ConfigError(
                 f"checkpoint.keep_best={wanted}: the weight of this term is negative, so that a lower score is better"

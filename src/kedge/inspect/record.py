@@ -33,6 +33,7 @@ from kedge.system.output import (
     SUMMARY_FILE,
     best_checkpoint,
 )
+from kedge.system.term_names import distinct_names, source_name
 
 __all__ = ["QUIET_SECONDS", "RESULTS", "RunRecord", "read_config", "read_json_object", "read_run", "readable"]
 
@@ -119,13 +120,11 @@ class RunRecord:
     @property
     def judges(self) -> list[str]:
         """The metrics of reward terms of weight 0, which are measured but not trained on."""
-        terms = self.config.get("reward")
-        unweighted = [term for term in terms if term.get("weight") == 0] if isinstance(terms, list) else []
-        rows = self.metrics if unweighted else ()
-        names = {name for row in rows for name in row if name.startswith("score/")}
-        return sorted(
-            name for name in names if any(_is_called(name.removeprefix("score/"), term) for term in unweighted)
-        )
+        found = self.config.get("reward")
+        terms = found if isinstance(found, list) else []
+        names = distinct_names([term.get("name") or source_name(str(term.get("source") or "")) for term in terms])
+        judges = {f"score/{name}" for name, term in zip(names, terms, strict=True) if term.get("weight") == 0}
+        return sorted(name for name in judges if any(name in row for row in self.metrics))
 
 
 def read_run(folder: Path, *, on_skipped: Callable[[str], None] = say) -> RunRecord:
@@ -274,9 +273,3 @@ def _guess_state(
     slowest = max([slowest, *(after - before for before, after in itertools.pairwise(times))])
     quiet = JUDGING_SECONDS if progress and progress[-1].get("phase") == JUDGING else QUIET_SECONDS
     return "running" if time.time() - _last_written(folder) < max(quiet, 3 * slowest) else "stopped"
-
-
-def _is_called(name: str, term: Mapping[str, Any]) -> bool:
-    """True if a reward term's metric has this name: the term's own, or the last part of its source."""
-    source = str(term.get("source") or "")
-    return name == term.get("name") or (term.get("name") is None and name in source.replace(":", "/").split("/"))

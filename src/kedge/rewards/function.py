@@ -37,6 +37,7 @@ __all__ = [
     "find_function",
     "given_columns",
     "load_function",
+    "name_of",
     "names_function",
     "reasons_of",
 ]
@@ -76,7 +77,7 @@ class FunctionReward:
         settings: Mapping[str, Any] | None = None,
         skips_missing: bool = False,
     ) -> None:
-        self.name = name or _name(function)
+        self.name = name or name_of(function)
         self._skips_missing = skips_missing
         self.function = function
         self.settings = dict(settings or {})
@@ -270,7 +271,8 @@ def _filled(rows: Sequence[int], scores: Sequence[Score], count: int) -> list[Sc
     return [known.get(row) for row in range(count)]
 
 
-def _name(function: object) -> str:
+def name_of(function: object) -> str:
+    """The name of a function, or of another callable object, as a term of the reward."""
     if not callable(function):
         raise RewardError(f"a reward function must be callable; {function!r} is a {type(function).__name__}")
     inner = function.func if isinstance(function, partial) else function

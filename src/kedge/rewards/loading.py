@@ -14,12 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from kedge.errors import RewardError
 from kedge.models import Precision, load_scalar_model, load_tokenizer
 from kedge.models.loading import Bases
-from kedge.rewards.function import CallLimits, FunctionReward, GuardedReward, load_function, names_function
+from kedge.rewards.function import CallLimits, FunctionReward, GuardedReward, load_function
 from kedge.rewards.model import ModelReward
 from kedge.rewards.source import RewardSource
 from kedge.rewards.weighted import WeightedReward
 from kedge.rewards.worker.client import RemoteFunction
 from kedge.system.ranks import ALONE, PassTokens, Ranks
+from kedge.system.term_names import is_function, source_name
 
 __all__ = ["RewardSpec", "RewardTerm", "load_reward"]
 
@@ -92,7 +93,7 @@ def load_reward(
             skips_missing=bool(more) or any(other.weight for other in wanted if other is not term),
         )
         for place, term in enumerate(wanted)
-        if callable(term.reward) or _is_function(str(term.reward))
+        if callable(term.reward) or is_function(str(term.reward))
     }
 
     def load_model(term: RewardTerm) -> ModelReward:
@@ -112,7 +113,7 @@ def load_reward(
             model,
             tokenizer,
             policy_tokenizer,
-            name=term.name or Path(source).name,
+            name=term.name or source_name(str(source)),
             skip_too_long=not term.weight,
             micro_batch_tokens=micro_batch_tokens,
             precision=precision,
@@ -123,10 +124,6 @@ def load_reward(
         [(functions.get(place) or load_model(term), term.weight) for place, term in enumerate(wanted)]
         + [(source, 1.0) for source in more]
     )
-
-
-def _is_function(text: str) -> bool:
-    return names_function(text) and not os.path.isdir(text)
 
 
 def _load_function(

@@ -14,6 +14,7 @@ from typing import Any
 from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards.function import CallResult, FunctionReward, GuardedReward, answers_of, reasons_of
 from kedge.rewards.source import Responses, RewardSource, Score, Scores, ScoringModel
+from kedge.system.term_names import distinct_names
 
 __all__ = ["ScoredTerms", "WeightedReward"]
 
@@ -145,7 +146,7 @@ class WeightedReward:
         self.weights = [float(weight) for _, weight in terms]
         self.is_empty = not terms
         """A run learns from a teacher alone: every score is 0."""
-        self.names = _distinct([source.name for source in self.sources])
+        self.names = distinct_names([source.name for source in self.sources])
 
     @property
     def name(self) -> str:
@@ -279,13 +280,3 @@ def _sums(counters: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _mean(scores: Sequence[Score]) -> float:
     numbers = [sum(score) if isinstance(score, list) else score for score in scores if score is not None]
     return sum(numbers) / len(numbers) if numbers else math.nan
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """The names, repeated ones with a number that makes them distinct."""
-    distinct: list[str] = []
-    for name in names:
-        numbered = (f"{name}-{number}" for number in itertools.count(2))
-        taken = {*distinct, *names}
-        distinct.append(name if name not in distinct else next(each for each in numbered if each not in taken))
-    return distinct

@@ -26,6 +26,7 @@ from kedge.models.frozen import load_bitsandbytes
 from kedge.models.pushing import check_base, check_push
 from kedge.models.sources import base_source, find_adapter
 from kedge.rewards import RewardTerm
+from kedge.rewards.function import name_of
 from kedge.runs.claim import claim, claim_free_folder
 from kedge.runs.data_log import DataLog
 from kedge.runs.fingerprint import changed_inputs, input_hashes
@@ -101,7 +102,7 @@ def _terms(reward: Any) -> list[dict[str, Any]]:
 def _source(reward: str | Path | Callable[..., Any]) -> str:
     if isinstance(reward, (str, Path)):
         return str(reward)
-    return f"python:{getattr(reward, '__name__', type(reward).__name__)}"
+    return f"python:{name_of(reward)}"
 
 
 @dataclass(frozen=True)

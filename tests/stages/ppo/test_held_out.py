@@ -208,6 +208,14 @@ def test_held_out_prompts_that_are_trained_on_are_counted(policy, tmp_path, caps
             {"checkpoint.keep_best": "eval/score/vowels", "eval_every": 2, "reward": {"judge.py:vowels": -1.0}},
             "the weight of this term is negative",
         ),
+        (
+            {"checkpoint.keep_best": "eval/score/cost", "eval_every": 2, "reward": {"runs/cost": -1.0, "r.py:f": 1.0}},
+            "the weight of this term is negative",
+        ),
+        (
+            {"checkpoint.keep_best": "eval/score/f-2", "eval_every": 2, "reward": {"a.py:f": 1.0, "b.py:f": -1.0}},
+            "the weight of this term is negative",
+        ),
         ({"checkpoint.keep_best": "eval/win_rate", "eval_every": 2}, "set evaluate.judge"),
         ({"eval_patience": 2}, "set ppo.eval_every"),
         ({"eval_every": 1, "eval_patience": 2, "checkpoint.keep_best": "reward/score_mean"}, "a held-out metric"),

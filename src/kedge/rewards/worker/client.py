@@ -13,6 +13,7 @@ from typing import Any
 from kedge.errors import DataError, NonfiniteScoreError, RewardError
 from kedge.rewards.function import CallLimits, CallTimeout, given_columns
 from kedge.rewards.source import Responses, Score, checked_scores
+from kedge.system.term_names import source_name
 from kedge.system.texts import error_text
 from kedge.system.workers.codec import decode, encode
 from kedge.system.workers.log import CallLog
@@ -53,7 +54,7 @@ class RemoteFunction:
         log: Path | None = None,
         skips_missing: bool = False,
     ) -> None:
-        self.name = name or spec.rpartition(":")[2]
+        self.name = name or source_name(spec)
         self._limits = limits or CallLimits()
         self._log = CallLog(log, self.name)
         self._loading: dict[str, Any] = {"spec": spec, "name": name, "settings": dict(settings or {})}
