@@ -17,7 +17,7 @@ from kedge.errors import DataError
 from kedge.inspect.diagnosis import LiveDoctor, diagnose_run
 from kedge.inspect.record import RunRecord
 from kedge.runs.ending import say_findings
-from tests.inspect.doctor.synthetic import synthetic_run
+from tests.inspect.doctor.synthetic import synthetic_run, towards
 
 LARGE_STEPS = {"policy/clip_fraction": [0.5] * 16}
 REPEATED_PROMPTS = {"prompt/distinct": [0.5] * 16}
@@ -132,6 +132,41 @@ def test_a_serious_finding_is_reported_once_and_early(tmp_path: Path) -> None:
     assert "Try: lower ppo.learning_rate from 1e-05 to 1.4e-06" in said[0]
     assert said[1].startswith("serious: steps_too_large: up to 50% of the tokens are clipped")
     assert "Try: lower ppo.learning_rate from 1e-05 to 1.4e-06" in said[1]
+
+
+def test_a_run_in_progress_is_judged_by_its_roles_and_incidents_as_its_folder_is(tmp_path: Path) -> None:
+    """The roles tell that functions alone score, which may ask for short responses: a note, which is not said."""
+    shorter = {"reward/score_mean": towards(0.0, 1.0), "response/length": towards(60.0, 20.0)}
+    run = synthetic_run(metrics={**shorter, "reward/length_correlation": -0.7})
+    incident = {"update": 3, "kind": "nonfinite", "what": "a score is NaN", "consequence": "skip"}
+    for roles, incidents, expected in (
+        ({"policy": {}, "reward: rm": {}}, [], {"hacking_by_length"}),
+        ({"policy": {}, "reference": {}}, [], set[str]()),
+        ({"policy": {}, "reference": {}}, [incident, {**incident, "update": 6}], {"not_finite"}),
+    ):
+        folder = tmp_path / f"{len(roles)}-{len(incidents)}-{len(expected)}"
+        folder.mkdir()
+        (folder / "roles.json").write_text(json.dumps(roles))
+        (folder / "incidents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in incidents))
+        said: list[str] = []
+        doctor = LiveDoctor(folder, run.facts, run.config, say=said.append)
+        for update, metrics in rows(run):
+            doctor.see(update, metrics)
+        assert {line.split(": ")[1] for line in said} == expected
+        whole = write(tmp_path / f"whole-{folder.name}", run)
+        for name in ("roles.json", "incidents.jsonl"):
+            (whole / name).write_text((folder / name).read_text())
+        assert {each.rule for each in diagnose_run(whole) if each.severity == "serious"} == expected
+
+
+def test_old_incidents_of_a_long_run_count_as_little_as_its_old_updates(tmp_path: Path) -> None:
+    incidents = [{"update": n, "kind": "nonfinite", "what": "NaN", "consequence": "skip"} for n in range(60, 120)]
+    (tmp_path / "incidents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in incidents))
+    said: list[str] = []
+    doctor = LiveDoctor(tmp_path, {"precision": "fp32"}, CONFIG, say=said.append)
+    doctor._rows += [{"update": update} for update in range(1, 5001)]
+    doctor.see(5001, {"reward/score_mean": 0.1})  # 60 of 5,001 updates are less than a tenth, 60 of the 500 kept more
+    assert not [line for line in said if "not_finite" in line]
 
 
 def test_a_resumed_run_includes_earlier_updates(tmp_path: Path) -> None:

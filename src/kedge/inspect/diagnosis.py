@@ -10,10 +10,10 @@ from typing import Any
 from kedge.inspect.doctor import Advice, Examination, Finding, diagnose, examine, no_advice, one_line, severity_rank
 from kedge.inspect.doctor.steps import NUM_FIRST, first_update_too_large
 from kedge.inspect.page.looks import LOOKS
-from kedge.inspect.record import RunRecord, read_run, readable
+from kedge.inspect.record import RunRecord, read_json_object, read_run, readable
 from kedge.inspect.resolved import value_warmup_of
-from kedge.logs.json_lines import METRICS_FILE, read_metrics
-from kedge.system.output import is_run
+from kedge.logs.json_lines import CRITIC_CHECKS_FILE, METRICS_FILE, read_metrics, read_rows
+from kedge.system.output import INCIDENTS_FILE, ROLES_FILE, is_run
 
 __all__ = ["LiveDoctor", "diagnose_run", "examine_run"]
 
@@ -70,7 +70,7 @@ class LiveDoctor:
         doctor.see(update, metrics)
 
     Args:
-        folder: The run's folder; rows written before a resume are included.
+        folder: The run's folder, with its roles; rows written before a resume are included.
         facts: The header of its configuration.
         config: Its configuration, section by section.
         say: Prints a line for the user.
@@ -88,7 +88,8 @@ class LiveDoctor:
     ) -> None:
         self._rows: list[dict[str, Any]] = read_metrics(folder) if (folder / METRICS_FILE).is_file() else []
         texts = {name: str(fact) for name, fact in facts.items()}
-        self._run = RunRecord(folder, texts, config, self._rows, state="running")
+        roles = read_json_object(folder / ROLES_FILE)
+        self._run = RunRecord(folder, texts, config, self._rows, roles=roles, state="running")
         self._say = say
         self._reported = set[str]()
         self._advice = advice
@@ -104,11 +105,21 @@ class LiveDoctor:
             return
         if update >= self._next:
             self._next = update + max(EVERY, update // 10)
-        for finding in diagnose(self._run, advice=self._advice):
+        for finding in diagnose(self._current(), advice=self._advice):
             is_early = is_among_first and finding.rule == FIRST_UPDATE
             if (finding.severity == "serious" or is_early) and finding.rule not in self._reported:
                 self._reported.add(finding.rule)
                 self._say(f"{one_line(finding)}. Try: {finding.try_}")
+
+    def _current(self) -> RunRecord:
+        """The run with what its other files have about the updates in memory."""
+        updates = {row["update"] for row in self._rows}
+
+        def about(name: str) -> list[dict[str, Any]]:
+            rows = read_rows(self._run.folder / name, numbered=True, on_skipped=lambda line: None)
+            return [row for row in rows if row["update"] in updates]
+
+        return replace(self._run, incidents=about(INCIDENTS_FILE), critic_checks=about(CRITIC_CHECKS_FILE))
 
 
 def _of_stage(record: RunRecord, examination: Examination) -> Examination:

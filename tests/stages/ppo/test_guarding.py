@@ -123,9 +123,11 @@ def test_a_function_in_a_process_of_its_own_is_named_with_the_response_too(confi
     assert not (tmp_path / "run/incidents.jsonl").exists()
 
 
-def test_the_update_is_left_out_where_that_is_wanted(configured, tmp_path):
+def test_the_update_is_left_out_where_that_is_wanted(configured, tmp_path, capsys):
     taken, reward = {}, Clockwork(3, act=set_nan)
     run_ppo(configured(on_nonfinite="skip"), prompts=PROMPTS, reward=reward, on_update=snapshots(taken))
+    said = capsys.readouterr().err
+    assert said.index("serious: not_finite") < said.index("ppo 5/5")  # while it runs, by the update that was left out
     rows = read_metrics(tmp_path / "run")
     assert [row["update"] for row in rows] == [1, 2, 3, 4, 5]
     assert [row["guard/skipped_steps"] for row in rows] == [0, 0, STEPS, 0, 0]

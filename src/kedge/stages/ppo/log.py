@@ -171,6 +171,8 @@ class PpoLog:
         assert guard is not None
         row = {**guard.metrics(), "policy/optimizer_steps": 0}
         self.metrics.write(update, row)
+        if self.trainer.run.ranks.is_first:
+            self.doctor.see(update, row)
         return row
 
     def _warn_of_rounding(self, error: float) -> None:
