@@ -103,6 +103,20 @@ def test_their_scores_count_in_the_baselines_and_their_figures_in_the_metrics(po
         assert sample["advantages"] == pytest.approx([expected] * len(sample["tokens"]), abs=1e-6)
 
 
+def test_masking_changes_no_figure_of_the_responses_before_the_first_step(policy, tmp_path):
+    """The KL of the same responses is the same, and the score minus its cost is the total."""
+    reference = {"reference": str(save_tiny_policy(tmp_path / "reference", seed=2)), "kl_coef": 0.05, "num_updates": 1}
+    [masked], [kept] = (
+        train(policy, tmp_path / str(mode), Reward(), **reference, missing_eos_score=mode) for mode in ("mask", None)
+    )
+    assert 0 < masked.pop("response/masked") < 1
+    before = ("objective/", "reward/", "response/", "value/mean", "value/std", "value/returns", "group/", "score/")
+    figures = {name: value for name, value in kept.items() if name.startswith(before)}
+    assert figures["objective/kl"] > 1e-3
+    assert {name: masked[name] for name in figures} == pytest.approx(figures, rel=1e-5)
+    assert masked["reward/total"] == pytest.approx(masked["reward/score_mean"] - masked["reward/kl"], rel=1e-5)
+
+
 def test_of_episodes_those_are_masked_that_were_cut_off():
     rollout = make_rollout()  # the first of three ends with a stop token
     empty = torch.zeros_like(rollout.logprobs)

@@ -109,7 +109,13 @@ class PpoLog:
     frozen_dtype: str
 
     def describe(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
-        """The metrics of the current update's experience, scores, optimizer steps, settings and memory."""
+        """The metrics of the current update's experience, scores, optimizer steps, settings and memory.
+
+        Args:
+            batch: The sampled responses.
+            experience: Of the responses that could be trained on, before any is masked.
+            result: The result of the epochs.
+        """
         trainer = self.trainer
         settings = self.trainer.settings
         use = settings.estimation

@@ -175,15 +175,15 @@ class Updates:
             batch = sampling.batch(update, clock)
             self.measurements.at_start(clock)
             with clock.phase("experience"):
-                experience = trainer.estimate(batch.trained, takes_steps=batch.takes_steps)
+                experience = estimated = trainer.estimate(batch.trained, takes_steps=batch.takes_steps)
             if trainer.settings.masks_truncated:
-                batch, experience = batch.masked(experience)
+                batch, experience = batch.masked(estimated)
             with clock.phase("train"):
                 result = trainer.improve(experience, takes_steps=batch.takes_steps)
         if self.guard.dropped:
             return self.log.drop(update)
         metrics = {
-            **self.log.describe(batch, experience, result),
+            **self.log.describe(batch, estimated, result),  # scores and lengths are of the masked responses, too
             **clock.metrics(num_tokens=batch.num_tokens),
             **sampling.metrics(),
         }
