@@ -243,6 +243,17 @@ def test_an_asymmetric_clip_has_its_own_bounds():
     assert (found["low"], found["high"]) == (0.8, 1.3)
 
 
+def test_a_scheduled_clip_has_the_bounds_of_each_update():
+    ratios = [0] * 41
+    ratios[14] = 3  # log ρ from −0.32 to −0.27: below log 0.8 = −0.22, and above log 0.6 = −0.51
+    rows = [{"update": n, "epochs": [epoch(ratios, [0] * 41, 0.0, {"raised": 1.0})]} for n in (1, 2)]
+    measured = [{"update": n, "schedule/ppo.clip_range": clip} for n, clip in ((1, 0.2), (2, 0.4))]
+    found = clipping(ppo_record(details=rows, metrics=measured))
+    assert [(each["low"], each["high"]) for each in found["updates"]] == [(0.8, 1.2), (0.6, 1.4)]
+    assert [each["epochs"][0]["pulled"]["raised"] for each in found["updates"]] == [1, 0]
+    assert (found["low"], found["high"], found["whole"][0]["pulled"]["raised"]) == (0.6, 1.4, 0.5)
+
+
 def test_bounds_for_whole_responses_are_not_drawn_at_the_ratios_of_tokens():
     config = {**CONFIG, "ppo": {**CONFIG["ppo"], "ratio": "sequence", "clip_range": 3e-4, "clip_range_high": 4e-4}}
     found = clipping(ppo_record(config=config))

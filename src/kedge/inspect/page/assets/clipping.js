@@ -17,14 +17,15 @@ const summed = epochs => epochs.reduce((sum, epoch) => ({
 }), { raised: [], lowered: [] });
 
 /** The objective over the ratio for advantages of one sign, with a histogram of ratios behind it. */
-const objectiveChart = (clip, sign, ratiosNow, logScale) => chart({
+const objectiveChart = (clip, sign, boundsNow, ratiosNow, logScale) => chart({
   title: sign > 0 ? "A ≥ 0" : "A < 0", unit: "objective per unit of advantage, over the ratio ρ", size: "tall",
   note: `${sign > 0 ? "Above 1 + ε" : "Below 1 − ε"} the objective is flat and the gradient 0.`,
   build: () => {
+    const { low, high } = boundsNow();
     const counts = ratiosNow()[sign > 0 ? "raised" : "lowered"], total = counts.reduce((a, b) => a + b, 0) || 1;
     const edge = bin => Math.exp(-clip.span + (2 * clip.span * bin) / counts.length);
-    const bound = sign > 0 ? clip.high : clip.low;
-    const reach = Math.max(4 * (clip.high - 1), 4 * (1 - clip.low), 0.1);
+    const bound = sign > 0 ? high : low;
+    const reach = Math.max(4 * (high - 1), 4 * (1 - low), 0.1);
     const [left, right] = [Math.max(0, 1 - reach), 1 + reach];
     const isClipped = counts.map((_, bin) => { const middle = Math.sqrt(edge(bin) * edge(bin + 1)); return sign > 0 ? middle > bound : middle < bound; });
     const line = { type: "scatter", mode: "lines", hovertemplate: "%{y:.3~f}" };
@@ -42,7 +43,7 @@ const objectiveChart = (clip, sign, ratiosNow, logScale) => chart({
         tickformat: "~%", nticks: 5, ...(logScale() ? { range: [Math.log10(0.5 / total), 0.1], dtick: 1 } : { rangemode: "tozero" }) },
       shapes: [
         { type: "rect", yref: "paper", y0: 0, y1: 1, x0: sign > 0 ? bound : left, x1: sign > 0 ? right : bound, fillcolor: `rgba(${color(sign > 0 ? "plus" : "minus")}, 0.08)`, line: { width: 0 }, layer: "below" },
-        ...[clip.low, 1, clip.high].map(at => ({ type: "line", yref: "paper", y0: 0, y1: 1, x0: at, x1: at, line: { color: color("muted"), width: 1, dash: "dot" } })),
+        ...[low, 1, high].map(at => ({ type: "line", yref: "paper", y0: 0, y1: 1, x0: at, x1: at, line: { color: color("muted"), width: 1, dash: "dot" } })),
       ] } };
   },
 });
@@ -80,9 +81,10 @@ const clipping = data => {
     if (!run) return null;
     const clip = run.clipping;
     updateAt = Math.min(updateAt, clip.updates.length);
+    const boundsNow = () => (updateAt ? clip.updates[updateAt - 1] : clip);
     const epochsNow = () => (updateAt ? clip.updates[updateAt - 1].epochs : clip.whole);
     const ratiosNow = () => summed(epochAt ? epochsNow().slice(epochAt - 1, epochAt) : epochsNow());
-    const charts = [objectiveChart(clip, 1, ratiosNow, () => logScale), objectiveChart(clip, -1, ratiosNow, () => logScale), clippedChart(epochsNow)];
+    const charts = [objectiveChart(clip, 1, boundsNow, ratiosNow, () => logScale), objectiveChart(clip, -1, boundsNow, ratiosNow, () => logScale), clippedChart(epochsNow)];
     const cases = el("div", {}, casesTable(epochsNow()));
     const change = () => { redraw(charts.map(each => each.host)); cases.replaceChildren(casesTable(epochsNow())); };
     return [
