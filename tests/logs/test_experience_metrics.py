@@ -107,9 +107,12 @@ def test_correlation_is_pearsons_and_0_where_something_is_constant():
     assert float(correlation(first, torch.ones(3))) == 0.0
 
 
+SAMPLED = {"scores": torch.tensor([0.0, 4.0, 1.0]), "lengths": torch.tensor([4, 2, 3])}
+
+
 def test_the_cases_of_the_clip_and_the_ratios(experience):
     log_ratios = torch.tensor([[0.5, 0.5, 0.1, 7.0], [-0.5, 0.5, 7.0, 7.0], [-3.0, math.nan, -0.1, 3.0]])
-    (epoch,) = describe_update(experience, [OLD + log_ratios], clip=(0.2, 0.3))["epochs"]
+    (epoch,) = describe_update(experience, [OLD + log_ratios], clip=(0.2, 0.3), **SAMPLED)["epochs"]
     # A≥0: 0.5 held, 0.1 free, 0.5 with A = 0 free, −3 free, 3 held. A<0: 0.5 free, −0.5 held, −0.1 free.
     assert epoch["cases"] == {"raised": 3 / 8, "raised_held": 2 / 8, "lowered": 2 / 8, "lowered_held": 1 / 8}
     assert epoch["clip_fraction"] == 3 / 8
@@ -125,12 +128,12 @@ def test_the_cases_of_the_clip_and_the_ratios(experience):
 
 
 def test_without_a_clip_nothing_is_held(experience):
-    details = describe_update(experience, [OLD], clip=None)
+    details = describe_update(experience, [OLD], clip=None, **SAMPLED)
     assert set(details["epochs"][0]) == {"approx_kl", "ratios"}
     assert details["epochs"][0]["ratios"]["raised"][20] == 6
     assert (details["scores"][0], details["scores"][10], details["scores"][20]) == (0.0, 1.0, 4.0)
     assert (details["lengths"][0], details["lengths"][5], details["lengths"][20]) == (2.0, 2.5, 4.0)
-    assert describe_update(experience, [], clip=None)["epochs"] == []
+    assert describe_update(experience, [], clip=None, **SAMPLED)["epochs"] == []
 
 
 def test_the_tokens_of_samples_and_incidents_join_to_the_response(experience):

@@ -332,6 +332,8 @@ def describe_update(
     passes: Sequence[Float[Tensor, "batch time"]],
     *,
     clip: tuple[float, float] | None,
+    scores: Float[Tensor, " sampled"],
+    lengths: Int[Tensor, " sampled"],
 ) -> dict[str, Any]:
     """Distributions of scores and lengths, and of the ratios in each epoch.
 
@@ -343,12 +345,13 @@ def describe_update(
         experience: The experience trained on.
         passes: Log probabilities under the policy in training, per epoch; NaN where a token was not visited.
         clip: ε below 1 and above; None if nothing is clipped.
+        scores: Of all responses, trained on or not.
+        lengths: The same, in tokens.
 
     Source: PPO figure 1.
     """
-    lengths = experience.rollout.response_lengths.float()
     return {
-        "scores": _quantiles(experience.total_scores),
+        "scores": _quantiles(scores),
         "lengths": _quantiles(lengths),
         "epochs": [_epoch(experience, logprobs, clip) for logprobs in passes],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from kedge.algorithm.experience import ENDINGS, Experience
-from kedge.logs.json_lines import read_samples
+from kedge.logs.json_lines import read_json_lines, read_samples
 from kedge.rewards import ScoredTerms, Verdict
 from kedge.rewards.score import ScoredRollout
 from kedge.runs.run import Resume
@@ -92,6 +92,11 @@ def test_their_scores_count_in_the_baselines_and_their_figures_in_the_metrics(po
     assert row["response/length"] == pytest.approx(mean(length for *_, length in seen))
     assert row["reward/score_mean"] == pytest.approx(mean(score for _, score, *_ in seen), rel=1e-6)
     assert row["group/unused"] == row["reward/unscored"] == 0
+    [details] = read_json_lines(tmp_path / "run/details.jsonl")  # quantiles at 0, 5, … 100 %
+    assert details["scores"][0] == pytest.approx(min(score for _, score, *_ in seen))
+    assert (details["lengths"][0], details["lengths"][-1]) == (min(row[3] for row in seen), max(row[3] for row in seen))
+    assert details["scores"][-1] == pytest.approx(max(score for _, score, *_ in seen), rel=1e-5)
+    assert details["lengths"][10] == median(row[3] for row in seen)
     groups = defaultdict[str, list[float]](list)
     for prompt, score, *_ in seen:
         groups[prompt].append(score)

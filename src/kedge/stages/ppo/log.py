@@ -163,7 +163,14 @@ class PpoLog:
             reasons=event.batch.trained.reasons,
             has_scores=not trainer.roles.reward.is_empty,
         )
-        figures = describe_update(experience, [each.logprobs for each in passes], clip=trainer.settings.clip)
+        scored = event.batch.scored
+        figures = describe_update(
+            experience,
+            [each.logprobs for each in passes],
+            clip=trainer.settings.clip,
+            scores=scored.total_scores,
+            lengths=scored.rollout.response_lengths,
+        )
         self.details.append(event.update, figures)
         self.samples.write(event.update, samples)
         self._warn_of_rounding(event.metrics.get("objective/reference_error", 0.0))
