@@ -107,6 +107,15 @@ def overfitted(last: float) -> RunRecord:
     return supervised("sft", loss=towards(4.0, 1.0), eval_loss=held_out(1.5, 1.2, 1.0, 1.0, last))
 
 
+def sparse(spread: float) -> dict[str, Series]:
+    """A reward that every other batch earns once and the next one never, where the returns have this spread."""
+    return {
+        "value/explained_variance": [0.3, -600.0] * 8,
+        "value/returns_std": [1.0, spread] * 8,
+        "reward/score_std": [1.0, spread] * 8,
+    }
+
+
 def critic(updates: int) -> RunRecord:
     return synthetic_run(updates, {"value/explained_variance": [-0.01] * updates})
 
@@ -463,6 +472,17 @@ EDGES: list[Edge] = [
         "dead_critic",
         (SERIOUS, {"value/explained_variance": [-5.0] * 16, "reward/score_std": step(1.0, 0.102)}),
         (SILENT, {"value/explained_variance": [-5.0] * 16, "reward/score_std": step(1.0, 0.098)}),
+    ),
+    # Every other batch has no success: its returns have 0.09 or 0.11 of the usual spread
+    *metrics(
+        "dead_critic",
+        (SILENT, sparse(0.09)),
+        (SERIOUS, sparse(0.11)),
+    ),
+    *metrics(
+        "first_update_too_large",
+        (SILENT, {"value/explained_variance": [0.0, -600.0, 0.3, 0.3] * 4, "value/returns_std": [1.0, 0.09] * 8}),
+        (NOTE, {"value/explained_variance": [0.0, -600.0, 0.3, 0.3] * 4, "value/returns_std": [1.0, 0.11] * 8}),
     ),
     *metrics(
         "reward_flat",

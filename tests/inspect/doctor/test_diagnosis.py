@@ -104,6 +104,14 @@ def test_extremes_need_no_history(updates: int) -> None:
     assert (findings[0].rule, findings[0].changes) == ("steps_too_large", {"ppo.learning_rate": 1e-3})
 
 
+@pytest.mark.parametrize(("spread", "serious"), [(0.09, False), (0.11, True)])
+def test_a_batch_without_a_success_says_nothing_about_the_critic(spread: float, serious: bool) -> None:
+    """Its returns differ by their KL alone: values of a thirtieth of the usual spread have hundreds of times theirs."""
+    metrics = {"value/explained_variance": [0.0, -666.0], "value/returns_std": [1.0, spread]}
+    found = {each.rule: each.severity for each in diagnose(synthetic_run(2, metrics, state="running"))}
+    assert found == ({"dead_critic": "serious", "first_update_too_large": "warning"} if serious else {})
+
+
 def test_a_healthy_run_of_three_updates_is_no_extreme() -> None:
     assert diagnose(synthetic_run(3)) == []
 

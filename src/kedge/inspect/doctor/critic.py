@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from kedge.inspect.doctor.rule import SMALLER_STEPS, Direction, Remedy, Symptom, rule, scale, set_to
@@ -36,7 +37,8 @@ CONSTANT = 0.01
 """Standard deviation of the values, relative to the returns', of a head that outputs nearly the same everywhere."""
 
 SATURATED = 0.1
-"""Standard deviation of the scores, relative to the first update, below which nothing is left to explain."""
+"""Standard deviation of the scores relative to the first update, or of an update's returns relative to the largest so
+far, below which nothing is left to explain."""
 
 TRAINED = 50
 """Updates after which a value head on the policy's trunk should explain something: after 16 it is at about 0, after 26
@@ -87,6 +89,20 @@ def has_critic(run: RunRecord) -> bool:
     return critic_of(run) != "none"
 
 
+def with_something_to_explain(run: RunRecord, explained: Series) -> Series:
+    """The updates of an explained variance whose returns are spread as usual.
+
+    In a batch without a success they differ by their KL alone: the values' usual spread is hundreds of times theirs.
+    """
+    spread = read(run, "value/returns_std", at_least=1) or read(run, "reward/score_std", at_least=1)
+    if spread is None:
+        return explained
+    largest = accumulate(spread.values, max)
+    pairs = zip(spread.items, largest, strict=True)
+    flat = {update for (update, std), most in pairs if std < SATURATED * most}
+    return Series.of((update, value) for update, value in explained.items if update not in flat)
+
+
 def _critic(run: RunRecord, explained: Series, mean: Series, returns: Series) -> _Critic | None:
     unit = read(run, "value/returns_std", at_least=MIN_TREND) or read(run, "reward/score_std", at_least=MIN_TREND)
     if unit is None or unit.late <= 0:
@@ -94,15 +110,18 @@ def _critic(run: RunRecord, explained: Series, mean: Series, returns: Series) ->
     scores = read(run, "reward/score_std")
     if scores is not None and scores.late <= SATURATED * scores.first:
         return None
+    told = with_something_to_explain(run, explained)
+    if not told:
+        return None
     values_std = read(run, "value/std", at_least=MIN_TREND)
     return _Critic(
-        explained.late,
-        rose(explained),
+        told.late,
+        rose(told),
         abs(returns.late - mean.late) / unit.late,
         values_std.late / unit.late if values_std else None,
         unit.late,
         explained.updates[-1],
-        explained.late_span,
+        told.late_span,
     )
 
 
@@ -111,19 +130,20 @@ def _below_zero(run: RunRecord) -> Symptom | None:
     explained = read(run, "value/explained_variance", at_least=2)
     if explained is None or len(explained) >= MIN_TREND:
         return None
-    if explained.values[-1] < DESTROYED:
+    told = with_something_to_explain(run, explained)
+    if told and told.values[-1] < DESTROYED:
         return Symptom(
             "serious",
-            f"explained variance is {fmt(explained.values[-1])} in update {explained.updates[-1]}",
+            f"explained variance is {fmt(told.values[-1])} in update {told.updates[-1]}",
             _train_critic_less(run),
         )
-    if run.state == "running" or len(explained) < WINDOW or explained.late >= 0:
+    if run.state == "running" or len(told) < WINDOW or told.late >= 0:
         return None
     return Symptom(
         "note",
-        f"explained variance is {fmt(explained.late)} at the end ({explained.late_span}), after {len(explained)} "
+        f"explained variance is {fmt(told.late)} at the end ({told.late_span}), after {len(explained)} "
         "updates of training the critic",
-        _train_critic_less(run) if explained.late < NOISY else _train_critic_more(run),
+        _train_critic_less(run) if told.late < NOISY else _train_critic_more(run),
     )
 
 
@@ -150,7 +170,8 @@ def dead_critic(run: RunRecord, explained: Series, mean: Series, returns: Series
     Threshold: A late explained variance of at most 0.05, or a mean value one standard deviation of the returns off.
     Serious if the mean is off, the explained variance is below −1 (worse than unrelated values) or the values are
     nearly constant; otherwise a warning from 50 updates on and a note before. A finished run of 3 to 7 updates gets a
-    note if its explained variance ends below 0. Skipped once the scores' standard deviation has fallen to a tenth.
+    note if its explained variance ends below 0. Skipped once the scores' standard deviation has fallen to a tenth, and
+    in updates whose returns have less than a tenth of the largest standard deviation so far.
     """
     critic = _critic(run, explained, mean, returns)
     if critic is None or (critic.explained > USELESS and critic.bias < BIASED):

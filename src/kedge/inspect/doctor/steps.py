@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from statistics import fmean
 
-from kedge.inspect.doctor.critic import HARMFUL
+from kedge.inspect.doctor.critic import HARMFUL, with_something_to_explain
 from kedge.inspect.doctor.rule import SMALLER_STEPS, TRAINED, WHY_MISSING, Change, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
@@ -392,10 +392,11 @@ def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Sy
     the present one. If the critic is the cause, a third of `ppo.value_head_rate`.
 
     Threshold: 15 % clipped tokens, 0.05 nats per token, a ratio of 50, or an explained variance of −1 in the second
-    update, no better than unrelated values. The tasks in `bench/defaults/RESULTS.md` have up to 5 % and 0.005 nats at
-    the preset's learning rate. The clip fraction does not count with `ppo.ratio=sequence`. A running run says so once,
-    after its first or second update, as a warning. From the fourth update on it is a note, or
-    [steps_too_large](#steps_too_large) if the next updates are as large.
+    update, no better than unrelated values, unless its returns have less than a tenth of the first's standard
+    deviation. The tasks in `bench/defaults/RESULTS.md` have up to 5 % and 0.005 nats at the preset's learning rate. The
+    clip fraction does not count with `ppo.ratio=sequence`. A running run says so once, after its first or second
+    update, as a warning. From the fourth update on it is a note, or [steps_too_large](#steps_too_large) if the next
+    updates are as large.
     """
     if steps_too_large.find(run) is not None:
         return None  # which covers more updates
@@ -422,6 +423,8 @@ def _values(run: RunRecord) -> str:
     """The damage of the first update to the values; empty if they are still better than unrelated ones."""
     explained = read(run, "value/explained_variance", at_least=NUM_FIRST)
     if explained is None or explained.values[1] >= HARMFUL:
+        return ""
+    if explained.updates[1] not in with_something_to_explain(run, explained).updates:
         return ""
     return (
         f"explained variance is {fmt(explained.values[1])} in {span(explained.updates[1:2])}, after the critic's first "
