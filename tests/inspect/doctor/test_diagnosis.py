@@ -13,7 +13,7 @@ from kedge.config import config_from_settings
 from kedge.inspect.doctor import Examination, Finding, diagnose, examine, merge, one_line, print_examinations
 from kedge.inspect.doctor.rule import scale
 from kedge.inspect.record import RunRecord
-from tests.inspect.doctor.cases import CASES, JUDGED, Case, dropped, nothing_held_out
+from tests.inspect.doctor.cases import CASES, JUDGED, TAUGHT, Case, approached, dropped, nothing_held_out
 from tests.inspect.doctor.synthetic import ALL_RULES, HEALTHY, run_with, synthetic_run, towards
 
 FAST = {
@@ -158,6 +158,33 @@ def test_warmup_is_suggested_if_the_first_steps_go_too_far(start: int, warmup: b
     clipped = [0.01] * start + [0.5] * 3 + [0.01] * (13 - start)
     [finding] = diagnose(synthetic_run(metrics={"policy/clip_fraction": clipped}))
     assert ("set ppo.schedule={linear: 0.1}" in finding.try_) == warmup
+
+
+WARM_UP = {"ppo.value_warmup_updates": 5}
+
+
+@pytest.mark.parametrize(("start", "settings"), [(0, {}), (5, WARM_UP)])
+def test_the_critics_warm_up_changes_no_advice(start: int, settings: dict[str, Any]) -> None:
+    """The same steps of the policy, from update 1 or after five updates that train the critic alone."""
+    far = {"policy/clip_fraction": [0.0] * start + [0.5] * 3 + [0.01] * 13}
+    [large] = diagnose(synthetic_run(start + 16, far, settings=settings))
+    assert "set ppo.schedule={linear: 0.1}" in large.try_
+    jumped = {"objective/kl": [0.0] * start + [0.0] + [60.0] * 15}
+    [found] = diagnose(synthetic_run(start + 16, jumped, settings=settings))
+    assert found.rule == "kl_exploding"
+    assert list(found.changes.items()) == [("ppo.learning_rate", 3e-5), ("ppo.kl_coef", 0.3)]
+
+
+@pytest.mark.parametrize(("settings", "rules"), [({}, ["gradient_spikes"]), (WARM_UP, [])])
+def test_a_value_heads_gradient_is_not_compared_with_the_policys(settings: dict[str, Any], rules: list[str]) -> None:
+    norms = {"policy/grad_norm": [0.03] * 5 + [0.7] * 15}
+    assert [each.rule for each in diagnose(synthetic_run(20, norms, settings=settings))] == rules
+
+
+@pytest.mark.parametrize(("settings", "rules"), [({}, ["teacher_not_approached"]), (WARM_UP, [])])
+def test_a_frozen_student_is_not_expected_to_learn(settings: dict[str, Any], rules: list[str]) -> None:
+    taught = synthetic_run(metrics=approached(0.95), settings={**TAUGHT, **settings})
+    assert [each.rule for each in diagnose(taught) if each.rule == "teacher_not_approached"] == rules
 
 
 def test_json_has_six_fields() -> None:

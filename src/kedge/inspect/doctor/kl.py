@@ -75,6 +75,7 @@ def _far_at_once(run: RunRecord) -> Symptom | None:
     also=("reward/total", "reward/score_mean", "reward/score_std"),
     early=_far_at_once,
     updates=MIN_LEVEL,
+    of_policy=True,
     of_reward=True,
 )
 def kl_exploding(run: RunRecord, kl: Series, length: Series) -> Symptom | None:
@@ -121,6 +122,7 @@ PATIENCE = 12
     "it.",
     needs=("objective/kl", "response/length"),
     updates=PATIENCE,
+    of_policy=True,
     fits=learns_from_teacher,
 )
 def teacher_not_approached(run: RunRecord, kl: Series, length: Series) -> Symptom | None:

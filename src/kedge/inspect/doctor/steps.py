@@ -97,6 +97,7 @@ def steps_skipped(run: RunRecord, steps: Series) -> Symptom | None:
     also=tuple(NORMS),
     updates=MIN_TREND,
     stages=TRAINED,
+    of_policy=True,
 )
 def gradient_spikes(run: RunRecord) -> Symptom | None:
     """Seen: `policy/grad_norm`, `value/grad_norm` or `grad_norm` has outliers or keeps growing.
@@ -105,7 +106,7 @@ def gradient_spikes(run: RunRecord) -> Symptom | None:
 
     Threshold: A norm of 8 times the lower quartile of the eight updates before and of those after it, or a tenfold rise
     from early to late; healthy runs stay within a factor of 3. A warning; a note if at most one update in a hundred
-    spikes.
+    spikes. Of `policy/grad_norm`, updates in which only the critic is trained do not count.
     """
     found = {each: spikes for each in NORMS if (spikes := _spikes_of(run, each))}
     if not found:
@@ -116,7 +117,8 @@ def gradient_spikes(run: RunRecord) -> Symptom | None:
 
 def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
     """A norm's spikes or climb, and True if they are more than norm clipping handles; None without either."""
-    norm = read(run, name, at_least=MIN_TREND)
+    # With a shared critic, the policy's norm is that of the value head until the policy is trained.
+    norm = read(run, name, at_least=MIN_TREND, of_policy=name == "policy/grad_norm")
     if norm is None:
         return None
     usual = [_usual(norm.values, index) for index in range(len(norm))]
@@ -239,6 +241,7 @@ def _extreme(run: RunRecord) -> Symptom | None:
     needs=("policy/clip_fraction", "policy/approx_kl"),
     early=_extreme,
     updates=MIN_LEVEL,
+    of_policy=True,
 )
 def steps_too_large(run: RunRecord, clipped: Series, moved: Series) -> Symptom | None:
     """Seen: `policy/clip_fraction` or `policy/approx_kl` is high over three consecutive updates.
