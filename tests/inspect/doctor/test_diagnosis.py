@@ -160,6 +160,23 @@ def test_warmup_is_suggested_if_the_first_steps_go_too_far(start: int, warmup: b
     assert ("set ppo.schedule={linear: 0.1}" in finding.try_) == warmup
 
 
+@pytest.mark.parametrize(
+    ("settings", "suggested"),
+    [
+        ({}, True),
+        ({"ppo.clip_range": 0.27}, True),
+        ({"ppo.clip_range": 0.3}, False),  # would be narrowed
+        ({"ppo.clip_range_high": 0.2}, False),  # chosen
+        ({"ppo.clip_range": 3e-4, "ppo.ratio": "sequence"}, False),  # would be a thousand times as wide
+        ({"ppo.policy_loss": "unclipped"}, False),  # would not load
+    ],
+)
+def test_the_upper_clip_is_only_ever_widened(settings: dict[str, Any], suggested: bool) -> None:
+    run = synthetic_run(metrics={"policy/entropy": towards(0.4, 0.01)}, settings=settings)
+    [found] = [each for each in diagnose(run) if each.rule == "entropy_collapse"]
+    assert ("ppo.clip_range_high" in found.changes) is suggested
+
+
 WARM_UP = {"ppo.value_warmup_updates": 5}
 
 

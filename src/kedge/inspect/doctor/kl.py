@@ -18,7 +18,7 @@ from kedge.inspect.doctor.series import (
     rose,
     span,
 )
-from kedge.inspect.doctor.steps import smaller_rate
+from kedge.inspect.doctor.steps import clips_sequences, smaller_rate
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import charges_kl, learns_from_teacher
 
@@ -254,6 +254,9 @@ SETTLING = 0.5
 """Entropy relative to its start. It falls in every run that learns: to 0.4 in the demo, and to 0.36 in the most
 aggressive of the story runs that ended well."""
 
+CLIP_HIGHER = 0.28
+"""DAPO's ε for ratios above 1 of single tokens, where PPO's is 0.2 on both sides."""
+
 NOTHING = 0.01
 """The same within updates too few for a trend, or of a policy that the steps have wrecked."""
 
@@ -335,7 +338,7 @@ def entropy_collapse(run: RunRecord, nats: Series, length: Series) -> Symptom | 
     """Seen: A response's entropy falls to a fraction of its initial value.
 
     Try: Lower `ppo.learning_rate` to a third, or to a tenth if almost no entropy is left; `ppo.entropy_coef=0.001`, or
-    triple it; `ppo.clip_range_high=0.28`.
+    triple it; `ppo.clip_range_high=0.28`, if PPO's clip of single tokens is narrower.
 
     Threshold: A fifth of its start; or half of it and below log 3 nats, three likely responses per prompt. A warning;
     serious below a tenth, or at a fifth and below log 3. Runs that learn well fall to about a third.
@@ -361,8 +364,10 @@ def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:
         yield scale("ppo.entropy_coef", 3.0)
     else:
         yield set_to("ppo.entropy_coef", 0.001, "too_low")
-    if run.setting("ppo.clip_range_high") is None:
-        yield set_to("ppo.clip_range_high", 0.28, "too_low")
+    clips_tokens = run.setting("ppo.policy_loss") in (None, "clipped") and not clips_sequences(run)
+    clip_range = run.setting("ppo.clip_range") or 0.0
+    if clips_tokens and run.setting("ppo.clip_range_high") is None and clip_range < CLIP_HIGHER:
+        yield set_to("ppo.clip_range_high", CLIP_HIGHER, "too_low")
 
 
 @rule(
