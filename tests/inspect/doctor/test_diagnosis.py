@@ -177,6 +177,32 @@ def test_the_upper_clip_is_only_ever_widened(settings: dict[str, Any], suggested
     assert ("ppo.clip_range_high" in found.changes) is suggested
 
 
+@pytest.mark.parametrize(
+    ("settings", "judged"),
+    [
+        ({"data.curriculum": None, "data.rest": 0, "data.draw": "evenly"}, True),
+        ({"data.curriculum": "difficulty"}, False),
+        ({"data.rest": 2}, False),
+        ({"data.draw": "by_spread"}, False),
+    ],
+)
+def test_scores_of_other_prompts_are_not_compared(settings: dict[str, Any], judged: bool) -> None:
+    """Prompts that get harder by design: the score falls or stays although the policy improves."""
+    for rule, score, updates in (
+        ("score_falling", towards(0.9, 0.3), 16),
+        ("score_falling", [4.0, 0.9], 2),
+        ("reward_flat", [0.9] * 16, 16),
+    ):
+        metrics = {"reward/score_mean": score, "reward/score_std": [1.0] * updates}
+        found = examine(synthetic_run(updates, metrics, settings=settings))
+        assert (rule in [each.rule for each in found.findings]) is judged
+        assert (rule in [gap.rule for gap in found.gaps if gap.reason]) is not judged
+    alike = synthetic_run(metrics=ALIKE, settings=settings)
+    assert "reward_flat" in [each.rule for each in diagnose(alike)], "of any prompts"
+
+
+ALIKE = {"reward/score_mean": [0.9] * 16, "reward/score_std": [0.0] * 16}
+
 WARM_UP = {"ppo.value_warmup_updates": 5}
 
 

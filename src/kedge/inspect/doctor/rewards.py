@@ -232,6 +232,16 @@ def _all_alike(run: RunRecord) -> Symptom | None:
     )
 
 
+AS_THEY_COME = {"data.curriculum": None, "data.rest": 0, "data.draw": "evenly"}
+"""Values with which the prompts of the first update are like those of the last."""
+
+
+def _other_prompts(run: RunRecord) -> str:
+    """Why the scores of the first update and of later ones cannot be compared; empty if they can."""
+    chosen = [name for name, usual in AS_THEY_COME.items() if run.setting(name) not in (None, usual)]
+    return f"{chosen[0]} makes later prompts harder or easier than the first" if chosen else ""
+
+
 @rule(
     "The policy does not improve its score: its steps are too small or too noisy, β is too large, or the reward does "
     "not tell the responses apart.",
@@ -240,6 +250,7 @@ def _all_alike(run: RunRecord) -> Symptom | None:
     early=_all_alike,
     updates=PATIENCE,
     of_policy=True,
+    lacks=_other_prompts,
 )
 def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
     """Seen: `reward/score_mean` does not move, or all scores are the same. A verifier's reasons (`verdict/NAME/REASON`)
@@ -251,12 +262,14 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
 
     Threshold: After 12 updates, a change of less than 0.15 standard deviations of the scores, or than three standard
     errors of the mean: a warning. Healthy runs gain one standard deviation or more. A standard deviation of a
-    thousandth of the mean is serious, after 4 updates. Updates in which only the critic is trained do not count.
+    thousandth of the mean is serious, after 4 updates; only that is looked for with `data.curriculum`, `data.rest` or
+    `data.draw`, where later prompts are harder or easier. Updates in which only the critic is trained do not count.
     """
     if constant := _all_alike(run):
         return constant
     if (
         nearly_all_truncated(run)
+        or _other_prompts(run)
         or abs(score.late - score.first) > max(FLAT, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.early
     ):
         return None
@@ -278,11 +291,13 @@ def _fallen_at_once(run: RunRecord) -> Symptom | None:
     if score is None or score_std is None or score_std.first <= 0:
         return None
     last = score.values[-1]
-    return _fallen(score, score_std, last, span(score.updates), threshold=FAR_BELOW * score_std.first)
+    return _fallen(run, score, score_std, last, span(score.updates), threshold=FAR_BELOW * score_std.first)
 
 
-def _fallen(score: Series, score_std: Series, last: float, where: str, *, threshold: float) -> Symptom | None:
-    if score.first - last <= threshold:
+def _fallen(
+    run: RunRecord, score: Series, score_std: Series, last: float, where: str, *, threshold: float
+) -> Symptom | None:
+    if score.first - last <= threshold or _other_prompts(run):
         return None
     return Symptom(
         "serious",
@@ -298,6 +313,7 @@ def _fallen(score: Series, score_std: Series, last: float, where: str, *, thresh
     needs=("reward/score_mean", "reward/score_std"),
     early=_fallen_at_once,
     updates=MIN_LEVEL,
+    lacks=_other_prompts,
 )
 def score_falling(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
     """Seen: `reward/score_mean` is lower than in the first update.
@@ -305,11 +321,11 @@ def score_falling(run: RunRecord, score: Series, score_std: Series) -> Symptom |
     Try: Lower `ppo.learning_rate` to a third; if that does not help, look for the sign.
 
     Threshold: A fall of half a standard deviation of the scores, and of three standard errors, which is not noise.
-    Serious.
+    Serious. Not with `data.curriculum`, `data.rest` or `data.draw`, where later prompts are harder or easier.
     """
     least = max(LOST, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.first
     threshold = max(least, SIGNIFICANT * score.rise_error)
-    return _fallen(score, score_std, score.late, score.late_span, threshold=threshold)
+    return _fallen(run, score, score_std, score.late, score.late_span, threshold=threshold)
 
 
 @rule(
