@@ -201,6 +201,16 @@ def test_scores_of_other_prompts_are_not_compared(settings: dict[str, Any], judg
     assert "reward_flat" in [each.rule for each in diagnose(alike)], "of any prompts"
 
 
+@pytest.mark.parametrize(("successes", "alike"), [(0, True), (1, False)])
+def test_a_single_success_is_a_reward_that_tells_responses_apart(successes: int, alike: bool) -> None:
+    scores = {"reward/score_mean": [0.0] * 16, "reward/score_std": [0.0] * 16}
+    for at in range(7, 7 + successes):
+        scores["reward/score_mean"][at] = 1 / 16
+        scores["reward/score_std"][at] = 0.24
+    found = [each for each in diagnose(synthetic_run(metrics=scores)) if each.rule == "reward_flat"]
+    assert [each.severity for each in found] == (["serious"] if alike else ["warning"])
+
+
 ALIKE = {"reward/score_mean": [0.9] * 16, "reward/score_std": [0.0] * 16}
 
 WARM_UP = {"ppo.value_warmup_updates": 5}

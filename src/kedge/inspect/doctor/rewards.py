@@ -50,8 +50,9 @@ SATURATED = 0.1
 
 
 def scores_are_constant(score: Series, score_std: Series) -> bool:
-    """True if all responses score the same, from the first update to the last."""
-    return score_std.late <= NEARLY_CONSTANT * abs(score.late) and score_std.first <= NEARLY_CONSTANT * abs(score.first)
+    """True if all responses of an update score the same, in every update."""
+    beyond = combine(lambda std, mean: std if std > NEARLY_CONSTANT * abs(mean) else None, score_std, score)
+    return beyond is None
 
 
 @rule(
