@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from kedge.inspect.record import RunRecord
 from tests.inspect.doctor.cases import (
+    AHEAD,
     DAMAGED,
     FUNCTION,
     GROUPS,
@@ -568,6 +569,14 @@ EDGES: list[Edge] = [
         (SILENT, {"time/reward": [0.3] * 16, "time/update": [0.49] * 16}),
         (WARNING, {"time/reward": [1.01] * 16, "time/update": [2.0] * 16}),
         (SILENT, {"time/reward": [0.99] * 16, "time/update": [2.0] * 16}),
+    ),
+    *metrics(
+        "reward_dominates_time",
+        (SILENT, {"time/reward": [1.5] * 16, "time/waiting_for_rollout": [0.0] * 16}),
+        (SILENT, {"time/reward": [1.5] * 16, "time/waiting_for_rollout": [0.95] * 16}),
+        (WARNING, {"time/reward": [1.5] * 16, "time/waiting_for_rollout": [1.05] * 16}),
+        (SILENT, {"time/reward": [0.5] * 16, "time/waiting_for_rollout": [1.05] * 16}),
+        **AHEAD,
     ),
 ]
 

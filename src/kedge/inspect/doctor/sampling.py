@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from kedge.inspect.doctor.rule import Symptom, adjust, rule, scale, set_to
-from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, fmt, read
+from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, combine, fmt, read
 from kedge.inspect.record import RunRecord
 
 MAX_RATIO = {"fp32": 1.01, "bf16": 2.0}
@@ -101,15 +101,19 @@ compiled per shape, fill up."""
 @rule(
     "Most of each update is spent waiting for the reward function.",
     needs=("time/reward", "time/update"),
+    also=("time/waiting_for_rollout",),
     updates=MIN_LEVEL,
 )
 def reward_dominates_time(run: RunRecord, scoring: Series, total: Series) -> Symptom | None:
-    """Seen: `time/reward` is most of `time/update`.
+    """Seen: `time/reward` is most of `time/update`; with `rollout.max_staleness`, which scores in the background,
+    `time/waiting_for_rollout` is, too.
 
     Try: Make the function async, or score the whole batch in one call; keep loaded models between calls.
 
     Threshold: Half of the update's time, for updates of at least half a second. A warning.
     """
+    if waited := read(run, "time/waiting_for_rollout"):
+        scoring = combine(min, scoring, waited) or scoring  # in the background, only what is waited for costs time
     if total.late < SHORT_UPDATE or scoring.late < SCORING_SHARE * total.late:
         return None
     return Symptom(
