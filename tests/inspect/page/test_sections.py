@@ -295,6 +295,23 @@ def test_costs_are_sums_and_the_rest_is_other():
     assert found["roles"] == [{"role": "policy", "parameters": 10, "trained": True, "weights": 1, "optimizer": 2}]
 
 
+def test_time_in_the_background_is_no_part_of_the_cost():
+    """Of 4 s, an update waits 0.5 s for the responses that took 2 + 1.5 s during the one before."""
+    rows = [metric_row(update, **{"time/reward": 1.5, "time/waiting_for_rollout": 0.5}) for update in range(1, 6)]
+    found = cost(replace(ppo_record(), metrics=rows))
+    assert {each["phase"]: each["seconds"] for each in found["phases"]} == {
+        "waiting_for_rollout": 2.5,
+        "rollout": 10,
+        "reward": 7.5,
+        "train": 5,
+        "other": 12.5,
+    }
+    assert found["background"] == ["rollout", "reward"]
+    parts = [each["seconds"] for each in found["phases"] if each["phase"] not in found["background"]]
+    assert sum(parts) == found["seconds"] == 20
+    assert cost(ppo_record())["background"] == []
+
+
 def test_a_reward_models_scores_are_those_that_ppo_sees():
     found = reward_model(reward_record())
     chosen, rejected = found["scores"]["named"]

@@ -63,7 +63,9 @@ def _normalized(quantiles: Any, summary: Mapping[str, Any]) -> list[float] | Non
 _distributions = partial(distributions, in_bins=histogram, num_bins=32)
 
 
-PHASES = ("rollout", "reward", "experience", "train")
+PHASES = ("waiting_for_rollout", "rollout", "reward", "experience", "train")
+SAMPLING = ("rollout", "reward")
+"""The phases that `rollout.max_staleness` moves to the background, where only the waiting for them costs time."""
 GIB = 2**30
 
 
@@ -71,8 +73,9 @@ def cost(record: RunRecord) -> dict[str, Any]:
     """Seconds and FLOPs of each phase, cost in SFT steps, sizes of the models, and peak memory.
 
     Returns:
-        `phases` with `seconds` and `flops` over the whole run; `seconds` of all updates; `sft_steps`, mean per update;
-        `roles`; `peak`, GiB by `process` and `device`.
+        `phases` with `seconds` and `flops` over the whole run; `background`, those of them whose seconds are no part of
+        the updates'; `seconds` of all updates; `sft_steps`, mean per update; `roles`; `peak`, GiB by `process` and
+        `device`.
     """
     names = dict.fromkeys(name for row in [*record.metrics[:1], *record.metrics[-1:]] for name in row)
     values = {name: numbers_of(record.metrics, name) for name in names}
@@ -83,13 +86,15 @@ def cost(record: RunRecord) -> dict[str, Any]:
         for phase in PHASES
         if (seconds := values.get(f"time/{phase}"))
     ]
+    background = SAMPLING if "time/waiting_for_rollout" in values else ()
     total = sum(values["time/update"])
-    rest = total - sum(phase["seconds"] for phase in phases)
+    rest = total - sum(phase["seconds"] for phase in phases if phase["phase"] not in background)
     if phases and rest > 0.005 * total:
         phases.append({"phase": "other", "seconds": rest, "flops": None})
     steps = values.get("cost/sft_steps")
     return {
         "phases": rounded(phases),
+        "background": list(background),
         "seconds": rounded(total),
         "updates": len(values["time/update"]),
         "sft_steps": rounded(mean_of(steps)) if steps else None,

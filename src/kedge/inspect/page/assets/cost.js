@@ -1,21 +1,28 @@
 // Cost: seconds and FLOPs by phase, equivalent fine-tuning steps, and memory by role.
 
-const PHASES = { rollout: "Rollout", reward: "Reward", experience: "Experience", train: "Training", other: "Other" };
+const PHASES = { rollout: "Rollout", reward: "Reward", experience: "Experience", train: "Training", other: "Other", waiting_for_rollout: "Waiting for rollout" };
+
+const inBackground = (run, phase) => run.cost.background.includes(phase.phase);
+
+// What a phase adds to the run; in the background that is no time.
+const added = (run, phase, key) => (key === "seconds" && inBackground(run, phase) ? 0 : phase[key] ?? 0);
+
+const sumOf = (run, key) => run.cost.phases.reduce((sum, each) => sum + added(run, each, key), 0);
 
 const shareChart = (title, unit, runs, key) => chart({ title, unit, size: "short", build: () => ({
   traces: Object.keys(PHASES).flatMap((phase, at) => {
-    const parts = runs.map(run => run.cost.phases.find(each => each.phase === phase)?.[key] ?? 0);
+    const parts = runs.map(run => run.cost.phases.filter(each => each.phase === phase).reduce((sum, each) => sum + added(run, each, key), 0));
     if (!parts.some(Boolean)) return [];
-    const totals = runs.map(run => run.cost.phases.reduce((sum, each) => sum + (each[key] ?? 0), 0) || 1);
+    const totals = runs.map(run => sumOf(run, key) || 1);
     return [{ type: "bar", orientation: "h", name: PHASES[phase], y: runs.map(run => plain(run.name)), x: parts.map((part, place) => part / totals[place]),
       customdata: parts.map(part => (key === "seconds" ? seconds(part) : `${large(part)}FLOP`)), marker: { color: color(`phase${at}`) }, hovertemplate: "%{x:.1%}: %{customdata}" }];
   }),
   layout: { barmode: "stack", hovermode: "closest", xaxis: { tickformat: ".0%", range: [0, 1] }, yaxis: { automargin: true, showgrid: false, autorange: "reversed" }, bargap: 0.45 } }) });
 
 const phasesTable = run => {
-  const total = run.cost.phases.reduce((sum, each) => sum + each.seconds, 0), flops = run.cost.phases.reduce((sum, each) => sum + (each.flops ?? 0), 0);
+  const total = sumOf(run, "seconds"), flops = sumOf(run, "flops");
   const share = text => el("span", { class: "aside" }, text);
-  return table(["Phase", "time", ...(flops ? ["FLOPs", "FLOP/s"] : [])], run.cost.phases.map(each => [PHASES[each.phase], [seconds(each.seconds), share(percent(each.seconds / total))],
+  return table(["Phase", "time", ...(flops ? ["FLOPs", "FLOP/s"] : [])], run.cost.phases.map(each => [PHASES[each.phase], [seconds(each.seconds), share(inBackground(run, each) ? "in the background" : percent(each.seconds / total))],
     ...(flops ? [each.flops ? [large(each.flops), share(percent(each.flops / flops))] : "–", each.flops ? large(each.flops / each.seconds) : "–"] : [])]));
 };
 
