@@ -341,6 +341,7 @@ CASES = [
         "serious",
         {"objective/kl_coef": [2.2] * 16, "reward/score_mean": towards(0.9, 1.2), "reward/score_std": [1.0] * 16},
         {"objective/kl_coef": [1.8] * 16, "reward/score_mean": towards(0.9, 1.2), "reward/score_std": [1.0] * 16},
+        settings={"ppo.kl_coef": 2.2},
     ),
     metrics(
         "steps_too_small",

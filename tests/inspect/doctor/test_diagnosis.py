@@ -468,6 +468,83 @@ def test_all_that_is_advised_loads() -> None:
             config_from_settings(case.faulty.stage, {**settings, **finding.changes})
 
 
+DRIFTING = {
+    "objective/kl": towards(0.0, 8.0),
+    "objective/kl_coef": [0.001] * 16,
+    "reward/score_mean": [1.0] * 4 + [2.0] * 12,
+    "reward/score_std": [0.5] * 16,
+}
+UNEXPLAINED = {"value/explained_variance": [0.0] * 16}
+TOO_WIDE = {"value/std": [5.0] * 16, "value/returns_std": [1.0] * 16}
+GROUPS = {"ppo.advantage": "rloo", "rollout.num_responses": 4, "ppo.kl_in": "loss"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "metrics", "settings", "changes"),
+    [
+        ("value_scale_mismatch", TOO_WIDE, {}, {"ppo.value_coef": 0.3}),
+        (
+            "value_scale_mismatch",
+            TOO_WIDE,
+            {"ppo.critic": "separate", "ppo.critic_init": "reward"},
+            {"ppo.critic_init": "policy", "ppo.value_coef": 0.3},
+        ),
+        (
+            "value_scale_mismatch",
+            TOO_WIDE,
+            {"ppo.critic": "separate", "ppo.critic_init": "policy"},
+            {"ppo.value_coef": 0.3},
+        ),
+        (
+            "dead_critic",
+            UNEXPLAINED,
+            {"ppo.value_gradient": "head", "ppo.value_warmup_updates": 3},
+            {"ppo.value_coef": 0.3, "ppo.value_head_rate": 30.0},
+        ),
+        (
+            "dead_critic",
+            UNEXPLAINED,
+            {"ppo.critic": "separate", "ppo.critic_learning_rate": 1e-4, "ppo.num_updates": 5},
+            {"ppo.critic_learning_rate": 3e-4},
+        ),
+        # Five nats cost a quarter of the score's gain of 1
+        ("beta_too_small", DRIFTING, {"ppo.kl_coef": 0.001}, {"ppo.kl_coef": 0.05}),
+        ("beta_too_small", DRIFTING, {"ppo.kl_controller": "ziegler"}, {"ppo.kl_target": 2.0}),
+        (
+            "kl_exploding",  # at a target of 30 nats, which the controller holds, and three times as far as 6
+            {"objective/kl": towards(0.0, 30.0)},
+            {"ppo.kl_controller": "ziegler", "ppo.kl_target": 30.0},
+            {"ppo.learning_rate": 3.3e-6, "ppo.kl_target": 10.0},
+        ),
+        (
+            "kl_exploding",
+            {"objective/kl": towards(0.0, 30.0)},
+            {"ppo.kl_controller": "ziegler", "ppo.kl_target": 6.0},
+            {"ppo.learning_rate": 3.3e-6, "ppo.kl_coef": 0.15},
+        ),
+        ("groups_without_spread", {"group/constant": [0.7] * 16}, GROUPS,
+         {"ppo.constant_groups": "resample", "rollout.num_responses": 8}),
+        ("groups_without_spread", {"group/constant": [0.7] * 16}, {**GROUPS, "rollout.max_staleness": 1},
+         {"rollout.num_responses": 8}),
+    ],
+)  # fmt: skip
+def test_what_is_advised_changes_something_and_loads(
+    rule: str, metrics: dict[str, Any], settings: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """Of runs with the whole configuration that these settings give."""
+    config = config_from_settings("ppo", settings)
+    run = replace(synthetic_run(metrics=metrics), config=config.model_dump(mode="json"))
+    [found] = [each for each in diagnose(run) if each.rule == rule]
+    assert found.changes == changes
+    config_from_settings("ppo", {**settings, **found.changes})
+
+
+def test_without_a_gain_no_size_of_beta_is_advised() -> None:
+    run = synthetic_run(metrics={**DRIFTING, **ALIKE, "objective/kl_coef": 0.0}, settings={"ppo.kl_coef": 0.0})
+    [found] = [each for each in diagnose(run) if each.rule == "beta_too_small"]
+    assert (found.try_, found.changes) == ("raise ppo.kl_coef (now 0)", {})
+
+
 def record_of(settings: dict[str, Any]) -> RunRecord:
     """A run with these settings."""
     config: dict[str, dict[str, Any]] = {}

@@ -48,6 +48,9 @@ CRITIC_RATE = 10.0
 """Learning rate of a critic that fits the returns as fast as the policy changes them, as a multiple of the policy's: at
 the policy's own, the demo's ends at an explained variance of a third, at ten times that of two thirds."""
 
+WARM_UP = 5
+"""Updates that train the critic alone, as suggested."""
+
 BINDING = 0.5
 """Share of clipped values: most of the critic's gradient is cut off."""
 
@@ -205,7 +208,8 @@ def _train_critic_more(run: RunRecord) -> Iterator[Remedy]:
     if critic_of(run) == "separate":
         yield from _raise_critic_rate(run)
     else:
-        yield set_to("ppo.critic", "separate", why="for a critic with its own weights and learning rate")
+        if run.setting("ppo.value_gradient") != "head":  # which a separate critic does not have
+            yield set_to("ppo.critic", "separate", why="for a critic with its own weights and learning rate")
         yield scale("ppo.value_coef", 3.0)
         yield scale("ppo.value_head_rate", 3.0)
     yield from _warm_up(run)
@@ -231,8 +235,9 @@ def _rely_on_it_less(run: RunRecord) -> Iterator[Remedy]:
 
 
 def _warm_up(run: RunRecord) -> Iterator[Remedy]:
-    if not run.setting("ppo.value_warmup_updates"):
-        yield set_to("ppo.value_warmup_updates", 5, why="to train the critic alone first")
+    is_too_short = run.setting("ppo.num_updates") in range(1, WARM_UP + 1)  # no update would train the policy
+    if not run.setting("ppo.value_warmup_updates") and not is_too_short:
+        yield set_to("ppo.value_warmup_updates", WARM_UP, why="to train the critic alone first")
 
 
 @rule(
@@ -278,7 +283,7 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
     `ppo.value_unit=score`, or `value/mean` from `value/returns_mean`; or, with `ppo.value_loss=hl_gauss`,
     `value/outside_support` stays above 0, or the bins are wide compared with `value/returns_std`.
 
-    Try: `ppo.value_unit=returns_std`; `ppo.critic_init=policy` starts with equal values; the ends of
+    Try: `ppo.value_unit=returns_std`; `ppo.critic_init=policy` starts a separate critic with equal values; the ends of
     `ppo.value_loss={hl_gauss: …}` five standard deviations from the mean return.
 
     Threshold: Values with three times the standard deviation of the returns, at which the explained variance is −3 at
@@ -294,10 +299,7 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
         return Symptom(
             "serious",
             f"the values' standard deviation is {fmt(critic.values_std)} times that of the returns ({critic.span})",
-            (
-                set_to("ppo.critic_init", "policy", why="to start with equal values"),
-                scale("ppo.value_coef", 3.0),
-            ),
+            _tame_values(run),
         )
     if "hl_gauss" in (run.setting("ppo.value_loss") or ()):
         return _support_symptom(run, returns, critic.returns_std)
@@ -319,6 +321,12 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
         seen,
         (set_to("ppo.value_unit", "returns_std", why="to make both independent of the reward's scale"),),
     )
+
+
+def _tame_values(run: RunRecord) -> Iterator[Remedy]:
+    if critic_of(run) != "shared":  # which has no start of its own
+        yield set_to("ppo.critic_init", "policy", why="to start with equal values")
+    yield scale("ppo.value_coef", 3.0)
 
 
 OUTSIDE = 0.05

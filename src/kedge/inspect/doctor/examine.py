@@ -204,7 +204,8 @@ def _as_severe_as_consequences(findings: list[Finding]) -> list[Finding]:
 
 
 def _finding(run: RunRecord, rule: Rule, symptom: Symptom, advice: Advice) -> Finding:
-    changes = [remedy(run) for remedy in symptom.remedies]
+    suggested = [remedy(run) for remedy in symptom.remedies]
+    changes = [each for each in suggested if each.value is None or each.value != run.setting(each.field)]
     steps = [symptom.advice] if symptom.advice else []
     for each in changes:
         why = advice(each.field, each.direction)

@@ -41,6 +41,7 @@ NEGLIGIBLE = 0.05
 """Cost of the KL, relative to the gain in score, at which it has no influence. The demo pays 0.15, N+ about as much."""
 
 STRONGER_KL = scale("ppo.kl_coef", 3.0)
+LOWER_TARGET = scale("ppo.kl_target", 1 / 3)
 
 DRIFTED = 5.0
 """Nats per response from which a negligible cost matters."""
@@ -82,7 +83,7 @@ def kl_exploding(run: RunRecord, kl: Series, length: Series) -> Symptom | None:
     """Seen: `objective/kl` is high per response and per token, or far above its controller's target.
 
     Try: Lower `ppo.learning_rate` to a third if the KL jumped in the first updates; triple `ppo.kl_coef` if it crept
-    up.
+    up, or lower the `ppo.kl_target` to which a controller holds it.
 
     Threshold: Above 10 nats per response and 0.5 nats per token (short responses can be memorized within few nats), or
     above 10 nats and three times `ppo.kl_target`. Serious above 20 nats and 1 nat per token, or if score minus KL cost
@@ -102,7 +103,7 @@ def kl_exploding(run: RunRecord, kl: Series, length: Series) -> Symptom | None:
         "serious" if loss or (kl.late > TOO_FAR and per_token > TOO_FAR_PER_TOKEN) else "warning",
         f"the policy is {fmt(kl.late)} nats per response away from the reference ({kl.late_span}), {fmt(per_token)} "
         "per token" + (f"; the controller's target is {target:g} per response" if off_target else "") + loss,
-        _hold_back(kl, per_token),
+        _hold_back(run, kl, per_token),
     )
 
 
@@ -160,12 +161,15 @@ def _net_loss(run: RunRecord) -> str:
     return f"; {name} has fallen from {fmt(total.first)} to {fmt(total.late)}"
 
 
-def _hold_back(kl: Series, per_token: float) -> tuple[Remedy, Remedy]:
+def _hold_back(run: RunRecord, kl: Series, per_token: float) -> tuple[Remedy, Remedy]:
     """Smaller steps if the KL jumped, a larger β if it crept up."""
+    target = run.setting("ppo.kl_target") if _is_controlled(run) else None
+    # Far from its target a controller needs another start; near it, it would undo that.
+    stronger = STRONGER_KL if target is None or kl.late > OFF_TARGET * target else LOWER_TARGET
     if kl.values[min(len(kl) - 1, 3)] <= kl.late / 2:
-        return STRONGER_KL, SMALLER_STEPS
+        return stronger, SMALLER_STEPS
     # The ratios of an update with a single step are 1: the KL alone shows how large its steps are.
-    return smaller_rate(moved=per_token if per_token > EXTREME * TOO_FAR_PER_TOKEN else 0.0), STRONGER_KL
+    return smaller_rate(moved=per_token if per_token > EXTREME * TOO_FAR_PER_TOKEN else 0.0), stronger
 
 
 @rule(
@@ -178,7 +182,8 @@ def _hold_back(kl: Series, per_token: float) -> tuple[Remedy, Remedy]:
 def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series) -> Symptom | None:
     """Seen: `objective/kl` keeps rising, and β times the KL is negligible compared with the gain in score.
 
-    Try: Set `ppo.kl_coef` to the suggested value, at which 5 nats cost a quarter of the gain.
+    Try: Set `ppo.kl_coef` to the suggested value, at which 5 nats cost a quarter of the gain; with a KL controller,
+    lower `ppo.kl_target` to a third.
 
     Threshold: At least 5 nats per response at a cost of at most a twentieth of the gain (or of the scores' standard
     deviation, if that is larger); the demo and N+ pay about 0.15. A warning; serious above 10 nats per response and 0.5
@@ -197,9 +202,15 @@ def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series)
         "serious" if far else "warning",
         f"the KL has grown from {fmt(kl.early)} to {fmt(kl.late)} nats per response ({kl.late_span}); at β = "
         f"{beta.late:g} that costs {fmt(cost)}, while the score has gained {fmt(score.rise)}",
-        # At this β the first nats of a drift cost a quarter of the score's gain.
-        (set_to("ppo.kl_coef", float(f"{gain / DRIFTED / 4:.2g}"), "too_low"),),
+        (_charge_for_drift(run, gain),),
     )
+
+
+def _charge_for_drift(run: RunRecord, gain: float) -> Remedy:
+    if _is_controlled(run):
+        return LOWER_TARGET
+    # At this β the first nats of a drift cost a quarter of the score's gain; constant scores gain nothing.
+    return set_to("ppo.kl_coef", float(f"{gain / DRIFTED / 4:.2g}"), "too_low") if gain > 0 else STRONGER_KL
 
 
 def _is_controlled(run: RunRecord) -> bool:

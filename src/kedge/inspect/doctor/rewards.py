@@ -416,7 +416,8 @@ def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
 
 
 def _find_spread(run: RunRecord) -> Iterator[Remedy]:
-    if run.setting("ppo.constant_groups") in (None, "keep"):
+    # Sampling ahead draws an update's prompts before it knows their scores, and so does not resample.
+    if run.setting("ppo.constant_groups") in (None, "keep") and not run.setting("rollout.max_staleness"):
         yield set_to("ppo.constant_groups", "resample", why="to train on prompts with spread alone")
     yield scale("rollout.num_responses", 2.0)
 
