@@ -106,7 +106,9 @@ class RunRecord:
         return str(self.summary.get("ended") or "")
 
     def setting(self, name: str) -> Any:
-        """A setting by its dotted name; None if the run's configuration lacks it."""
+        """A setting by its dotted name, of a scheduled one the latest value; None if the configuration lacks it."""
+        if self.metrics and (scheduled := self.metrics[-1].get(f"schedule/{name}")) is not None:
+            return scheduled
         value: Any = self.config
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None

@@ -539,6 +539,70 @@ def test_what_is_advised_changes_something_and_loads(
     config_from_settings("ppo", {**settings, **found.changes})
 
 
+@pytest.mark.parametrize(
+    ("rule", "metrics", "field", "points", "changed", "text"),
+    [
+        (  # 7 % are to be clipped instead of 50 %
+            "steps_too_large", {"policy/clip_fraction": [0.5] * 16}, "ppo.learning_rate",
+            {1: 1e-3, 100: 1e-4}, {1: 1.4e-4, 100: 1.4e-5},
+            "lower schedules.ppo.learning_rate from {1: 0.001, 100: 0.0001} to {1: 0.00014, 100: 1.4e-05}",
+        ),
+        (
+            "beta_too_small", DRIFTING, "ppo.kl_coef",
+            {1: 0.001}, {1: 0.05},
+            "set schedules.ppo.kl_coef={1: 0.05}",
+        ),
+        (
+            "dead_critic", UNEXPLAINED, "ppo.gae_lambda",
+            {1: 1.0, 16: 0.9}, {1: 1.0},
+            "set schedules.ppo.gae_lambda={1: 1} as long as the critic explains so little",
+        ),
+        (  # a bonus that was there at first
+            "entropy_rising", {"policy/entropy": towards(0.2, 0.5), "objective/entropy_coef": [0.1] * 8 + [0.0] * 8},
+            "ppo.entropy_coef", {1: 0.1, 8: 0.1, 9: 0}, {1: 0.01, 8: 0.01, 9: 0},
+            "lower schedules.ppo.entropy_coef from {1: 0.1, 8: 0.1, 9: 0} to {1: 0.01, 8: 0.01, 9: 0}",
+        ),
+        (
+            "steps_too_small", {"policy/clip_fraction": 0.0, "policy/approx_kl": 0.0, "objective/kl": 0.0,
+                                "reward/score_mean": 1.0}, "ppo.num_epochs",
+            {1: 2, 16: 4}, {},
+            "raise ppo.num_epochs (now 4)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_schedule_is_changed_where_a_field_has_one(
+    rule: str,
+    metrics: dict[str, Any],
+    field: str,
+    points: dict[int, float],
+    changed: dict[int, float],
+    text: str,
+) -> None:
+    settings = {"schedules": {field: points}}
+    config = config_from_settings("ppo", settings)
+    run = synthetic_run(metrics={**metrics, f"schedule/{field}": [points[max(points)]] * 16})
+    run = replace(run, config=config.model_dump(mode="json"))
+    [found] = [each for each in diagnose(run, advice=lambda of, way: "why" * (of == field)) if each.rule == rule]
+    assert text in found.try_
+    assert "why" in found.try_ or rule == "dead_critic"
+    assert field not in found.changes
+    loaded = config_from_settings("ppo", {**settings, **found.changes})
+    assert loaded.schedules == {field: changed or points}
+
+
+def test_the_entropy_at_a_scheduled_temperature_is_not_judged() -> None:
+    scheduled = {"schedules": {"rollout.temperature": {"1": 1.2, "16": 0.6}}}
+    for rule, entropy, updates in (
+        ("entropy_collapse", towards(2.0, 0.1), 16),
+        ("entropy_collapse", [2.0, 0.001], 2),
+        ("entropy_rising", towards(0.2, 0.5), 16),
+    ):
+        assert rule in [each.rule for each in diagnose(synthetic_run(updates, {"policy/entropy": entropy}))]
+        found = examine(synthetic_run(updates, {"policy/entropy": entropy}, settings=scheduled))
+        assert rule not in [each.rule for each in found.findings]
+        assert rule in [gap.rule for gap in found.gaps if gap.reason]
+
+
 def test_without_a_gain_no_size_of_beta_is_advised() -> None:
     run = synthetic_run(metrics={**DRIFTING, **ALIKE, "objective/kl_coef": 0.0}, settings={"ppo.kl_coef": 0.0})
     [found] = [each for each in diagnose(run) if each.rule == "beta_too_small"]

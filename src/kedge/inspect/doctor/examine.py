@@ -23,7 +23,18 @@ from kedge.inspect.doctor import (
     steps,
     supervised,
 )
-from kedge.inspect.doctor.rule import DOCS, Advice, Finding, Gap, Rule, Severity, Symptom, no_advice, severity_rank
+from kedge.inspect.doctor.rule import (
+    DOCS,
+    SCHEDULES,
+    Advice,
+    Finding,
+    Gap,
+    Rule,
+    Severity,
+    Symptom,
+    no_advice,
+    severity_rank,
+)
 from kedge.inspect.look import look_of
 from kedge.inspect.record import RunRecord
 from kedge.system.stage import stages
@@ -207,15 +218,16 @@ def _finding(run: RunRecord, rule: Rule, symptom: Symptom, advice: Advice) -> Fi
     suggested = [remedy(run) for remedy in symptom.remedies]
     changes = [each for each in suggested if each.value is None or each.value != run.setting(each.field)]
     steps = [symptom.advice] if symptom.advice else []
-    for each in changes:
-        why = advice(each.field, each.direction)
+    fields = [each.field.removeprefix(SCHEDULES) for each in changes]
+    for each, field in zip(changes, fields, strict=True):
+        why = advice(field, each.direction)
         steps.append(f"{each.text} (if {each.direction.replace('_', ' ')}: {why})" if why else each.text)
     return Finding(
         rule.name,
         symptom.severity,
         symptom.seen,
         rule.means,
-        changes[0].field if changes else "",
+        fields[0] if fields else "",
         changes[0].direction if changes else "switch",
         "; ".join(steps),
         f"{DOCS}#{rule.name}",

@@ -318,11 +318,17 @@ def _explore_more(run: RunRecord) -> Iterator[Remedy]:
     yield set_to("ppo.entropy_coef", 0.001, why="as an exploration bonus")
 
 
+def _sampled_hotter_or_colder(run: RunRecord) -> str:
+    """Why the entropy of the first updates and of later ones cannot be compared; empty if they can."""
+    scheduled = "rollout.temperature" in (run.setting("schedules") or ())
+    return "policy/entropy follows rollout.temperature, which is scheduled" if scheduled else ""
+
+
 def _collapse_at_once(run: RunRecord) -> Symptom | None:
     """An entropy that the first updates have destroyed."""
     nats = read(run, "policy/entropy", at_least=2)
     length = read(run, "response/length", at_least=2)
-    if nats is None or length is None:
+    if nats is None or length is None or _sampled_hotter_or_colder(run):
         return None
     entropy = _of_responses(nats, length)
     if entropy is None:
@@ -344,6 +350,7 @@ def _collapse_at_once(run: RunRecord) -> Symptom | None:
     early=_collapse_at_once,
     updates=MIN_TREND,
     of_reward=True,
+    lacks=_sampled_hotter_or_colder,
 )
 def entropy_collapse(run: RunRecord, nats: Series, length: Series) -> Symptom | None:
     """Seen: A response's entropy falls to a fraction of its initial value.
@@ -352,10 +359,11 @@ def entropy_collapse(run: RunRecord, nats: Series, length: Series) -> Symptom | 
     triple it; `ppo.clip_range_high=0.28`, if PPO's clip of single tokens is narrower.
 
     Threshold: A fifth of its start; or half of it and below log 3 nats, three likely responses per prompt. A warning;
-    serious below a tenth, or at a fifth and below log 3. Runs that learn well fall to about a third.
+    serious below a tenth, or at a fifth and below log 3. Runs that learn well fall to about a third. Not with a
+    scheduled `rollout.temperature`, which the entropy follows.
     """
     entropy = _of_responses(nats, length)
-    if entropy is None or entropy.early < TWO_RESPONSES:
+    if entropy is None or entropy.early < TWO_RESPONSES or _sampled_hotter_or_colder(run):
         return None
     left = entropy.late / entropy.early
     few = entropy.late < THREE_RESPONSES
@@ -381,12 +389,21 @@ def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:
         yield set_to("ppo.clip_range_high", CLIP_HIGHER, "too_low")
 
 
+def _has_bonus(run: RunRecord) -> bool:
+    """True if the run rewards entropy, in any update of a schedule."""
+    coefficient = read(run, "objective/entropy_coef", at_least=1)
+    largest = max(coefficient.values) if coefficient else run.setting("ppo.entropy_coef") or 0
+    return largest > 0 or run.setting("ppo.entropy_target") is not None
+
+
 @rule(
     "The policy is becoming more random and its text is turning into noise: the entropy bonus is too large, or the "
     "steps destroy what the policy had learned.",
     needs=("policy/entropy",),
+    also=("objective/entropy_coef",),
     updates=MIN_LEVEL,
     of_reward=True,
+    lacks=_sampled_hotter_or_colder,
 )
 def entropy_rising(run: RunRecord, entropy: Series) -> Symptom | None:
     """Seen: `policy/entropy` rises.
@@ -394,17 +411,17 @@ def entropy_rising(run: RunRecord, entropy: Series) -> Symptom | None:
     Try: Lower `ppo.entropy_coef` to a tenth; without a bonus, lower `ppo.learning_rate` to a third.
 
     Threshold: 30 % and 0.1 nats per token above the start; healthy runs stay below 10 %. A warning; serious if the
-    entropy doubles under an entropy bonus.
+    entropy doubles under an entropy bonus. Not with a scheduled `rollout.temperature`, which the entropy follows.
     """
     # A bonus that is far too large acts within the first three updates.
     start = min(entropy.first, entropy.early)
-    if start <= 0:
+    if start <= 0 or _sampled_hotter_or_colder(run):
         return None
     factor = entropy.late / start
     significant = len(entropy) < MIN_TREND or rose(entropy) or factor >= DOUBLED
     if factor < RISEN or entropy.late - start < RISEN_NATS or not significant:
         return None
-    bonus = (run.setting("ppo.entropy_coef") or 0) > 0 or run.setting("ppo.entropy_target") is not None
+    bonus = _has_bonus(run)
     return Symptom(
         "serious" if bonus and factor >= DOUBLED else "warning",
         f"entropy rises from {fmt(start)} to {fmt(entropy.late)} nats per token ({entropy.late_span})"

@@ -16,6 +16,7 @@ from kedge.system.texts import printable
 
 __all__ = [
     "DOCS",
+    "SCHEDULES",
     "SMALLER_STEPS",
     "TRAINED",
     "WHY_MISSING",
@@ -86,7 +87,7 @@ class Change:
     """One change to the configuration.
 
     Attributes:
-        field: The field, by its dotted name.
+        field: The field, by its dotted name, or its entry in `schedules`.
         direction: Whether it is too high or too low.
         text: The instruction: `lower ppo.learning_rate from 0.0003 to 0.0001`.
         value: The new value; None if none can be suggested.
@@ -263,6 +264,9 @@ def no_advice(field: str, direction: Direction) -> str:
 LARGEST_SHARE = 0.5
 """Most that a share of the rows or steps is raised to."""
 
+SCHEDULES = "schedules."
+"""What the name of a scheduled field has before it where it is set."""
+
 VERBS: dict[Direction, str] = {"too_high": "lower", "too_low": "raise", "switch": "change"}
 
 
@@ -276,11 +280,34 @@ def scale(field: str, factor: float) -> Remedy:
     direction: Direction = "too_high" if factor < 1 else "too_low"
 
     def change(run: RunRecord) -> Change:
+        if points := _schedule(run, field):
+            return _rescheduled(run, field, points, factor, direction)
         present = run.setting(field)
         value = _allowed(run, field, _scaled(present, factor)) if _is_number(present) and present != 0 else present
         return (adjust(field, direction) if value == present else set_to(field, value, direction))(run)
 
     return change
+
+
+def _schedule(run: RunRecord, field: str) -> Mapping[Any, float]:
+    """The values of a scheduled field, by update; empty for one that is constant."""
+    schedules = run.setting("schedules")
+    return schedules.get(field) or {} if isinstance(schedules, Mapping) else {}
+
+
+WHOLE = ("ppo.num_epochs", "rollout.max_new_tokens")
+"""Scheduled fields without a suggestion: a factor of a whole number is none, and the second has a limit of its own."""
+
+
+def _rescheduled(
+    run: RunRecord, field: str, points: Mapping[Any, float], factor: float, direction: Direction
+) -> Change:
+    """Multiply a scheduled field by a factor, in all updates."""
+    values = {update: float(f"{value * factor:.2g}") for update, value in points.items()}
+    if field in WHOLE or values == points:
+        return adjust(field, direction)(run)
+    text = f"{VERBS[direction]} {SCHEDULES}{field} from {_written(points)} to {_written(values)}"
+    return Change(f"{SCHEDULES}{field}", direction, text, values)
 
 
 def _allowed(run: RunRecord, field: str, value: float) -> float:
@@ -307,6 +334,9 @@ def set_to(field: str, value: Any, direction: Direction = "switch", why: str = "
     """
 
     def change(run: RunRecord) -> Change:
+        if _schedule(run, field):
+            text = f"set {SCHEDULES}{field}={{1: {_written(value)}}} {why}".rstrip()
+            return Change(f"{SCHEDULES}{field}", direction, text, {1: value})
         present = run.setting(field)
         if direction != "switch" and _is_number(present) and (value < present) == (direction == "too_high"):
             text = f"{VERBS[direction]} {field} from {_written(present)} to {_written(value)}"
@@ -343,6 +373,6 @@ def _scaled(present: float, factor: float) -> float:
 
 
 def _written(value: Any) -> str:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return f"{{{', '.join(f'{name}: {_written(each)}' for name, each in value.items())}}}"
     return f"{value:g}" if isinstance(value, float) else str(value)
