@@ -476,6 +476,7 @@ DRIFTING = {
 }
 UNEXPLAINED = {"value/explained_variance": [0.0] * 16}
 TOO_WIDE = {"value/std": [5.0] * 16, "value/returns_std": [1.0] * 16}
+RANDOM = {"policy/entropy": [0.2] * 4 + [0.5] * 12}
 GROUPS = {"ppo.advantage": "rloo", "rollout.num_responses": 4, "ppo.kl_in": "loss"}
 
 
@@ -521,6 +522,14 @@ GROUPS = {"ppo.advantage": "rloo", "rollout.num_responses": 4, "ppo.kl_in": "los
             {"objective/kl": towards(0.0, 30.0)},
             {"ppo.kl_controller": "ziegler", "ppo.kl_target": 6.0},
             {"ppo.learning_rate": 3.3e-6, "ppo.kl_coef": 0.15},
+        ),
+        ("entropy_rising", RANDOM, {"ppo.entropy_target": 0.5}, {"ppo.entropy_target": 0.2}),
+        ("entropy_rising", RANDOM, {"ppo.entropy_target": 0.1}, {"ppo.learning_rate": 3.3e-6}),
+        (
+            "entropy_collapse",
+            {"policy/entropy": [0.4] * 4 + [0.01] * 12},
+            {"ppo.entropy_target": 0.4},
+            {"ppo.learning_rate": 3.3e-6, "ppo.clip_range_high": 0.28},
         ),
         ("groups_without_spread", {"group/constant": [0.7] * 16}, GROUPS,
          {"ppo.constant_groups": "resample", "rollout.num_responses": 8}),

@@ -379,10 +379,8 @@ def entropy_collapse(run: RunRecord, nats: Series, length: Series) -> Symptom | 
 
 def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:
     yield scale("ppo.learning_rate", 0.1 if left < NOTHING else 1 / 3)
-    if run.setting("ppo.entropy_coef"):
-        yield scale("ppo.entropy_coef", 3.0)
-    else:
-        yield set_to("ppo.entropy_coef", 0.001, "too_low")
+    if run.setting("ppo.entropy_target") is None:  # whose controller would undo it
+        yield _raise_bonus(run)
     clips_tokens = run.setting("ppo.policy_loss") in (None, "clipped") and not clips_sequences(run)
     clip_range = run.setting("ppo.clip_range") or 0.0
     if clips_tokens and run.setting("ppo.clip_range_high") is None and clip_range < CLIP_HIGHER:
@@ -394,6 +392,19 @@ def _has_bonus(run: RunRecord) -> bool:
     coefficient = read(run, "objective/entropy_coef", at_least=1)
     largest = max(coefficient.values) if coefficient else run.setting("ppo.entropy_coef") or 0
     return largest > 0 or run.setting("ppo.entropy_target") is not None
+
+
+def _raise_bonus(run: RunRecord) -> Remedy:
+    has_one = run.setting("ppo.entropy_coef")
+    return scale("ppo.entropy_coef", 3.0) if has_one else set_to("ppo.entropy_coef", 0.001, "too_low")
+
+
+def _lower_bonus(run: RunRecord, start: float) -> Remedy:
+    """A controller's target, if that is what the entropy rises to."""
+    target = run.setting("ppo.entropy_target")
+    if target is None:
+        return scale("ppo.entropy_coef", 0.1)
+    return set_to("ppo.entropy_target", float(f"{start:.2g}"), "too_high") if target > start else SMALLER_STEPS
 
 
 @rule(
@@ -408,7 +419,8 @@ def _has_bonus(run: RunRecord) -> bool:
 def entropy_rising(run: RunRecord, entropy: Series) -> Symptom | None:
     """Seen: `policy/entropy` rises.
 
-    Try: Lower `ppo.entropy_coef` to a tenth; without a bonus, lower `ppo.learning_rate` to a third.
+    Try: Lower `ppo.entropy_coef` to a tenth, or a higher `ppo.entropy_target` to the start; without a bonus, lower
+    `ppo.learning_rate` to a third.
 
     Threshold: 30 % and 0.1 nats per token above the start; healthy runs stay below 10 %. A warning; serious if the
     entropy doubles under an entropy bonus. Not with a scheduled `rollout.temperature`, which the entropy follows.
@@ -426,5 +438,5 @@ def entropy_rising(run: RunRecord, entropy: Series) -> Symptom | None:
         "serious" if bonus and factor >= DOUBLED else "warning",
         f"entropy rises from {fmt(start)} to {fmt(entropy.late)} nats per token ({entropy.late_span})"
         + ("" if bonus else " without an entropy bonus"),
-        (scale("ppo.entropy_coef", 0.1) if bonus else SMALLER_STEPS,),
+        (_lower_bonus(run, start) if bonus else SMALLER_STEPS,),
     )
