@@ -21,7 +21,14 @@ from kedge.errors import ConfigError
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.stages.critic import run_critic
 from kedge.stages.planning.devices import find_device
-from kedge.stages.planning.plan import _alternatives, as_on, count_stage, plan_machine, rlhf_stages
+from kedge.stages.planning.plan import (
+    _alternatives,
+    as_on,
+    count_stage,
+    plan_machine,
+    proposals,
+    rlhf_stages,
+)
 from kedge.stages.planning.report import MachinePlan, Phase
 from kedge.stages.planning.rows import Lengths, quantiles
 from kedge.stages.ppo import run_ppo
@@ -383,3 +390,15 @@ def test_models_whose_attention_is_not_packed_are_planned(name: str, tmp_path: P
     config = load_config(None, (), {"model": str(tmp_path), "runtime.device": "cpu", **settings}, None, stage="ppo")
     plan = count_stage(config, "ppo", lengths=Lengths((16,))).plan()
     assert [phase.name for phase in plan.phases] == ["rollout", "experience", "train", "step"]
+
+
+def test_a_trained_critic_is_planned_although_its_kind_is_not_named(tmp_path: Path) -> None:
+    """It is a separate model if no value head is saved with it, as of a policy."""
+    config = ppo_config(tmp_path, **{"ppo.critic_init": str(tmp_path / "policy")})
+    found = count_stage(config, "ppo")
+    named = count_stage(with_values(config, {"ppo.critic": "separate"}), "ppo")
+    assert list(found.of_roles("parameters")) == ["policy", "critic", "reference"]
+    assert found.plan().peak.bytes == named.plan().peak.bytes
+    assert {"ppo.critic": "shared"} in [*_alternatives(found, find_device("h100"))]
+    others = [changes for changes, _ in proposals(found, find_device("h100"))]
+    assert "ppo.critic=shared" not in others  # a run would refuse it

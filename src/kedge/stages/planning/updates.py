@@ -24,6 +24,7 @@ from kedge.stages.critic.sampling import as_first_update
 from kedge.stages.planning.counting import Figures, Phases, extrapolated
 from kedge.stages.planning.hollow import Blueprint, Models, blueprints_of
 from kedge.stages.planning.rows import Lengths, Rows, quantiles
+from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.ranks import ALONE
 from kedge.system.stage import find_stage
@@ -430,6 +431,7 @@ _WORK: Mapping[str, Work] = {
         _ppo,
         lambda subject: subject.config.ppo.num_updates,
         unit="update",
+        config=with_saved_critic,
         group=lambda config: config.rollout.num_responses,
         optimizer_steps=lambda config: config.ppo.num_epochs * config.ppo.num_minibatches,
     ),
