@@ -382,6 +382,14 @@ def test_a_chain_is_planned_stage_by_stage_with_its_critic() -> None:
     assert stages[3][1].ppo.resolved_critic == "shared"
 
 
+@pytest.mark.parametrize("source", ["r.py:score", "m"], ids=["function", "the trained model's start"])
+def test_a_chain_is_planned_with_its_reward_model_and_further_rewards(source: str) -> None:
+    config = load_config(None, (), {"model": "m", "reward": [source]}, None, stage="rlhf")
+    [*_, (name, ppo)] = rlhf_stages(config)
+    assert name == "ppo"
+    assert [(term.source, term.name) for term in ppo.reward] == [("m", "trained"), (source, None)]
+
+
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "bloom", "falcon", "mistral", "gemma3_text", "mixtral", "jamba"])
 def test_models_whose_attention_is_not_packed_are_planned(name: str, tmp_path: Path) -> None:
     """Rows are longer than the windows of those that have one."""

@@ -183,13 +183,13 @@ def as_on(device: Device, config: Config) -> Config:
 
 def rlhf_stages(config: Config) -> Iterator[tuple[str, Config]]:
     """The stages of a round with their configurations; each model has the shape of the one that it starts from."""
-    scored = config if config.reward else with_values(config, {"reward": [config.reward_model.base or config.model]})
+    trained = {"source": config.reward_model.base or config.model, "name": "trained"}
+    scored = with_values(config, {"reward": [trained, *(term.model_dump() for term in config.reward)]})
     yield "sft", config
     yield "reward", config
     if config.rlhf.train_critic:
         yield "critic", scored
-        trained = {"ppo.critic": config.critic.kind, "ppo.critic_init": config.critic.base}
-        scored = with_values(scored, trained)
+        scored = with_values(scored, {"ppo.critic": config.critic.kind, "ppo.critic_init": config.critic.base})
     yield "ppo", scored
 
 
