@@ -76,3 +76,9 @@ def test_a_mistake_is_one_line(overrides: str, message: str) -> None:
 def test_without_schedules_nothing_is_copied() -> None:
     config = Config()
     assert config_at(config, 7) is config
+
+
+def test_the_optimizer_steps_of_a_run_follow_a_schedule_of_its_epochs() -> None:
+    """4, 3 and 2 epochs in the first three of five updates, and 2 in the others: 13 of 2 minibatches each."""
+    fields = ["schedules.ppo.num_epochs={1: 4, 3: 2}", "ppo.num_updates=5", "ppo.num_minibatches=2"]
+    assert ", 26 optimizer steps." in schedule_in_words(load_config(overrides=fields))

@@ -14,6 +14,8 @@ from kedge.cli.stages import time_dry_run
 from kedge.config import Config, config_from_settings
 from kedge.errors import ConfigError, RewardError
 from kedge.stages.dry_run import Phase, dry_run
+from kedge.stages.ppo.trainer import Trainer
+from kedge.training.update import UpdateResult
 from tests.tiny import save_tiny_policy
 
 ROW = '{"prompt": "Deck %s:", "completion": " sea", "chosen": " sea", "rejected": " rope"}\n'
@@ -100,3 +102,23 @@ def test_a_mistake_is_found_as_by_the_stage_itself(place: Path) -> None:
         dry_run(config("ppo", place, reward=f"{place / 'f.py'}:cuont"), "ppo")
     with pytest.raises(ConfigError, match="--dry-run starts a new run"):
         time_dry_run(Config(), "ppo", "auto")
+
+
+def test_a_schedule_of_the_epochs_is_timed_in_one_and_counted_in_all(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4, 3 and 2 epochs in three updates of 4 responses read 36 rows; a trial makes one step."""
+    monkeypatch.chdir(tmp_path)
+    steps = list[int]()
+    improve = Trainer.improve
+
+    def noting(trainer: Trainer, *arguments: Any, **options: Any) -> UpdateResult:
+        result = improve(trainer, *arguments, **options)
+        steps.append(result.num_steps)
+        return result
+
+    monkeypatch.setattr(Trainer, "improve", noting)
+    schedules = {"ppo.num_epochs": {1: 4, 3: 2}}
+    found = dry_run(config("ppo", place, reward=f"{place / 'f.py'}:count", schedules=schedules), "ppo")
+    assert steps == [1, 1]
+    assert {phase.name: phase.total_rows for phase in found.phases}["ppo: train"] == 36

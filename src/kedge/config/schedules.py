@@ -11,7 +11,7 @@ from kedge.config.schema.root import Config
 from kedge.config.schema.section import word
 from kedge.errors import ConfigError
 
-__all__ = ["SCHEDULABLE", "check_schedules", "config_at", "scheduled_values"]
+__all__ = ["SCHEDULABLE", "check_schedules", "config_at", "count_epochs", "scheduled_values"]
 
 SCHEDULABLE = (
     "optimization.max_grad_norm",
@@ -51,6 +51,14 @@ def scheduled_values(config: Config, update: int) -> dict[str, float]:
 def config_at(config: Config, update: int) -> Config:
     """The configuration of an update, with the scheduled fields at their values for that update."""
     return _with(config, scheduled_values(config, update)) if config.schedules else config
+
+
+def count_epochs(config: Config, num_updates: int) -> int:
+    """The epochs, `ppo.num_epochs` each, of the first updates of a run."""
+    points = config.schedules.get("ppo.num_epochs")
+    if points is None:
+        return num_updates * config.ppo.num_epochs
+    return sum(round(_interpolated(points, update)) for update in range(1, num_updates + 1))
 
 
 def check_schedules(config: Config) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from kedge.config import Config, schedule_in_words, with_values
+from kedge.config import Config, count_epochs, schedule_in_words, with_values
 from kedge.data import Prompt, PromptStream
 from kedge.logs.progress import format_duration, format_figure, say
 from kedge.logs.table import Cell, print_table
@@ -180,7 +180,8 @@ def _critic(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
 
 def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     num_prompts = min(_num_prompts(config, config.rollout.num_responses), config.rollout.num_prompts)
-    trial = with_values(config, {"rollout.num_prompts": num_prompts, "ppo.num_minibatches": 1, "ppo.num_epochs": 1})
+    schedules = {**config.schedules, "ppo.num_epochs": {1: 1}}
+    trial = with_values(config, {"rollout.num_prompts": num_prompts, "ppo.num_minibatches": 1, "schedules": schedules})
     roles = load_roles(trial, run, **given)
     run.data.say()
     say(schedule_in_words(config, len(roles.prompts)))
@@ -201,7 +202,12 @@ def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
             seconds = clock.metrics(num_tokens=batch.num_tokens)
     done = num_prompts * config.rollout.num_responses
     total = config.ppo.num_updates * config.responses_per_update
-    times = {"rollout": 1, "reward": 1, "experience": 1, "train": config.ppo.num_epochs}
+    times = {
+        "rollout": 1,
+        "reward": 1,
+        "experience": 1,
+        "train": count_epochs(config, config.ppo.num_updates) / config.ppo.num_updates,
+    }
     return [Phase(f"ppo: {name}", seconds[f"time/{name}"], done, total * each) for name, each in times.items()]
 
 

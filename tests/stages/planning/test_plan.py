@@ -410,3 +410,14 @@ def test_a_trained_critic_is_planned_although_its_kind_is_not_named(tmp_path: Pa
     assert {"ppo.critic": "shared"} in [*_alternatives(found, find_device("h100"))]
     others = [changes for changes, _ in proposals(found, find_device("h100"))]
     assert "ppo.critic=shared" not in others  # a run would refuse it
+
+
+def test_a_schedule_of_the_epochs_is_planned_with_their_mean(tmp_path: Path) -> None:
+    """4, 3 and 2 epochs in three updates take as long as 3 in each."""
+    config, speed = ppo_config(tmp_path, **{"ppo.num_updates": 3, "ppo.num_epochs": 3}), find_device("h100").speed
+    scheduled = with_values(config, {"ppo.num_epochs": 1, "schedules": {"ppo.num_epochs": {1: 4, 3: 2}}})
+    seconds = [
+        {phase.name: phase.seconds for phase in count_stage(each, "ppo", accelerator=True).plan(speed).phases}
+        for each in (config, scheduled)
+    ]
+    assert seconds[1] == pytest.approx(seconds[0])

@@ -1,5 +1,6 @@
 """The schedule of a run in plain English."""
 
+from kedge.config.schedules import count_epochs
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import word
 
@@ -77,7 +78,7 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
         f"The run makes {_count(updates, 'update')}: {_count(updates * config.responses_per_update, 'response')}"
         f"{' to train on' if resamples else ''}, "
         f"at most {_count(updates * config.responses_per_update * config.rollout.max_new_tokens, 'new token')}, "
-        f"{_count(updates * loop.num_epochs * loop.num_minibatches, 'optimizer step')}"
+        f"{_count(count_epochs(config, updates) * loop.num_minibatches, 'optimizer step')}"
         f"{'; more responses are sampled in the additional rounds' if resamples else ''}.",
     ]
     if extra := _critic_steps(config, updates):
@@ -120,7 +121,7 @@ def _reach(config: Config) -> list[str]:
 def _critic_steps(config: Config, num_updates: int) -> int:
     """The optimizer steps of the critic's own passes."""
     loop = config.ppo
-    return num_updates * loop.num_epochs * loop.num_minibatches * (config.ppo.num_critic_epochs - 1)
+    return count_epochs(config, num_updates) * loop.num_minibatches * (loop.num_critic_epochs - 1)
 
 
 def _critic_cost(config: Config) -> str:
@@ -146,7 +147,7 @@ def _critic_cost(config: Config) -> str:
 
 def _warmup(config: Config, warmup: int) -> str:
     until, others = config.ppo.value_warmup_until, _count(config.ppo.num_policy_updates, "update")
-    steps = warmup * config.ppo.num_epochs * config.ppo.num_minibatches + _critic_steps(config, warmup)
+    steps = count_epochs(config, warmup) * config.ppo.num_minibatches + _critic_steps(config, warmup)
     first = f"{_count(warmup, 'update')} ({_count(steps, 'optimizer step')})"
     if until is None:
         return (

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from kedge.config import Config, with_values
+from kedge.config import Config, count_epochs, with_values
 from kedge.data import EncodedExample
 from kedge.models import ActorCritic, LanguageModel, Precision, ScalarModel, TokenRows, autocast
 from kedge.models.live_bytes import Hollow, LiveBytes
@@ -56,7 +56,7 @@ class Work:
         critic_field: The setting with the critic's kind.
         config: The configuration that an update is made with.
         group: Consecutive rows with the same prompt, which is read once for all of them.
-        optimizer_steps: In an update.
+        optimizer_steps: In an update, on average.
     """
 
     make: Callable[[Subject, Models, Phases], None]
@@ -67,7 +67,7 @@ class Work:
     critic_field: str = "ppo.critic"
     config: Callable[[Config], Config] = lambda config: config
     group: Callable[[Config], int] = lambda config: 1
-    optimizer_steps: Callable[[Config], int] = lambda config: 1
+    optimizer_steps: Callable[[Config], float] = lambda config: 1
 
 
 @dataclass(frozen=True)
@@ -245,12 +245,15 @@ def _ppo(subject: Subject, models: Models, phases: Phases) -> None:
     )
     reference = models.reference() if loop.needs_reference else None
     rows, minibatches = _trial_rows(subject.rows, loop.num_minibatches)
-    trial = with_values(config, {"ppo.num_epochs": 1, "ppo.num_minibatches": minibatches})
+    trial = with_values(
+        config, {"schedules": {**config.schedules, "ppo.num_epochs": {1: 1}}, "ppo.num_minibatches": minibatches}
+    )
     trainer = _trainer(subject, trial, actor_critic, reference, optimizer)
     passes = subject.rows.tokens / rows.tokens
+    epochs = _mean_epochs(config)
     trainer.begin(trial.ppo.value_warmup_updates + 1)
     trained = filter(None, (actor_critic.policy, actor_critic.critic))
-    with phases.stepping(*trained, times=loop.num_epochs * loop.num_minibatches / minibatches):
+    with phases.stepping(*trained, times=epochs * loop.num_minibatches / minibatches):
         for weight in actor_critic.parameters():  # moments, as after an earlier update
             weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
         optimizer.step()
@@ -259,9 +262,14 @@ def _ppo(subject: Subject, models: Models, phases: Phases) -> None:
         scored = _sampled(subject, models, phases, trainer, rows)
         phases.start("experience", "policy", times=passes)
         experience = trainer.estimate(scored)
-        phases.start("train", "policy", times=loop.num_epochs * passes)
+        phases.start("train", "policy", times=epochs * passes)
         trainer.improve(experience)
         phases.end()
+
+
+def _mean_epochs(config: Config) -> float:
+    """Epochs of an update, on average over the run."""
+    return count_epochs(config, config.ppo.num_updates) / config.ppo.num_updates
 
 
 def _trial_rows(rows: Rows, minibatches: int) -> tuple[Rows, int]:
@@ -433,6 +441,6 @@ _WORK: Mapping[str, Work] = {
         unit="update",
         config=with_saved_critic,
         group=lambda config: config.rollout.num_responses,
-        optimizer_steps=lambda config: config.ppo.num_epochs * config.ppo.num_minibatches,
+        optimizer_steps=lambda config: _mean_epochs(config) * config.ppo.num_minibatches,
     ),
 }
