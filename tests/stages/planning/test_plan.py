@@ -37,7 +37,7 @@ from kedge.stages.ppo.trainer import Trainer
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from tests.models.registry.builder import save_policy_folder, tiny_config
-from tests.tiny import save_tiny_policy
+from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 GIB = 2**30
 
@@ -421,3 +421,23 @@ def test_a_schedule_of_the_epochs_is_planned_with_their_mean(tmp_path: Path) -> 
         for each in (config, scheduled)
     ]
     assert seconds[1] == pytest.approx(seconds[0])
+
+
+def test_frozen_weights_in_the_hosts_memory_are_on_a_gpu_for_their_passes_alone(tmp_path: Path) -> None:
+    h100 = find_device("h100")
+    plain = ppo_config(tmp_path, reward=[{"source": str(save_tiny_reward_model(tmp_path / "reward")), "name": "liked"}])
+    found = count_stage(plain, "ppo", accelerator=True)
+    moved = count_stage(with_values(plain, {"runtime.offload": ["frozen"]}), "ppo", accelerator=True)
+    before, after = ({phase.name: phase for phase in each.plan(h100.speed).phases} for each in (found, moved))
+    sizes = {role: size for (kind, role), size in before["train"].held.items() if kind == "weights"}
+    assert sizes.keys() == {"policy", "reference", "reward: liked"}
+    for name, also in (("rollout", None), ("reward", "reward: liked"), ("experience", "reference"), ("train", None)):
+        held = {role: size for (kind, role), size in after[name].held.items() if kind == "weights" and size}
+        assert held == {role: sizes[role] for role in ("policy", also) if role is not None}
+    for name, role in (("reward", "reward: liked"), ("experience", "reference")):
+        took = [phase.seconds for phase in (before[name], after[name])]
+        assert took[0] is not None
+        assert took[1] == pytest.approx(took[0] + sizes[role] / 20e9)
+    others = dict(proposals(found, h100, h100.speed))
+    assert others["runtime.offload=['frozen']"].peak.bytes == moved.plan().peak.bytes < found.plan().peak.bytes
+    assert {"runtime.offload": ["frozen"]} not in [*_alternatives(found, find_device("m3-64"))]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -148,7 +149,7 @@ class Models:
         blueprints: Of each role.
         layers: Blocks of each role.
         counter: Counts their memory.
-        sizes: `parameters` and `trained` of the roles; see `Figures`.
+        sizes: `parameters`, `trained` and `resting` of the roles; see `Figures`.
         kept: All models; a run holds them until it finishes.
     """
 
@@ -222,10 +223,15 @@ class Models:
         if fixed or shared:
             model.requires_grad_(False)
         base_is_held |= shared
+        shares: list[tuple[torch.Tensor, float]] = []
         for name, weight in [*model.named_parameters(), *model.named_buffers()]:
             share = NF4 if dtype == "nf4" and name.endswith(".packed") else 1.0
-            held = 0.0 if base_is_held and not weight.requires_grad else share
-            self.counter.hold([weight], ("weights", role), share=held)
+            shares.append((weight, 0.0 if base_is_held and not weight.requires_grad else share))
+        self._hold(role, shares)
+        if frozen and not base_is_held and "frozen" in self.config.runtime.offload:
+            self.sizes["resting", role] = sum(share * weight.nbytes for weight, share in shares)
+            self._hold(role, [(weight, 0.0) for weight, _ in shares])
+            model.host = lambda: self._on_device(role, shares)
         trained = [each for each in model.parameters() if each.requires_grad]
         self.sizes["trained", role] = float(sum(each.nbytes for each in trained))
 
@@ -236,6 +242,20 @@ class Models:
         for weight in trained:
             weight.register_post_accumulate_grad_hook(note)
         return model
+
+    def _hold(self, role: str, shares: Sequence[tuple[torch.Tensor, float]]) -> None:
+        """Count a role's weights, each by a share of its size."""
+        for weight, share in shares:
+            self.counter.hold([weight], ("weights", role), share=share)
+
+    @contextmanager
+    def _on_device(self, role: str, shares: Sequence[tuple[torch.Tensor, float]]) -> Iterator[None]:
+        """Count weights within this context alone, as of `HostWeights`."""
+        self._hold(role, shares)
+        try:
+            yield
+        finally:
+            self._hold(role, [(weight, 0.0) for weight, _ in shares])
 
     def _shares(self, role: str) -> bool:
         """A role before it has loaded the base of its adapter."""

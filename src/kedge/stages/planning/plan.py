@@ -98,6 +98,9 @@ class Counted:
         seconds = speed.seconds(work)
         if name == "step" and moves:
             seconds += 2 * state / HOST_BANDWIDTH * self.subject.work.optimizer_steps(config)
+        for role, size in self.of_roles("resting").items():
+            if name == ("experience" if role == "reference" else "reward"):
+                seconds += size / HOST_BANDWIDTH
         return Phase(name, held, seconds)
 
 
@@ -200,7 +203,8 @@ def proposals(counted: Counted, device: Device, speed: Speed | None = None) -> I
         try:
             config = with_values(subject.config, changes)
             other = counted
-            if not changes.keys() <= {"optimization.optimizer", "runtime.offload"}:
+            moves_models = "frozen" in {*config.runtime.offload} ^ {*subject.config.runtime.offload}
+            if moves_models or not changes.keys() <= {"optimization.optimizer", "runtime.offload"}:
                 accelerator = None if device.is_this else device.accelerator
                 other = count_stage(config, subject.stage, accelerator=accelerator, lengths=subject.lengths)
         except KedgeError:  # the change does not go with the other settings
@@ -226,6 +230,8 @@ def _alternatives(counted: Counted, device: Device) -> Iterator[dict[str, Any]]:
     if len(counted.of_roles("parameters")) > 1:
         small = ["int8"] if all(each.saved_bf16 for each in subject.blueprints.values()) else ["bf16", "int8"]
         yield from ({"runtime.frozen_dtype": dtype} for dtype in small if runtime.frozen_dtype != dtype)
+        if device.has_own_memory and "frozen" not in runtime.offload:
+            yield {"runtime.offload": [*runtime.offload, "frozen"]}
     rows = subject.rows.count
     if samples and config.rollout.micro_batch_size is None and rows > 8:
         yield {"rollout.micro_batch_size": max(8, rows // 4)}

@@ -378,7 +378,7 @@ def _sampled(subject: Subject, models: Models, phases: Phases, trainer: Trainer,
         phases.end()
         model = models.reward(role)
         phases.start("reward", role, times=rows.tokens / first.tokens)
-        with torch.no_grad(), autocast("bf16" if model.holds_bf16 else subject.precision, model.device):
+        with model.host(), torch.no_grad(), autocast("bf16" if model.holds_bf16 else subject.precision, model.device):
             model.scores(TokenRows.of([[1] * length for length in first.lengths]))
     rollout = trial.rollout(values=policy.value_head is not None)
     return ScoredRollout(rollout, torch.zeros(trial.count), None, [], cast(Any, None))
