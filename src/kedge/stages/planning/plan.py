@@ -24,7 +24,7 @@ from kedge.training.runtime import resolve_device, set_threads
 
 __all__ = ["Counted", "Unplannable", "as_on", "count_stage", "plan_machine", "proposals", "rlhf_stages"]
 
-PHASES = ("rollout", "reward", "experience", "fit", "train", "step")
+PHASES = ("rollout", "reward", "experience", "fit", "train", "ptx", "step")
 PROCESS = 0.6 * 2**30
 """Bytes of Python, torch and transformers."""
 ALLOCATOR = 0.06

@@ -11,6 +11,7 @@ import torch
 from kedge.algorithm.experience import Rollout
 from kedge.config import Config
 from kedge.data import Sources
+from kedge.data.fields import columns_of
 from kedge.data.parsing import ReadingOptions
 from kedge.data.readers import read_table
 from kedge.data.tokens import encode_example, encode_prompt
@@ -34,6 +35,7 @@ class Lengths:
         origin: Where they are from, for the report.
         rows: Rows of the data, if all were read.
         assumed: Whether no data was read.
+        pretraining: Of the texts of ptx mixing; None without it.
     """
 
     prompts: tuple[int, ...]
@@ -41,6 +43,7 @@ class Lengths:
     origin: str = "settings"
     rows: int | None = None
     assumed: bool = False
+    pretraining: Lengths | None = None
 
 
 def lengths_of(config: Config, stage: str) -> Lengths:
@@ -49,13 +52,20 @@ def lengths_of(config: Config, stage: str) -> Lengths:
     Of comparisons, each answer counts with its prompt.
     """
     role = {"sft": "demonstrations", "reward": "comparisons"}.get(stage, "prompts")
-    table = _read(config, role, getattr(config.data, role))
-    if role == "prompts":
-        if table is None:
-            return Lengths((config.data.max_prompt_tokens,), origin="data.max_prompt_tokens", assumed=True)
-        tokenizer, records, rows = table
-        found = tuple(len(encode_prompt(tokenizer, record.text)) for record in records)
-        return Lengths(found, origin=f"the first {len(found):,} prompts", rows=rows)
+    if role != "prompts":
+        return _lengths_of_answers(config, role)
+    ptx = _lengths_of_answers(config, "pretraining") if stage == "ppo" and config.ppo.ptx_coef else None
+    table = _read(config, role)
+    if table is None:
+        longest = (config.data.max_prompt_tokens,)
+        return Lengths(longest, origin="data.max_prompt_tokens", assumed=True, pretraining=ptx)
+    tokenizer, records, rows = table
+    found = tuple(len(encode_prompt(tokenizer, record.text)) for record in records)
+    return Lengths(found, origin=f"the first {len(found):,} prompts", rows=rows, pretraining=ptx)
+
+
+def _lengths_of_answers(config: Config, role: str) -> Lengths:
+    table = _read(config, role)
     if table is None:
         half = config.data.max_length // 2
         return Lengths((half,), (config.data.max_length - half,), origin="data.max_length", assumed=True)
@@ -148,7 +158,8 @@ def _answers(record: Any) -> list[str]:
     return [record.chosen, record.rejected] if hasattr(record, "chosen") else list(record.responses)
 
 
-def _read(config: Config, role: Any, sources: list[str]) -> tuple[Any, list[Any], int | None] | None:
+def _read(config: Config, role: Any) -> tuple[Any, list[Any], int | None] | None:
+    sources: list[str] = getattr(config.data, role)
     if not sources or config.model is None:
         return None
     data = config.data
@@ -163,10 +174,11 @@ def _read(config: Config, role: Any, sources: list[str]) -> tuple[Any, list[Any]
         data.max_prompt_tokens if role == "prompts" else None,
         None if role == "prompts" else data.max_length,
         data.truncate,
-        data.columns,
+        columns_of(data.columns, role) if role == "pretraining" else data.columns,
         data.train_on,
     )
-    table = read_table(Sources(tuple(sources)), role, options, num_rows=SAMPLE)
+    reader = "demonstrations" if role == "pretraining" else role
+    table = read_table(Sources(tuple(sources)), reader, options, num_rows=SAMPLE)
     if not table.records:
         return None
     return tokenizer, table.records, len(table.records) if len(table.records) < SAMPLE else None

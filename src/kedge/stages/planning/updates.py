@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -29,6 +29,7 @@ from kedge.stages.ppo.trainer import Trainer
 from kedge.system.ranks import ALONE
 from kedge.system.stage import find_stage
 from kedge.training.optimizer import build_optimizer
+from kedge.training.pretraining_mix import PretrainingBatch, PretrainingMix
 from kedge.training.supervised.loop import TrainingSettings, count_steps, train_supervised
 from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
 from kedge.training.supervised.returns import FIT_TOKENS, ReturnsLoss, SampledReturns
@@ -82,6 +83,7 @@ class Subject:
         rows: Of an update or a step.
         precision: Number format of the matrix products.
         accelerator: It runs on one.
+        texts: Pretraining texts of an optimizer step; None without ptx mixing.
     """
 
     config: Config
@@ -91,6 +93,7 @@ class Subject:
     rows: Rows
     precision: Precision
     accelerator: bool
+    texts: Rows | None = None
 
     def figures(self) -> Figures:
         """Memory and computation of an update at full depth, from shallow models if the layers are alike."""
@@ -156,17 +159,25 @@ def subject_of(
             tuple(work.texts * length for length in quantiles(each, count))
             for each in (lengths.prompts, lengths.completions)
         )
-    rows = Rows(prompts, responses, config.runtime.first_pass_tokens, work.group(config))
-    return Subject(config, stage, blueprints_of(config, stage), lengths, rows, precision, accelerator)
+    budget = config.runtime.first_pass_tokens
+    rows = Rows(prompts, responses, budget, work.group(config))
+    texts = None
+    if (ptx := lengths.pretraining) is not None:
+        count = config.ppo.ptx_batch * config.responses_per_update // config.ppo.num_minibatches
+        texts = Rows(quantiles(ptx.prompts, count), quantiles(ptx.completions, count), budget)
+    return Subject(config, stage, blueprints_of(config, stage), lengths, rows, precision, accelerator, texts)
 
 
 def _sft(subject: Subject, models: Models, phases: Phases) -> None:
     rows = subject.rows.shortened()
     model = models.policy()
-    pairs = zip(rows.prompts, rows.responses, strict=True)
-    examples = [EncodedExample([1] * prompt, [1] * answer) for prompt, answer in pairs]
     loss = CompletionLoss(model, subject.precision)
-    _train(subject, phases, loss, examples, model, rows, passes=subject.rows.tokens / rows.tokens)
+    _train(subject, phases, loss, _examples(rows), model, rows, passes=subject.rows.tokens / rows.tokens)
+
+
+def _examples(rows: Rows) -> list[EncodedExample]:
+    pairs = zip(rows.prompts, rows.responses, strict=True)
+    return [EncodedExample([1] * prompt, [1] * answer) for prompt, answer in pairs]
 
 
 def _reward(subject: Subject, models: Models, phases: Phases) -> None:
@@ -248,12 +259,17 @@ def _ppo(subject: Subject, models: Models, phases: Phases) -> None:
     trial = with_values(
         config, {"schedules": {**config.schedules, "ppo.num_epochs": {1: 1}}, "ppo.num_minibatches": minibatches}
     )
-    trainer = _trainer(subject, trial, actor_critic, reference, optimizer)
     passes = subject.rows.tokens / rows.tokens
     epochs = _mean_epochs(config)
+    steps = epochs * loop.num_minibatches / minibatches
+    draw: Any = None
+    if subject.texts is not None:
+        texts = _Texts(subject.texts, actor_critic.policy, subject.precision, phases, steps, then=epochs * passes)
+        draw = SimpleNamespace(draw=lambda update: texts)
+    trainer = _trainer(subject, trial, actor_critic, reference, optimizer, draw)
     trainer.begin(trial.ppo.value_warmup_updates + 1)
     trained = filter(None, (actor_critic.policy, actor_critic.critic))
-    with phases.stepping(*trained, times=epochs * loop.num_minibatches / minibatches):
+    with phases.stepping(*trained, times=steps):
         for weight in actor_critic.parameters():  # moments, as after an earlier update
             weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
         optimizer.step()
@@ -265,6 +281,35 @@ def _ppo(subject: Subject, models: Models, phases: Phases) -> None:
         phases.start("train", "policy", times=epochs * passes)
         trainer.improve(experience)
         phases.end()
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The pretraining loss of an optimizer step, counted as a separate phase; see `PretrainingDraws`.
+
+    Attributes:
+        rows: The texts.
+        policy: Reads them.
+        precision: Number format of the matrix products.
+        phases: Counts the passes.
+        steps: Optimizer steps per update for each that is counted.
+        then: Repetitions per update of the training that goes on afterwards.
+    """
+
+    rows: Rows
+    policy: LanguageModel
+    precision: Precision
+    phases: Phases
+    steps: float
+    then: float
+
+    def __call__(self) -> Iterator[Tensor]:
+        first = self.rows.shortened()
+        loss = CompletionLoss(self.policy, self.precision)
+        mix = PretrainingMix(loss, [], coef=1.0, batch_size=first.count, micro_batch_tokens=first.budget, seed=0)
+        self.phases.start("ptx", "policy", times=self.steps * self.rows.tokens / first.tokens)
+        yield from PretrainingBatch(mix, _examples(first))
+        self.phases.start("train", "policy", times=self.then)
 
 
 def _mean_epochs(config: Config) -> float:
@@ -385,7 +430,12 @@ def _sampled(subject: Subject, models: Models, phases: Phases, trainer: Trainer,
 
 
 def _trainer(
-    subject: Subject, config: Config, actor_critic: ActorCritic, reference: LanguageModel | None, optimizer: Any
+    subject: Subject,
+    config: Config,
+    actor_critic: ActorCritic,
+    reference: LanguageModel | None,
+    optimizer: Any,
+    pretraining: Any = None,
 ) -> Trainer:
     """The trainer of these models."""
     sampler = Sampler(
@@ -402,7 +452,7 @@ def _trainer(
         reference=reference,
         engine=sampler,
         optimizer=optimizer,
-        pretraining=None,
+        pretraining=pretraining,
         own=None,  # as the configuration names them
     )
     run: Any = SimpleNamespace(precision=subject.precision, micro_batch_tokens=subject.rows.budget, ranks=ALONE)
