@@ -92,8 +92,9 @@ def test_lengths_of_an_update_are_like_those_of_the_data() -> None:
         {"adapter.kind": "lora", "adapter.base_dtype": "int8"},
         {"optimization.optimizer": "muon", "ppo.critic": "none", "ppo.advantage": "rloo", "rollout.num_responses": 2},
         {"ppo.value_loss": "hl_gauss", "runtime.frozen_dtype": "int8"},
+        {"rollout.max_staleness": 1},
     ],
-    ids=["micro-batches", "separate critic", "frozen attention", "base in 8 bits", "muon", "histogram"],
+    ids=["micro-batches", "separate critic", "frozen attention", "base in 8 bits", "muon", "histogram", "ahead"],
 )
 def test_the_planned_peak_is_that_of_a_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Within 5 %: the published target of the closed form's median."""
@@ -112,6 +113,18 @@ def planned_and_measured(tmp_path: Path, settings: dict[str, Any]) -> tuple[Mach
     with counter:
         run_ppo(config, reward=scores)
     return plan, counter.peak
+
+
+def test_a_run_that_samples_ahead_is_planned_with_copies_and_passes_at_once(tmp_path: Path) -> None:
+    """There is the engine's copy of the policy, and one for each of two updates ahead, with 4 bytes per weight."""
+    shape = {"rollout.num_prompts": 16, "rollout.max_new_tokens": 24}
+    found = [count_stage(ppo_config(tmp_path, **shape, **{"rollout.max_staleness": most}), "ppo") for most in (0, 2)]
+    plain, ahead = ({phase.name: phase.held for phase in each.plan().phases} for each in found)
+    copies = 3 * 4 * found[0].of_roles("parameters")["reference"]
+    assert ahead["rollout"]["weights", "sampler"] == copies
+    passes = sum(size for (kind, _), size in plain["rollout"].items() if kind not in ("weights", "optimizer"))
+    for name in ("experience", "train", "step"):
+        assert sum(ahead[name].values()) == pytest.approx(sum(plain[name].values()) + copies + passes, rel=0.001)
 
 
 def test_pretraining_texts_are_planned_as_a_phase(tmp_path: Path) -> None:

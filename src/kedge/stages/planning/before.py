@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kedge.config import Config
+from kedge.config import Config, with_values
 from kedge.errors import ConfigError, KedgeError
 from kedge.logs.progress import say
 from kedge.stages.planning.devices import Device, this_machine
@@ -91,7 +91,9 @@ def _least(counted: Counted) -> float:
     trained = sum(counted.of_roles("trained").values())
     state = sum(size for (kind, _), size in counted.plan().phases[-1].held.items() if kind == "optimizer")
     lengths = Lengths((SHORT,), (SHORT,)) if subject.lengths.assumed else subject.lengths
-    shortest = count_stage(subject.config, subject.stage, response=2, lengths=lengths)
+    # Of the weights that wait for work, those of the newest version alone are there in any case.
+    config = with_values(subject.config, {"rollout.max_staleness": min(1, subject.config.rollout.max_staleness)})
+    shortest = count_stage(config, subject.stage, response=2, lengths=lengths)
     return max(2 * trained + state, LOWEST * shortest.plan().peak.bytes)
 
 

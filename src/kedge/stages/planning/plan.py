@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ IN_8_BITS = 1 / 4 + 1 / 256
 HOST_BANDWIDTH = 20e9
 """Byte/s between a GPU and the host's memory: what PCIe 4.0 reaches of its 31.5."""
 LEAST_TOKENS = 512
+OF_PASSES = ("activations", "logits", "key–value cache")
+"""Uses of memory that end with a phase."""
 
 
 class Unplannable(ModelError):
@@ -66,6 +68,8 @@ class Counted:
         config = config or subject.config
         figures = self.figures
         phases = tuple(self._phase(name, speed, config) for name in PHASES if ("work", name, "calls") in figures)
+        if subject.stage == "ppo" and config.rollout.max_staleness:
+            phases = _while_sampling(phases)
         steps = None
         if find_stage(subject.stage).samples:
             flops = sum(size for name, size in figures.items() if name[0] == "work" and name[2] == "flops")
@@ -102,6 +106,21 @@ class Counted:
             if name == ("experience" if role == "reference" else "reward"):
                 seconds += size / HOST_BANDWIDTH
         return Phase(name, held, seconds)
+
+
+def _while_sampling(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    """The phases of an update, while later responses are sampled and scored in the background."""
+    background = [phase for phase in phases if phase.name in ("rollout", "reward")]
+    passes = [{label: size for label, size in each.held.items() if label[0] in OF_PASSES} for each in background]
+    added = max(passes, key=lambda held: sum(held.values()))
+    return tuple(
+        phase
+        if phase in background
+        else replace(
+            phase, held={label: phase.held.get(label, 0.0) + added.get(label, 0.0) for label in {**phase.held, **added}}
+        )
+        for phase in phases
+    )
 
 
 def count_stage(

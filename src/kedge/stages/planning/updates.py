@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kedge.config import Config, count_epochs, with_values
 from kedge.data import EncodedExample
-from kedge.models import ActorCritic, LanguageModel, Precision, ScalarModel, TokenRows, autocast
+from kedge.models import ActorCritic, LanguageModel, PolicyWeights, Precision, ScalarModel, TokenRows, autocast
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.models.packing.packed import PackedDecoder, attention_of_accelerator
 from kedge.models.pretrained import inner_matrices
@@ -255,6 +255,8 @@ def _ppo(subject: Subject, models: Models, phases: Phases) -> None:
         learning_rate=1e-5,
     )
     reference = models.reference() if loop.needs_reference else None
+    copies = _room(_copied_ahead(config, actor_critic.policy))
+    phases.counter.hold([copies], ("weights", "sampler"))
     rows, minibatches = _trial_rows(subject.rows, loop.num_minibatches)
     trial = with_values(
         config, {"schedules": {**config.schedules, "ppo.num_epochs": {1: 1}}, "ppo.num_minibatches": minibatches}
@@ -281,6 +283,17 @@ def _ppo(subject: Subject, models: Models, phases: Phases) -> None:
         phases.start("train", "policy", times=epochs * passes)
         trainer.improve(experience)
         phases.end()
+
+
+def _copied_ahead(config: Config, policy: LanguageModel) -> int:
+    """Bytes of the copy that samples ahead, and of the weights that wait for it; see `BackgroundEngine`."""
+    waiting = config.rollout.max_staleness
+    has_own = config.rollout.engine == "vllm"
+    if not waiting:
+        return 0
+    each = sum(weight.nbytes for _, weight in PolicyWeights(policy, merged=has_own))
+    copy = 0 if has_own else sum(weight.nbytes for weight in policy.causal.parameters() if weight.requires_grad)
+    return copy + waiting * each
 
 
 @dataclass(frozen=True)
