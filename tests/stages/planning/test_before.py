@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig
@@ -12,8 +13,10 @@ from transformers import LlamaConfig
 from kedge.cli import main
 from kedge.config import load_config
 from kedge.errors import ConfigError
-from kedge.stages.planning.before import is_small, plan_before, plan_chain_before
+from kedge.stages.planning.before import _least, is_small, plan_before, plan_chain_before
 from kedge.stages.planning.devices import Device
+from kedge.stages.planning.plan import count_stage
+from kedge.stages.planning.rows import Lengths
 from tests.models.registry.builder import tiny_config
 from tests.models.test_adapters import adapt
 from tests.tiny import save_tiny_policy
@@ -126,3 +129,17 @@ def test_a_model_whose_code_needs_contents_is_one_line_and_no_obstacle(
     assert ended.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
     assert re.fullmatch(f"error: {said}", line)
+
+
+def test_what_may_take_less_in_the_end_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    """Continuations of a check that need not be sampled at once, and versions of the policy that nothing waits for."""
+    size: dict[str, Any] = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    LlamaConfig(**size, num_hidden_layers=2).save_pretrained(tmp_path)
+
+    def least(*fields: str) -> float:
+        given = ("runtime.device=cpu", "rollout.num_prompts=2", *fields)
+        config = load_config(None, given, {"model": str(tmp_path)}, None, stage="ppo")
+        return _least(count_stage(config, "ppo", lengths=Lengths((8,))))
+
+    assert least("ppo.critic_check=1", "ppo.critic_check_size=[64, 4, 8]") == least()
+    assert least("rollout.max_staleness=3") == least("rollout.max_staleness=1") > least()

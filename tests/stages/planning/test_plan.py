@@ -115,6 +115,30 @@ def planned_and_measured(tmp_path: Path, settings: dict[str, Any]) -> tuple[Mach
     return plan, counter.peak
 
 
+def test_held_out_prompts_and_a_judge_are_planned(tmp_path: Path) -> None:
+    """64 of them are four times an update's, so the peak is theirs; the judge is held all the time."""
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text("\n".join(f'{{"prompt": "The boat {number}"}}' for number in range(10, 74)))
+    judge = save_tiny_reward_model(tmp_path / "judge")
+    settings = {"ppo.eval_every": 1, "data.eval_prompts": [str(held_out)], "evaluate.judge": str(judge)}
+    plan, measured = planned_and_measured(tmp_path, settings)
+    assert plan.peak.name == "evaluation"
+    assert plan.peak.bytes == pytest.approx(measured, rel=0.05)
+    assert all(phase.held["weights", "judge"] > 0 for phase in plan.phases)
+
+
+def test_a_check_of_the_critic_is_planned_as_sampled_at_once(tmp_path: Path) -> None:
+    """A prompt and two prefixes with four continuations each, for 3 prompts, are as many as 4 responses to 9 prompts.
+
+    The passes that read them have few tokens, so the peak is that of sampling.
+    """
+    shape = {"rollout.num_prompts": 9, "rollout.num_responses": 4, "rollout.max_new_tokens": 8}
+    check = {"ppo.critic_check": 1, "ppo.critic_check_size": [3, 2, 4], "runtime.micro_batch_tokens": 40}
+    plan = count_stage(ppo_config(tmp_path, **shape, **check), "ppo", lengths=Lengths((12,))).plan()
+    peaks = {phase.name: phase.bytes for phase in plan.phases}
+    assert peaks["evaluation"] == peaks["rollout"]
+
+
 def test_a_run_that_samples_ahead_is_planned_with_copies_and_passes_at_once(tmp_path: Path) -> None:
     """There is the engine's copy of the policy, and one for each of two updates ahead, with 4 bytes per weight."""
     shape = {"rollout.num_prompts": 16, "rollout.max_new_tokens": 24}
@@ -465,6 +489,7 @@ def test_frozen_weights_in_the_hosts_memory_are_on_a_gpu_for_their_passes_alone(
     before, after = ({phase.name: phase for phase in each.plan(h100.speed).phases} for each in (found, moved))
     sizes = {role: size for (kind, role), size in before["train"].held.items() if kind == "weights"}
     assert sizes.keys() == {"policy", "reference", "reward: liked"}
+    assert all(phase.held["weights", role] == size for phase in before.values() for role, size in sizes.items())
     for name, also in (("rollout", None), ("reward", "reward: liked"), ("experience", "reference"), ("train", None)):
         held = {role: size for (kind, role), size in after[name].held.items() if kind == "weights" and size}
         assert held == {role: sizes[role] for role in ("policy", also) if role is not None}

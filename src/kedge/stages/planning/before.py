@@ -89,12 +89,15 @@ def _least(counted: Counted) -> float:
     """Bytes that the run needs in any case."""
     subject = counted.subject
     trained = sum(counted.of_roles("trained").values())
-    state = sum(size for (kind, _), size in counted.plan().phases[-1].held.items() if kind == "optimizer")
+    [step] = [phase for phase in counted.plan().phases if phase.name == "step"]
+    state = sum(size for (kind, _), size in step.held.items() if kind == "optimizer")
     lengths = Lengths((SHORT,), (SHORT,)) if subject.lengths.assumed else subject.lengths
     # Of the weights that wait for work, those of the newest version alone are there in any case.
     config = with_values(subject.config, {"rollout.max_staleness": min(1, subject.config.rollout.max_staleness)})
-    shortest = count_stage(config, subject.stage, response=2, lengths=lengths)
-    return max(2 * trained + state, LOWEST * shortest.plan().peak.bytes)
+    shortest = count_stage(config, subject.stage, response=2, lengths=lengths).plan()
+    # Evaluations have fewer prompts if there are fewer.
+    peak = max(phase.bytes for phase in shortest.phases if phase.name != "evaluation")
+    return max(2 * trained + state, LOWEST * peak)
 
 
 def _refusal(counted: Counted, plan: MachinePlan, device: Device, least: float) -> str:

@@ -45,6 +45,7 @@ from kedge.models.sources import base_source, find_adapter, unknown_kind
 from kedge.runs.frozen import adapter_of, rounds_bases
 from kedge.stages.ppo.settings import value_bins_of
 from kedge.system.stage import find_stage
+from kedge.system.texts import names_function
 
 __all__ = ["Blueprint", "Models", "blueprints_of", "layers_of", "read_blueprint"]
 
@@ -136,6 +137,9 @@ def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
         found["critic"] = read(value.critic_init) if value.names_critic else copied
     if config.ppo.reference is not None and config.ppo.needs_reference:
         found["reference"] = read(config.ppo.reference)
+    judge = config.evaluate.judge
+    if stage == "ppo" and config.ppo.eval_every and judge is not None and not names_function(judge):
+        models["judge"] = read(judge)
     return {**found, **models}
 
 
@@ -258,8 +262,8 @@ class Models:
             self._hold(role, [(weight, 0.0) for weight, _ in shares])
 
     def _shares(self, role: str) -> bool:
-        """A role before it has loaded the base of its adapter."""
-        if self.config.adapter.kind == "none" or role not in self.blueprints:
+        """A role before it has loaded the base of its adapter; a judge loads its own."""
+        if self.config.adapter.kind == "none" or role not in self.blueprints or role == "judge":
             return False
         roles = list(self.blueprints)
         base = self.blueprints[role].base

@@ -24,7 +24,7 @@ from kedge.training.runtime import resolve_device, set_threads
 
 __all__ = ["Counted", "Unplannable", "as_on", "count_stage", "plan_machine", "proposals", "rlhf_stages"]
 
-PHASES = ("rollout", "reward", "experience", "fit", "train", "ptx", "step")
+PHASES = ("rollout", "reward", "experience", "fit", "train", "ptx", "step", "evaluation")
 PROCESS = 0.6 * 2**30
 """Bytes of Python, torch and transformers."""
 ALLOCATOR = 0.06
@@ -103,7 +103,7 @@ class Counted:
         if name == "step" and moves:
             seconds += 2 * state / HOST_BANDWIDTH * self.subject.work.optimizer_steps(config)
         for role, size in self.of_roles("resting").items():
-            if name == ("experience" if role == "reference" else "reward"):
+            if name == {"reference": "experience", "judge": None}.get(role, "reward"):
                 seconds += size / HOST_BANDWIDTH
         return Phase(name, held, seconds)
 
@@ -115,7 +115,7 @@ def _while_sampling(phases: Sequence[Phase]) -> tuple[Phase, ...]:
     added = max(passes, key=lambda held: sum(held.values()))
     return tuple(
         phase
-        if phase in background
+        if phase in background or phase.name == "evaluation"
         else replace(
             phase, held={label: phase.held.get(label, 0.0) + added.get(label, 0.0) for label in {**phase.held, **added}}
         )

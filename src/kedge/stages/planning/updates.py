@@ -397,10 +397,63 @@ def _sampled(subject: Subject, models: Models, phases: Phases, trainer: Trainer,
     config = subject.config
     rows = subject.rows
     policy = trainer.roles.actor_critic.policy
-    count = min(config.rollout.micro_batch_size or rows.count, rows.count)
+    scoring = [role for role in subject.blueprints if role.startswith("reward") or role == "judge"]
+    scorers = {role: models.reward(role) for role in scoring}
     same = config.rollout.num_responses
+    _decode(subject, phases, trainer, rows, "rollout", same=same, times=1.0)
+    for count, alike in _measurements(config):
+        held_out = rows.like(count, rows.budget)
+        _decode(subject, phases, trainer, held_out, "evaluation", same=alike, times=0.0)
+        phases.start("evaluation", "policy", times=0.0)
+        trainer.evaluate(_unscored(held_out.shortened(), policy))
+    first = trial.shortened(1)
+    for role, model in scorers.items():
+        if role == "judge":
+            phases.start("evaluation", role, times=0.0)
+        else:
+            phases.start("reward", role, times=rows.tokens / first.tokens)
+        with model.host(), torch.no_grad(), autocast("bf16" if model.holds_bf16 else subject.precision, model.device):
+            model.scores(TokenRows.of([[1] * length for length in first.lengths]))
+    return _unscored(trial, policy)
+
+
+def _unscored(rows: Rows, policy: LanguageModel) -> ScoredRollout:
+    """Responses without scores."""
+    rollout = rows.rollout(values=policy.value_head is not None)
+    return ScoredRollout(rollout, torch.zeros(rows.count), None, [], cast(Any, None))
+
+
+def _measurements(config: Config) -> Iterator[tuple[int, int]]:
+    """Responses to held-out prompts, at most, of an evaluation and of a check of the critic; and how many start alike.
+
+    Continuations of a check are sampled together if their prefixes are about as long, as those of short responses are.
+    """
+    ppo = config.ppo
+    if ppo.eval_every:
+        yield ppo.eval_num_prompts, 1
+    if ppo.critic_check:
+        prompts, prefixes, continuations = ppo.critic_check_size
+        yield prompts * (prefixes + 1) * continuations, continuations
+
+
+def _decode(
+    subject: Subject, phases: Phases, trainer: Trainer, rows: Rows, phase: str, *, same: int, times: float
+) -> None:
+    """Sample responses: what that holds.
+
+    Args:
+        subject: The stage.
+        phases: Counts it.
+        trainer: Has policy and sampler.
+        rows: Prompts and responses.
+        phase: The phase that it belongs to.
+        same: Consecutive rows with the same prompt.
+        times: Repetitions per update.
+    """
+    policy = trainer.roles.actor_critic.policy
+    count = min(subject.config.rollout.micro_batch_size or rows.count, rows.count)
     response = max(2, max(rows.responses))
-    batches = rows.count / count
+    batches = times * rows.count / count
     prompts = [[1 + row // same % 64, row // same // 64 % 64, *[1] * (length - 2)][:length]
                for row, length in enumerate(rows.prompts[-count:])]  # fmt: skip
     sampler: Any = trainer.roles.engine
@@ -410,13 +463,13 @@ def _sampled(subject: Subject, models: Models, phases: Phases, trainer: Trainer,
         tokens, _ = sampler._draw(decoder.hidden, draws)
         decoder.step(tokens)
 
-    phases.start("rollout", "policy", times=batches)
+    phases.start(phase, "policy", times=batches)
     with torch.no_grad(), autocast(subject.precision, policy.device):
         decoder: Any = policy.trunk.decoder(prompts, max_new_tokens=response, pad_id=0)
         most = max(map(len, prompts)) + response
         if isinstance(decoder, PackedDecoder):
             phases.keep("key–value cache")
-            phases.start("rollout", "policy", times=0.0, kind="key–value cache")
+            phases.start(phase, "policy", times=0.0, kind="key–value cache")
             cache = decoder._cache
             while (room := cache._layers[0][0].shape[2]) < most - 1:  # it grows by half, as in a run
                 cache.length = room
@@ -428,18 +481,8 @@ def _sampled(subject: Subject, models: Models, phases: Phases, trainer: Trainer,
             longer = [[*prompt, *[1] * (response - 2)] for prompt in prompts]
             decoder = policy.trunk.decoder(longer, max_new_tokens=2, pad_id=0)
             phases.keep("key–value cache")
-        phases.start("rollout", "policy", times=batches * (response - 1), kind="logits")
+        phases.start(phase, "policy", times=batches * (response - 1), kind="logits")
         read(decoder)
-    del decoder
-    first = trial.shortened(1)
-    for role in (role for role in subject.blueprints if role.startswith("reward")):
-        phases.end()
-        model = models.reward(role)
-        phases.start("reward", role, times=rows.tokens / first.tokens)
-        with model.host(), torch.no_grad(), autocast("bf16" if model.holds_bf16 else subject.precision, model.device):
-            model.scores(TokenRows.of([[1] * length for length in first.lengths]))
-    rollout = trial.rollout(values=policy.value_head is not None)
-    return ScoredRollout(rollout, torch.zeros(trial.count), None, [], cast(Any, None))
 
 
 def _trainer(
