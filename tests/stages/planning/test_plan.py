@@ -139,6 +139,18 @@ def test_a_check_of_the_critic_is_planned_as_sampled_at_once(tmp_path: Path) -> 
     assert peaks["evaluation"] == peaks["rollout"]
 
 
+def test_greedy_responses_are_sampled_and_scored_as_well(tmp_path: Path) -> None:
+    """ReMax has one per prompt: with two responses, half as much again."""
+    reward = [{"source": str(save_tiny_reward_model(tmp_path / "reward"))}]
+    shape = {"rollout.num_prompts": 4, "rollout.num_responses": 2, "ppo.critic": "none", "reward": reward}
+    to_go, remax = (
+        count_stage(ppo_config(tmp_path, **shape, **{"ppo.advantage": name}), "ppo").figures
+        for name in ("to_go", "remax")
+    )
+    for phase, times in (("rollout", 1.5), ("reward", 1.5), ("train", 1.0)):
+        assert remax["work", phase, "flops"] == pytest.approx(times * to_go["work", phase, "flops"])
+
+
 def test_a_run_that_samples_ahead_is_planned_with_copies_and_passes_at_once(tmp_path: Path) -> None:
     """There is the engine's copy of the policy, and one for each of two updates ahead, with 4 bytes per weight."""
     shape = {"rollout.num_prompts": 16, "rollout.max_new_tokens": 24}

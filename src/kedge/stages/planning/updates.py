@@ -400,7 +400,8 @@ def _sampled(subject: Subject, models: Models, phases: Phases, trainer: Trainer,
     scoring = [role for role in subject.blueprints if role.startswith("reward") or role == "judge"]
     scorers = {role: models.reward(role) for role in scoring}
     same = config.rollout.num_responses
-    _decode(subject, phases, trainer, rows, "rollout", same=same, times=1.0)
+    greedy = 1 / same if trainer.settings.needs_baseline else 0.0  # responses, which are scored as well
+    _decode(subject, phases, trainer, rows, "rollout", same=same, times=1 + greedy)
     for count, alike in _measurements(config):
         held_out = rows.like(count, rows.budget)
         _decode(subject, phases, trainer, held_out, "evaluation", same=alike, times=0.0)
@@ -411,7 +412,7 @@ def _sampled(subject: Subject, models: Models, phases: Phases, trainer: Trainer,
         if role == "judge":
             phases.start("evaluation", role, times=0.0)
         else:
-            phases.start("reward", role, times=rows.tokens / first.tokens)
+            phases.start("reward", role, times=(1 + greedy) * rows.tokens / first.tokens)
         with model.host(), torch.no_grad(), autocast("bf16" if model.holds_bf16 else subject.precision, model.device):
             model.scores(TokenRows.of([[1] * length for length in first.lengths]))
     return _unscored(trial, policy)
