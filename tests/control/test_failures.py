@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import kedge
 from kedge.errors import ConfigError, EnvError
 from kedge_control.environments import Environments, Record
 from kedge_control.making import make_environments
@@ -87,6 +88,11 @@ def without_space() -> LineWorld:
 
 def without_licence() -> LineWorld:
     raise OSError("no licence")
+
+
+def test_an_environment_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"control\.env is given twice"):
+        kedge.control(env=LineWorld, total_steps=64, **{"control.env": "CartPole-v1"})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from kedge.algorithm.own import function_name
-from kedge.config import Config, config_from_settings, initial_critic
+from kedge.config import Config, config_from_settings, full_settings, initial_critic
 from kedge.config.explain.describe import section_type
 from kedge.data.fields import is_conversation
 from kedge.data.records import table_rows
@@ -46,6 +46,9 @@ Weighted: TypeAlias = "Reward | Sequence[Reward] | Mapping[RewardSpec | LoadedMo
 """A reward model by name or loaded, `module:function`, or a function; a list of them, or a mapping to weights."""
 
 LOADED = "kedge.LoadedModel(model, tokenizer)"
+
+UNNAMED = object()
+"""The value of a field that a Python object without a name takes."""
 
 
 @contextmanager
@@ -91,15 +94,16 @@ def resolved_arguments(stage: Stage, given: Mapping[str, Any]) -> tuple[Config, 
     sections = {name for name, value in given.items() if type(value) is dict and section_type(name) is not None}
     own = {name: value for name, value in given.items() if name in fields.keys() - sections and value is not None}
     settings = {name: value for name, value in given.items() if name not in fields.keys() - sections}
+    parts: list[Mapping[str, Any]] = [settings]
     objects: dict[str, Any] = {}
     for name, value in own.items():
         values, kept = read_argument(fields[name], value, name)
-        if repeated := settings.keys() & values.keys():
-            raise ConfigError(f"{min(repeated)} is given twice: by its own argument and as a setting")
-        settings |= values
+        parts.append(values or {fields[name]: UNNAMED})
         if kept is not None:
             objects[name] = kept
-    return config_from_settings(stage.name, settings), objects
+    found = full_settings(stage.name, *parts)
+    named = {name: value for name, value in found.items() if value is not UNNAMED}
+    return config_from_settings(stage.name, named), objects
 
 
 def read_argument(field: str, value: Any, name: str) -> tuple[Mapping[str, Any], Any]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kedge.config import check_stage, config_from_settings
+from kedge.config import check_stage, config_from_settings, full_settings
 from kedge.errors import ConfigError
 from kedge.runs.run import Resume
 from kedge.runs.training import Callback
@@ -49,7 +49,7 @@ def control(
     texts = {
         name: value if isinstance(value, str) else f"python:{_name(value)}" for name, value in named.items() if value
     }
-    config = config_from_settings("control", {**settings, **texts})
+    config = config_from_settings("control", full_settings("control", settings, texts))
     check_stage(config, "control")
     from kedge_control.stage.parts import Given
     from kedge_control.stage.run import run_control

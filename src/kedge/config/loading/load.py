@@ -27,6 +27,7 @@ __all__ = [
     "config_from_settings",
     "effective_settings",
     "flat_settings",
+    "full_settings",
     "load_config",
     "preset_conflicts",
     "resolve",
@@ -233,12 +234,25 @@ def config_from_settings(stage: str, *layers: Mapping[str, Any]) -> Config:
             name.
 
     Raises:
-        ConfigError: A name is unknown or ambiguous.
+        ConfigError: A name is unknown or ambiguous, or a layer has a field under two names.
     """
     find_stage(stage)
-    return resolve(
-        [{full_name(name, stage, value=value): value for name, value in settings.items()} for settings in layers]
-    )
+    return resolve([full_settings(stage, layer) for layer in layers])
+
+
+def full_settings(stage: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword settings of a stage, in several parts, by full name; see `config_from_settings`.
+
+    Raises:
+        ConfigError: A name is unknown or ambiguous, or a field is given twice, under one name or two.
+    """
+    found: dict[str, Any] = {}
+    for name, value in (item for part in parts for item in part.items()):
+        full = full_name(name, stage, value=value)
+        if full in found:
+            raise ConfigError(f"{full} is given twice; keep one")
+        found[full] = value
+    return found
 
 
 MAX_NAMES = 10
