@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -173,7 +174,7 @@ def load_control_policy(
     Raises:
         ModelError: Not such a folder, a file is damaged or missing, or `network` is missing or another one.
     """
-    folder = Path(folder)
+    folder = Path(os.path.expanduser(folder))
     described = _description(folder)
     if described.has_custom_network and network is None:
         raise ModelError(f"{folder}: the policy has a network of its own; name the function that makes it")

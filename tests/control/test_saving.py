@@ -35,9 +35,10 @@ def saved(folder: Path, name: str = "Pendulum-v1", **settings: object) -> tuple[
 
 
 @pytest.mark.parametrize("bounds", ["clip", "squash"])
-def test_a_saved_policy_acts_as_it_did(tmp_path: Path, bounds: str) -> None:
+def test_a_saved_policy_acts_as_it_did(tmp_path: Path, bounds: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, normalization = saved(tmp_path / "policy", action_bounds=bounds, hidden_sizes=(16,), activation="relu")
-    loaded = load_control_policy(tmp_path / "policy")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    loaded = load_control_policy("~/policy")
     environment = gymnasium.make("Pendulum-v1")
     observation, _ = environment.reset(seed=0)
     for _ in range(5):

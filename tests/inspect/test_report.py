@@ -140,8 +140,13 @@ def test_a_stage_leaves_its_page(tmp_path):
 
 def test_the_command_writes_it_and_says_where(tmp_path, monkeypatch, capsys):
     folder = write_run(tmp_path / "story", ppo_record())
-    for out in (folder / "report.html", tmp_path / "elsewhere.html"):
-        arguments = [str(folder)] if out.parent == folder else [str(folder), "--out", str(out)]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cases = {
+        folder / "report.html": [str(folder)],
+        tmp_path / "elsewhere.html": [str(folder), "--out", str(tmp_path / "elsewhere.html")],
+        tmp_path / "home.html": ["~/story", "--out=~/home.html"],
+    }
+    for out, arguments in cases.items():
         monkeypatch.setattr(sys, "argv", ["kedge", "report", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()

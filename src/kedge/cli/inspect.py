@@ -1,6 +1,7 @@
 """The commands that inspect runs, read-only."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +11,28 @@ from kedge.system.texts import printable
 
 __all__ = ["doctor", "report", "watch"]
 
+
+def _path(text: str) -> Path:
+    """A path; the shell does not replace the `~` of `--out=~/page.html`."""
+    return Path(os.path.expanduser(text))
+
+
 RunFolder = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="The run's folder, or a folder with the runs of several stages or of a sweep."),
+    typer.Argument(
+        metavar="RUN",
+        help="The run's folder, or a folder with the runs of several stages or of a sweep.",
+        parser=_path,
+    ),
 ]
 
 RunFolders = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN", help="The runs' folders, or folders with the runs of several stages or of a sweep."),
+    typer.Argument(
+        metavar="RUN",
+        help="The runs' folders, or folders with the runs of several stages or of a sweep.",
+        parser=_path,
+    ),
 ]
 
 
@@ -43,7 +58,9 @@ def doctor(
 
 def report(
     runs: RunFolders,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; RUN/report.html by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Output file; RUN/report.html by default.", parser=_path)
+    ] = None,
 ) -> None:
     """Write an HTML report of one run, or a comparison of several. Also works while they are running."""
     from kedge.config import field_advice

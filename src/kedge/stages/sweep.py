@@ -32,7 +32,15 @@ from kedge.logs.progress import Progress, format_figure, say
 from kedge.logs.table import print_table
 from kedge.system.intervals import Interval
 from kedge.system.invocation import refuse_nested_run
-from kedge.system.output import FINISHED_FILE, SWEEP_FILE, check_output, is_sweep, replace_file, writing
+from kedge.system.output import (
+    FINISHED_FILE,
+    SWEEP_FILE,
+    check_creatable,
+    check_output,
+    is_sweep,
+    replace_file,
+    writing,
+)
 from kedge.training.runtime import available_cores, resolve_device
 from kedge.training.stopping import stopping
 
@@ -127,8 +135,7 @@ def run_sweep(
         KeyboardInterrupt, Terminated: The sweep was interrupted; the same command continues it.
     """
     refuse_nested_run()
-    if not is_sweep(folder):
-        check_output(folder)
+    folder = check_creatable(folder) if is_sweep(folder) else check_output(folder)
     count = num_processes or _default_processes(trials[0])
     content = {
         "stage": stage,

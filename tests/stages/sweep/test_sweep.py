@@ -79,6 +79,16 @@ def test_runs_are_compared_and_a_second_call_has_nothing_to_do(
     assert again.rows[0].label == "ppo.clip_range=0.4"
 
 
+def test_a_folder_in_the_home_folder_is_written_and_continued_there(
+    tmp_path: Path, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    results = [run_sweep(trials("0.1"), "ppo", Path("~/sweep"), num_processes=2) for _ in range(2)]
+    assert [result.folder for result in results] == [tmp_path / "sweep"] * 2
+    assert len(started) == 2
+    assert (tmp_path / "sweep" / "configs" / f"{started[0]}.yaml").is_file()
+
+
 def test_settings_that_tie_are_not_called_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A longer name of the same number is another setting."""
     three = trials("0.1", "0.10", "0.05", seeds=1, preset=["small-cpu", "s2-defaults"])
