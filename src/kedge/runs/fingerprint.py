@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from kedge.config import Config
@@ -19,7 +20,7 @@ from kedge.system.stage import stages, value_of
 from kedge.system.texts import names_function
 from kedge.training.checkpoint.files import record_file
 
-__all__ = ["changed_inputs", "input_hashes", "lost_inputs"]
+__all__ = ["changed_inputs", "input_hashes", "input_hashes_of_all", "lost_inputs"]
 
 
 def _code_files(source: str) -> list[Path]:
@@ -98,6 +99,13 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
     rows = {name: value for name, value in rows.items() if isinstance(value, (list, tuple))}
     hashes |= {name: _digest([json.dumps(plain_json(value), default=repr).encode()]) for name, value in rows.items()}
     return {name: value for name, value in hashes.items() if value}
+
+
+def input_hashes_of_all(configs: Sequence[Config]) -> list[dict[str, str]]:
+    """The `input_hashes` of several configurations; the files that they share are read once."""
+    hash_of = cache(lambda *sources: _hash_of(list(sources)))
+    found = [{name: hash_of(*sources) for name, sources in _sources(config).items()} for config in configs]
+    return [{name: value for name, value in hashes.items() if value} for hashes in found]
 
 
 def _sources(config: Config) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kedge.config import load_config
-from kedge.errors import ConfigError, OutputError
+from kedge.errors import ConfigError, KedgeError, OutputError
 from kedge.inspect.sweeps import read_sweep
 from kedge.stages import sweep
 from kedge.stages.sweep import Trial, plan_trials, run_sweep
@@ -87,6 +87,33 @@ def test_a_folder_in_the_home_folder_is_written_and_continued_there(
     assert [result.folder for result in results] == [tmp_path / "sweep"] * 2
     assert len(started) == 2
     assert (tmp_path / "sweep" / "configs" / f"{started[0]}.yaml").is_file()
+
+
+def test_code_that_has_changed_is_refused_once_a_run_with_it_has_finished(tmp_path: Path, started: list[str]) -> None:
+    code = tmp_path / "reward.py"
+    code.write_text("broken", encoding="utf-8")
+
+    def rewarded(value: str, seeds: int) -> list[Trial]:
+        return plan_trials(
+            {"ppo.clip_range": [value]},
+            range(seeds),
+            lambda values: load_config(
+                overrides=[f"reward={code}:f", *(f"{key}={value}" for key, value in values.items())]
+            ),
+        )
+
+    for text in ("broken", "right"):
+        code.write_text(text, encoding="utf-8")
+        with pytest.raises(KedgeError, match="no run of the sweep has finished"):  # so that nothing is mixed
+            run_sweep(rewarded("0.3", 1), "ppo", tmp_path / "sweep", num_processes=1)
+    run_sweep(rewarded("0.1", 1), "ppo", tmp_path / "sweep", num_processes=1)
+    run_sweep(rewarded("0.1", 2), "ppo", tmp_path / "sweep", num_processes=1)
+    assert len(started) == 4
+    code.write_text("other", encoding="utf-8")
+    said = "clip_range=0.1_seed=0, which has finished, and reward: the files have changed since the run started"
+    with pytest.raises(ConfigError, match=said):
+        run_sweep(rewarded("0.1", 3), "ppo", tmp_path / "sweep", num_processes=1)
+    assert len(started) == 4
 
 
 def test_settings_that_tie_are_not_called_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
