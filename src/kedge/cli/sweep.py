@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kedge.cli.options import ConfigFile, Out, Overrides, PresetName, parameter, parameters_of, settings_of
-from kedge.config import Config, check_stage, load_config
+from kedge.config import Config, check_stage, full_name, load_config
 from kedge.errors import ConfigError
 from kedge.system.stage import stages
 
@@ -48,9 +48,9 @@ def sweep(
         raise ConfigError(f"--goal must be max or min; it is {goal}")
     from kedge.stages.sweep import plan_trials, run_sweep, split_override
 
-    split = {override: split_override(override) for override in overrides or ()}
-    swept = {field: values for field, values in split.values() if len(values) > 1 or ".." in values[0]}
-    fixed = [override for override, (field, _) in split.items() if field not in swept]
+    split = [(override, *split_override(override)) for override in overrides or ()]
+    swept = {field: values for _, field, values in split if len(values) > 1 or ".." in values[0]}
+    fixed = [override for override, field, _ in split if field not in swept]
     flags = settings_of(FLAGS, given)
 
     def resolve(values: Mapping[str, Any]) -> Config:
@@ -61,6 +61,11 @@ def sweep(
 
     folder = Path(out or Path("runs") / f"sweep-{stage}")
     trials = plan_trials(swept, _seeds(seeds), resolve, num_random=random)
+    set_once = [full_name(field, stage) for _, field, _ in split]
+    set_once += [field for field, value in flags.items() if value is not None]
+    for field in swept:
+        if set_once.count(full_name(field, stage)) > 1:
+            raise ConfigError(f"{field} is swept, and is set once more, by a flag or as a field; keep one")
     result = run_sweep(trials, stage, folder, num_processes=jobs, metric=metric, goal=goal)
     raise typer.Exit(1 if result.failed else 0)
 
