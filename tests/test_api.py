@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import kedge
-from kedge.config import load_config
+from kedge.config import load_config, parse_value
 from kedge.data import read_demonstrations, read_prompts
 from kedge.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge.rewards import RewardTerm
@@ -311,6 +313,35 @@ def test_a_sweep_gets_names_and_values(monkeypatch):
         kedge.sweep("ppo", {"ppo.num_epochs": [1, 2]}, model="m", prompts=["a text"], reward="r")
     with pytest.raises(KedgeError, match="a sweep runs sft, reward, critic, ppo, control, not 'rlhf'"):
         kedge.sweep("rlhf", {}, model="m")
+
+
+def test_a_sweep_keeps_the_values_of_python(monkeypatch):
+    monkeypatch.setattr("kedge.stages.sweep.run_sweep", lambda trials, *_, **__: trials)
+
+    def swept(field: str, values: Any, **more: Any) -> Any:
+        given: dict[str, Any] = {"model": "m", "prompts": "p", "reward": "r", **more}
+        return kedge.sweep("ppo", {field: values}, **given)
+
+    texts = ["\n", "null", None, "a: b", "[", "☃"]
+    trials = swept("rollout.stop_token", texts)
+    assert [trial.config.rollout.stop_token for trial in trials] == texts
+    assert [parse_value(trial.values["rollout.stop_token"], "") for trial in trials] == texts
+    assert [trial.config.model for trial in swept("model", [Path("m/a"), "m/b"])] == ["m/a", "m/b"]
+    assert [trial.config.ppo.num_epochs for trial in swept("ppo.num_epochs", np.arange(1, 3))] == [1, 2]
+    assert [trial.config.ppo.kl_coef for trial in swept("kl_coef", [np.float32(0.5)], seeds=np.int64(2))] == [0.5, 0.5]
+    assert [trial.seed for trial in swept("gamma", [0.5], seeds=np.array([3, 5]))] == [3, 5]
+    for field, values, more, said in (
+        ("kl_coef", 0.1, {}, "kl_coef must be a list of values to try; it is 0.1"),
+        ("kl_coef", "0.1,0.2", {}, "kl_coef must be a list of values to try; it is '0.1,0.2'"),
+        ("reward", [count_letters], {}, "reward: the runs of a sweep are processes of their own"),
+        ("gamma", [1, 0.5], {"seeds": 1.5}, "seeds must be a number of seeds or a list of them; it is 1.5"),
+        ("gamma", [1, 0.5], {"model": None}, "kedge ppo needs model"),
+        ("gamma", [1, 0.5], {"data.prompts": "q"}, "data.prompts is given twice"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            swept(field, values, **more)
+    with pytest.raises(ConfigError, match=r"ppo\.gamma is given twice"):
+        kedge.sweep("ppo", {"gamma": [1, 0.5], "ppo.gamma": [1, 0.9]}, model="m", prompts="p", reward="r")
 
 
 def test_loaded_models_are_saved_into_the_run_and_stay_as_they_are(models, tmp_path):

@@ -17,11 +17,22 @@ import inspect
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from numbers import Integral
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from kedge.config import config_from_settings, field_advice, full_name, parse_value
+from kedge.config import (
+    Config,
+    check_stage,
+    config_from_settings,
+    field_advice,
+    full_name,
+    full_settings,
+    parse_value,
+)
 from kedge.data import Preview
 from kedge.errors import ConfigError
 from kedge.inspect.diagnosis import diagnose_run
@@ -567,25 +578,59 @@ def sweep(
         "data.prompts": prompts,
         "reward": reward,
     }
+    parts: list[Mapping[str, Any]] = [settings]
     for field, value in ((field, value) for field, value in given.items() if value is not None):
         values, kept = read_argument(field, value, field)
         if kept is not None:
             raise ConfigError(
                 f"the runs of a sweep are processes of their own: {field} must be a file or folder, by name"
             )
-        settings |= values
-    trials = plan_trials(
-        {field: [_as_text(value) for value in values] for field, values in fields.items()},
-        range(seeds) if isinstance(seeds, int) else seeds,
-        lambda values: config_from_settings(
-            stage, settings, {name: parse_value(text, name) for name, text in values.items()}
-        ),
-        num_random=num_random,
-    )
+        parts.append(values)
+    shared = full_settings(stage, *parts)
+
+    def resolve(values: Mapping[str, str]) -> Config:
+        config = config_from_settings(stage, shared, {name: parse_value(text, name) for name, text in values.items()})
+        check_stage(config, stage)
+        return config
+
+    swept_texts = {field: _as_texts(field, values) for field, values in fields.items()}
+    trials = plan_trials(swept_texts, _seeds(seeds), resolve, num_random=num_random)
     folder = Path(out or Path("runs") / f"sweep-{stage}")
     return run_sweep(trials, stage, folder, num_processes=num_processes, metric=metric, goal=goal)
 
 
-def _as_text(value: object) -> str:
-    """A value as on the command line."""
-    return value if isinstance(value, str) else json.dumps(value)
+def _as_texts(field: str, values: object) -> list[str]:
+    """Values as on the command line, where a text such as `null` needs quotes.
+
+    Raises:
+        ConfigError: They are not in a list, or one has no text, such as a function.
+    """
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise ConfigError(f"{field} must be a list of values to try; it is {values!r}")
+    try:
+        return [_as_text(value, field) for value in cast("Iterable[object]", values)]
+    except TypeError:
+        raise ConfigError(f"{field}: the runs of a sweep are processes of their own; {values!r} is not text") from None
+
+
+def _as_text(value: object, field: str) -> str:
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    with suppress(ConfigError):  # text that is not YAML needs quotes too
+        if isinstance(value, str) and parse_value(value, field) == value:
+            return value
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """A path or a number of NumPy as JSON has it."""
+    return os.fspath(value) if isinstance(value, os.PathLike) or not hasattr(value, "tolist") else value.tolist()
+
+
+def _seeds(seeds: int | Sequence[int] | None) -> Sequence[int] | None:
+    """The seeds; a number stands for that many."""
+    if seeds is None:
+        return None
+    try:
+        return range(index(seeds)) if isinstance(seeds, Integral) else [index(seed) for seed in cast("Any", seeds)]
+    except TypeError:
+        raise ConfigError(f"seeds must be a number of seeds or a list of them; it is {seeds!r}") from None

@@ -364,6 +364,8 @@ def plan_trials(
         if num_random is None
         else _draws(swept, num_random)
     )
+    if not settings or (seeds is not None and not seeds):
+        raise ConfigError("the sweep has no runs: give each field at least one value, and at least one seed")
     if seeds is None:
         seeds = [resolve(settings[0]).runtime.seed]
     trials = [

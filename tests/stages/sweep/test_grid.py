@@ -84,6 +84,8 @@ def test_names_are_those_of_folders() -> None:
     ("swept", "seeds", "message"),
     [
         ({}, [0], "nothing varies"),
+        ({"ppo.num_epochs": ["1", "2"]}, [], "the sweep has no runs"),
+        ({"ppo.num_epochs": []}, None, "the sweep has no runs"),
         ({"ppo.learning_rate": ["1e-6..1e-4"]}, [0], "is a range; add --random N"),
         ({"ppo.num_epochs": ["1", "1"]}, [0], "two runs of the sweep are the same"),
         ({"push.repo": ["me/a", "me/b"]}, [0], "a sweep pushes no model"),
