@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kedge.config import Config, check_stage, load_config
+from kedge.config import Config, check_stage, load_config, with_values
 from kedge.errors import ConfigError, KedgeError
 from kedge.logs.json_lines import read_json_lines
 from kedge.stages import rlhf
@@ -193,6 +193,14 @@ def test_a_further_round_has_no_share_of_mixed_comparisons():
     check_stage(load_config(overrides=[*given, "data.comparisons=c.jsonl", "data.columns.completion=answer"]), "rlhf")
     with pytest.raises(ConfigError, match=r"data\.mix has no share for the comparisons of a further round"):
         check_stage(config, "rlhf")
+    given += ["data.comparisons=c.jsonl", "data.demonstrations=[d.jsonl,e.jsonl]"]
+    with pytest.raises(ConfigError, match="would also be that of the comparisons in a further round"):
+        check_stage(load_config(overrides=[*given, "data.mix=[9,1]"]), "rlhf")
+    named = load_config(overrides=[*given, "data.mix={d.jsonl: 9, e.jsonl: 1}"])
+    later = with_values(named, {"data.comparisons": ["c.jsonl", "comparisons-2.jsonl"]})
+    check_stage(named, "rlhf")
+    assert (later.data.shares("demonstrations"), later.data.shares("comparisons")) == ((9, 1), None)
+    check_stage(load_config(overrides=[*given, "data.mix=[9,1]", "rlhf.keep_comparisons=false"]), "rlhf")
 
 
 def test_rejected_rows_of_every_source_are_written_before_the_start(tmp_path):

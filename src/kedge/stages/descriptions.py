@@ -155,6 +155,11 @@ def _check_rlhf(config: Config) -> None:
             "data.mix has no share for the comparisons of a further round (rlhf.num_rounds): put the comparisons into "
             "one file"
         )
+    if config.rlhf.num_rounds > 1 and config.rlhf.keep_comparisons and isinstance(config.data.mix, list):
+        raise ConfigError(
+            "data.mix as a list would also be that of the comparisons in a further round (rlhf.num_rounds): give the "
+            "shares by name, as in data.mix={a.jsonl: 0.7, b.jsonl: 0.3}"
+        )
 
 
 def _check_trained_critic(config: Config) -> None:
