@@ -159,6 +159,12 @@ class Environments:
         self._waits = False
         self._start_where(self.starts)
 
+    @property
+    def unwrapped(self) -> list[Any]:
+        """The environments of this process without their wrappers, or the vector environment in their place."""
+        each = self._vector.environments if isinstance(self._vector, InProcess) else [self._vector]
+        return [environment.unwrapped for environment in each]
+
     def step(self, actions: Any, step: int, record: Record) -> None:
         """Take a step in every environment; where an episode ends, the next starts.
 

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -67,6 +67,7 @@ def make_environments(
     seed: int = 0,
     vectorization: Vectorization = "sync",
     settings: Mapping[str, Any] | None = None,
+    beside: Environments | None = None,
 ) -> Environments:
     """Make N environments of one kind, each in the first state of an episode.
 
@@ -78,11 +79,13 @@ def make_environments(
         vectorization: In this process, or each in a separate process; without effect on a function that makes a
             vector environment.
         settings: Keyword arguments for the source.
+        beside: Environments in use, whose episodes must go on undisturbed.
 
     Raises:
-        ConfigError: The environment is unknown, its package is missing, its settings are wrong, or its observations
-            or actions are not supported.
+        ConfigError: The environment is unknown, its package is missing, its settings are wrong, its observations
+            or actions are not supported, or a function returns the same one again.
     """
+    in_use = [] if beside is None else beside.unwrapped
     spec = source if isinstance(source, EnvironmentSpec) else EnvironmentSpec(source, settings or {})
     first = _made(spec, num_envs=num_envs)
     if isinstance(first, VectorEnv):
@@ -90,6 +93,7 @@ def make_environments(
             raise ConfigError(
                 f"{spec.name!r} makes {first.num_envs} environments; expected {num_envs}, the number asked for"
             )
+        _check_separate([*in_use, first.unwrapped], spec.name)
         return Environments(_flattened(first, spec.name), spec.name, seed=seed)
     spaces = spaces_of(first.observation_space, first.action_space, name=spec.name)
     if vectorization == "async":
@@ -99,7 +103,14 @@ def make_environments(
         makers = [lambda: _in_worker(alone, spaces, parent)] * num_envs
         return Environments(AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED), spec.name, seed=seed)
     made = [first, *(make_environment(spec) for _ in range(num_envs - 1))]
+    _check_separate([*in_use, *(each.unwrapped for each in made)], spec.name)
     return Environments(InProcess([Checked(each, spaces) for each in made]), spec.name, seed=seed)
+
+
+def _check_separate(environments: Sequence[object], name: str) -> None:
+    """Refuse an environment that stands for two: each would reset and step the other's episodes."""
+    if len({id(each) for each in environments}) < len(environments):
+        raise ConfigError(f"environment {name!r}: its function returns the same one again; make a new one in it")
 
 
 def _flattened(vector: VectorEnv[Any, Any, Any], name: str) -> VectorEnv[Any, Any, Any]:

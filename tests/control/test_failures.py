@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import FlattenObservation, TransformObservation
 
 import kedge
 from kedge.errors import ConfigError, EnvError
@@ -93,6 +97,24 @@ def without_licence() -> LineWorld:
 def test_an_environment_that_is_named_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"control\.env is given twice"):
         kedge.control(env=LineWorld, total_steps=64, **{"control.env": "CartPole-v1"})
+
+
+def test_a_function_that_returns_one_environment_again_is_refused(tmp_path: Path) -> None:
+    one = TransformObservation(LineWorld(), lambda observation: observation, None)
+    several = SyncVectorEnv([LineWorld, LineWorld], autoreset_mode=AutoresetMode.DISABLED)
+
+    def same() -> gymnasium.Env[Any, Any]:
+        return FlattenObservation(one)
+
+    said = "its function returns the same one again; make a new one in it"
+    with pytest.raises(ConfigError, match=f"environment 'same': {said}"):
+        make_environments(same, 2)
+    with pytest.raises(ConfigError, match=said):
+        make_environments(lambda: several, 2, beside=make_environments(lambda: several, 2))
+    small = {"num_steps": 8, "total_steps": 16, "num_minibatches": 1, "report": False}
+    assert len(kedge.control(env=same, out=tmp_path / "alone", **small).metrics) == 2
+    with pytest.raises(ConfigError, match=said):
+        kedge.control(env=same, out=tmp_path / "evaluated", eval_every=1, **small)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ class Parts:
         if use.eval_every is None or (update % use.eval_every and update != use.num_updates):
             return {}
         # As many as in training, also for fewer episodes: a function may make a fixed number.
-        environments = _environments(self.config, self.spec, "evaluation")
+        environments = _environments(self.config, self.spec, "evaluation", beside=self.environments)
         try:
             played = play_episodes(environments, self.policy, self.normalization, num_episodes=EVALUATED_EPISODES)
         finally:
@@ -184,11 +184,13 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
     )
 
 
-def _environments(config: Config, spec: EnvironmentSpec, stream: str) -> Environments:
+def _environments(
+    config: Config, spec: EnvironmentSpec, stream: str, beside: Environments | None = None
+) -> Environments:
     """The configured environments, each in the first state of an episode."""
     use: ControlConfig = value_of(config, "control")
     seed = stream_seed(config.runtime.seed, stream)
-    return make_environments(spec, use.num_envs, seed=seed, vectorization=use.vectorization)
+    return make_environments(spec, use.num_envs, seed=seed, vectorization=use.vectorization, beside=beside)
 
 
 def _coefficients(use: ControlConfig) -> Coefficients:
