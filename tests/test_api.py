@@ -17,6 +17,7 @@ from kedge.config import load_config, parse_value
 from kedge.data import read_demonstrations, read_prompts
 from kedge.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge.rewards import RewardTerm
+from kedge.runs.loaded_models import NamedModels
 from kedge.stages.arguments import resolved_arguments
 from kedge.system.stage import find_stage
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
@@ -362,6 +363,28 @@ def test_loaded_models_are_saved_into_the_run_and_stay_as_they_are(models, tmp_p
     other = loaded(models / "other", "policy")
     with pytest.raises(ConfigError, match="the model is not the one that the run started from"):
         kedge.ppo(policy=other, prompts=PROMPTS, reward=[judge, count_letters], out=out, resume=True, **PPO)
+
+
+def test_a_run_is_not_resumed_with_another_tokenizer(models, tmp_path):
+    given = loaded(models / "policy", "policy")
+    run = tmp_path / "run"
+    first = NamedModels(run / "in_memory_models", {"model": given})
+    with first.saved():
+        (run / "config.yaml").touch()
+    given.tokenizer(["a", "a b c"], padding=True, truncation=True, max_length=2)  # which it remembers, and saves
+    with first.saved():
+        pass
+    for name, value in (("chat_template", "{{ messages }}"), ("eos_token", "<pad>")):
+        before = getattr(given.tokenizer, name)
+        setattr(given.tokenizer, name, value)
+        with pytest.raises(ConfigError, match="the tokenizer is not the one that the run started from"), first.saved():
+            pass
+        setattr(given.tokenizer, name, before)
+    with first.saved():
+        pass
+    given.tokenizer.add_tokens(["quay"])
+    with pytest.raises(ConfigError, match="the tokenizer is not the one"), first.saved():
+        pass
 
 
 def test_a_mistake_with_a_loaded_model_leaves_nothing_behind(models, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, cast
 
 from kedge.errors import ConfigError, ModelError
 from kedge.models.sources import quiet_transformers
-from kedge.models.tokenizers import save_tokenizer
+from kedge.models.tokenizers import CONFIG_FILE, save_tokenizer
 from kedge.rewards import RewardTerm
 from kedge.system.durable import copy_tree
 from kedge.system.output import is_run, writing
@@ -128,7 +129,20 @@ class NamedModels:
 
 
 def _check_same(new: Path, old: Path) -> None:
-    """Refuse to resume with other weights than the run started from."""
+    """Refuse to resume with other weights, or another tokenizer, than the run started from."""
     names = sorted(str(path.relative_to(new)) for path in new.rglob("*.safetensors"))
     if filecmp.cmpfiles(new, old, names, shallow=False)[0] != names:
         raise ConfigError(f"the model is not the one that the run started from, which is in {old}")
+    if _tokenizer(new) != _tokenizer(old):
+        raise ConfigError(f"the tokenizer is not the one that the run started from, which is in {old}")
+
+
+def _tokenizer(folder: Path) -> dict[str, Any]:
+    """What a saved tokenizer does: its chat templates, special tokens and vocabulary, not how it padded last."""
+    found: dict[str, Any] = {
+        str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in folder.rglob("*.jinja")
+    }
+    for path in (path for path in (folder / "tokenizer.json", folder / CONFIG_FILE) if path.is_file()):
+        found |= json.loads(path.read_bytes())
+    used = ("chat_template", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
+    return {name: value for name, value in found.items() if name in used or name.endswith((".jinja", "_token"))}
