@@ -1,5 +1,8 @@
 """The files that a resumed run must find unchanged."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,31 @@ def test_everything_that_a_run_reads_is_hashed(tmp_path: Path, monkeypatch: pyte
     before = input_hashes(config)["data.prompts"]
     (tmp_path / "data/deep/train.ndjson").rename(tmp_path / "data/train.ndjson")
     assert input_hashes(config)["data.prompts"] != before
+
+
+def test_rows_with_sets_and_objects_have_one_hash_in_every_process() -> None:
+    code = """
+from kedge.config import load_config
+from kedge.runs.fingerprint import input_hashes
+def hash_of(*values):
+    return input_hashes(load_config(), {"data.prompts": [{"prompt": "a", "more": values}]})["data.prompts"]
+print(hash_of({"a", "b", "c", 1}, frozenset("xyz"), object(), 0.5))
+assert hash_of({"a", "b"}) != hash_of({"a", "c"})
+assert hash_of(object()) != hash_of(1j)
+assert hash_of(" at 0x1") != hash_of("")
+"""
+    processes = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for seed in ("1", "2")
+    ]
+    first, second = (process.stdout for process in processes)
+    assert first == second
 
 
 @pytest.mark.parametrize("code", ["from helpers.words import length", "import broken\nimport helpers.words"])

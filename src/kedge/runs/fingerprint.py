@@ -6,10 +6,12 @@ import ast
 import hashlib
 import json
 import os
+import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 from kedge.config import Config
 from kedge.errors import DataError
@@ -82,13 +84,16 @@ MODEL_FILES = (
     *("*.jinja", "additional_chat_templates/*.jinja"),
 )
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
 
 def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) -> dict[str, str]:
     """Hash each local model, data set and reward that a configuration names, by field.
 
     Hub ids are not hashed, since their content may change without a fixed revision; nor are Python functions passed in
     memory, nor what a function reads. Of a function given by name, the modules that it imports from its folder or the
-    working directory are hashed as well. Rows passed in memory are hashed as JSON.
+    working directory are hashed as well. Rows passed in memory are hashed as JSON, and
+    of an object in them what its `repr` shows.
 
     Args:
         config: The resolved configuration.
@@ -97,8 +102,20 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
     hashes = {name: _hash_of(sources) for name, sources in _sources(config).items()}
     rows = {name: value for name, value in (in_memory or {}).items() if name.startswith("data.")}
     rows = {name: value for name, value in rows.items() if isinstance(value, (list, tuple))}
-    hashes |= {name: _digest([json.dumps(plain_json(value), default=repr).encode()]) for name, value in rows.items()}
+    hashes |= {name: _digest([json.dumps(_stable(value)).encode()]) for name, value in rows.items()}
     return {name: value for name, value in hashes.items() if value}
+
+
+def _stable(value: object) -> Any:
+    """A value in JSON types that are the same in every process: a set in order, an object without its address."""
+    if isinstance(value, Mapping):
+        return {str(key): _stable(entry) for key, entry in cast("Mapping[object, object]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_stable(entry) for entry in cast("Sequence[object]", value)]
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(_stable(entry)) for entry in cast("Set[object]", value))
+    plain = plain_json(value)
+    return plain if isinstance(value, str) or not isinstance(plain, str) else _ADDRESS.sub("", plain)
 
 
 def input_hashes_of_all(configs: Sequence[Config]) -> list[dict[str, str]]:
