@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from kedge.system.ranks import ALONE, Ranks
 from kedge.training.stopping import Terminated, stopping
 
 
@@ -56,6 +57,35 @@ def test_a_block_that_never_looks_is_interrupted_when_the_grace_is_over():
     with pytest.raises(Terminated):
         stubborn()
     assert 0.15 < time.monotonic() - started < 4
+
+
+class OtherRank(Ranks):
+    """The second of two ranks; the first one got SIGTERM."""
+
+    def largest(self, number: int) -> int:
+        return signal.SIGTERM
+
+
+@pytest.mark.parametrize("ranks", [ALONE, OtherRank(1, 2)])
+def test_a_stop_that_was_raised_has_as_long_to_save_as_it_takes(ranks):
+    """With several ranks, the terminal's signal is followed by the launcher's."""
+    is_saved = False
+
+    def stopped() -> None:
+        nonlocal is_saved
+        with stopping(grace_seconds=0.2, ranks=ranks) as asked:
+            os.kill(os.getpid(), signal.SIGTERM)
+            try:
+                asked.raise_if_requested()
+            finally:
+                if ranks.are_several:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.6)
+                is_saved = True
+
+    with pytest.raises(Terminated):
+        stopped()
+    assert is_saved
 
 
 def test_off_the_main_thread_nothing_is_changed():

@@ -41,12 +41,15 @@ class Stopping:
     Attributes:
         ranks: The same.
         was_agreed: All ranks stop in the same place.
+        was_raised: The block has been stopped, and is saving what it has.
     """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
         self._signal: int | None = None
+        self._is_saving = False
         self.was_agreed = False
+        self.was_raised = False
 
     @property
     def requested(self) -> bool:
@@ -71,21 +74,36 @@ class Stopping:
         """
         signum = self.ranks.largest(self._signal or 0)
         self.was_agreed = bool(signum)
-        _raise_for(signum)
+        self._raise_for(signum)
 
     def forget(self) -> None:
         """Forget the request, which was answered."""
         self._signal = None
+        self.was_raised = False
 
-    def raise_own(self) -> None:
-        """Stop this rank here if it was requested of it; raises as `raise_if_requested`."""
-        _raise_for(self._signal or 0)
+    def grace_is_over(self, grace_seconds: float) -> None:
+        """Stop this rank here, unless it is saving: then it has as long again; raises as `raise_if_requested`."""
+        if self._is_saving:
+            _set_timer(grace_seconds)
+        else:
+            self._raise_for(self._signal or 0)
 
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Within this context the end of the grace period interrupts nothing."""
+        self._is_saving = True
+        try:
+            yield
+        finally:
+            self._is_saving = False
 
-def _raise_for(signum: int) -> None:
-    if signum in (signal.SIGTERM, HANGUP):
-        raise Terminated(signum)
-    if signum:
+    def _raise_for(self, signum: int) -> None:
+        if not signum:
+            return
+        self.was_raised = True
+        _set_timer(0.0)  # what follows is saving
+        if signum in (signal.SIGTERM, HANGUP):
+            raise Terminated(signum)
         raise KeyboardInterrupt
 
 
@@ -94,7 +112,8 @@ def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterat
     """Within this context, SIGTERM, SIGHUP and Ctrl-C are requests; the block checks for them where it can stop.
 
     A block that has not checked within the grace period is interrupted wherever it is, with the exception of
-    `raise_if_requested`. Outside the main thread Python delivers no signals, and this context does nothing.
+    `raise_if_requested`; once, and not while it is saving. Outside the main thread Python delivers no signals, and this
+    context does nothing.
 
     Args:
         grace_seconds: Seconds from the signal to the interruption; None for the usual time.
@@ -116,10 +135,11 @@ def listening(stop: Stopping, grace_seconds: float | None = None) -> Iterator[No
 
     def on_signal(signum: int, _frame: FrameType | None) -> None:
         stop.request(signum)
-        _set_timer(grace)
+        if not stop.was_raised:
+            _set_timer(grace)
 
     def on_timer(_signum: int, _frame: FrameType | None) -> None:
-        stop.raise_own()
+        stop.grace_is_over(grace)
 
     handlers = {signal.SIGINT: on_signal, signal.SIGTERM: on_signal, **({_TIMER: on_timer} if _TIMER else {})}
     if HANGUP is not None and signal.getsignal(HANGUP) == signal.SIG_DFL:  # not under nohup

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from kedge.training.checkpoint import state as state_module
 from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
 from kedge.training.checkpoint.state import RunState, TrainingState
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
-from kedge.training.stopping import Stopping
+from kedge.training.stopping import Stopping, Terminated, listening
 from tests.training.checkpoint.saver import names, refuse
 
 
@@ -122,6 +124,34 @@ def test_a_run_that_is_asked_to_stop_is_saved_and_ends_between_two_steps(tmp_pat
     found = newest(tmp_path)
     assert found is not None
     assert (found.update, run.draws) == (2, 2)
+
+
+@pytest.mark.parametrize("breaks_off", [False, True])
+def test_a_signal_while_a_checkpoint_is_written_does_not_cut_it_short(tmp_path, monkeypatch, breaks_off):
+    """A due checkpoint, or that of a run which another error ends, as where a rank is lost and torchrun stops all."""
+    save = state_module.save_checkpoint
+    written: list[int] = []
+
+    def slow(folder: Path, **what: Any) -> Path:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.6)
+        written.append(what["update"])
+        return save(folder, **what)
+
+    monkeypatch.setattr(state_module, "save_checkpoint", slow)
+    run = Walk(tmp_path, every=None if breaks_off else 2)
+
+    def stopped() -> None:
+        with listening(run.asked, 0.2), run.loop:
+            for step in run.loop.steps(4):
+                if breaks_off and step == 3:
+                    raise BrokenOffError
+                run.step()
+
+    with pytest.raises(BrokenOffError if breaks_off else Terminated):
+        stopped()
+    assert written == [2]
+    assert names(tmp_path) == ["update-000002"]
 
 
 def test_the_disk_has_the_rows_before_the_checkpoint_that_knows_of_them(tmp_path, monkeypatch):

@@ -191,7 +191,7 @@ class CheckpointedLoop:
 
     def save(self) -> None:
         """Save the state after the last complete step, unless it is already saved."""
-        with in_phase("saving"):
+        with self._stop.saving(), in_phase("saving"):
             if self._is_changing or not self._run_state.save(self.done):
                 return
         self._is_best = False
