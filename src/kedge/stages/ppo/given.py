@@ -210,9 +210,9 @@ def _checked(trainer: Trainer, ids: Any, name: str) -> list[int]:
     found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     size = len(trainer.roles.tokenizer)
     for token in found:
-        if isinstance(token, bool) or not isinstance(token, int):
+        if isinstance(token, bool) or not isinstance(token, Integral):
             raise DataError(f"{name} has {token!r:.40} among its token ids")
-        if not 0 <= token < size:
+        if not 0 <= int(token) < size:
             raise DataError(f"{name} has the token id {token}; the policy's tokenizer has 0 to {size - 1}")
         if token == trainer.pad_id:
             raise DataError(f"{name} has the padding token {token}; leave padding out")

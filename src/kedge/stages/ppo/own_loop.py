@@ -324,9 +324,9 @@ class PpoTrainer:
         Raises:
             DataError: A prompt or response cannot be used; the line says which and why.
         """
-        given = self._shared(lambda: (list(prompts), list(responses)))
         options = {"logprobs": logprobs, "stopped": stopped, "groups": groups, "policy_version": policy_version}
-        return self._call(lambda: self._batch_of(*given, **options))
+        given = self._shared(lambda: (list(prompts), list(responses), options))
+        return self._call(lambda: self._batch_of(given[0], given[1], **given[2]))
 
     def update(self, batch: Batch, scores: Iterable[Any] | None = None) -> Mapping[str, float]:
         """Improve policy and critic on a batch; returns the update's row of `metrics.jsonl`.
@@ -383,6 +383,7 @@ class PpoTrainer:
         def saved() -> Path:
             self._loop.save()
             save_result(self._config, self._run, self._roles, interrupted=False)
+            self._run.ranks.wait()  # so that the model is there on every rank
             return self.folder / "model"
 
         if not self.done:

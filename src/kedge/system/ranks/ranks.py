@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from kedge import errors
-from kedge.errors import KedgeError, LostContactError, NumericsError
+from kedge.errors import DataError, KedgeError, LostContactError, NumericsError
 
 if TYPE_CHECKING:
     from kedge.system.ranks.budget import PassTokens
@@ -229,7 +229,7 @@ class Ranks:
         """The messages of all ranks, in the order of the ranks; JSON types."""
         if not self.are_several:
             return [message]
-        return [json.loads(each.numpy().tobytes()) for each in self.everyones(self._encoded(message))]
+        return [json.loads(each.numpy().tobytes()) for each in self.everyones(self._encoded(json.dumps(message)))]
 
     def sums(self, figures: Sequence[float]) -> list[float]:
         """The sum of each figure over the ranks, in the order of the ranks, in float64."""
@@ -269,21 +269,24 @@ class Ranks:
         """Let the first rank do something, and tell all others its result, or its error.
 
         Args:
-            do: Returns JSON types. It runs on the first rank alone.
+            do: Returns JSON types; tensors and arrays in them are lists on the other ranks. It runs on the first rank
+                alone.
 
         Raises:
-            KedgeError: It raised one.
+            KedgeError: It raised one, or returned something else.
         """
         if not self.are_several:
             return do()
         if not self.is_first:
-            return _unpacked(self._told(None))
+            return _unpacked(self._told(""))
         try:
             result = do()
+            message = json.dumps({"result": result}, default=_listed)
         except KedgeError as error:
-            self._told({"error": type(error).__name__, "message": str(error), "details": vars(error)})
+            found = {"error": type(error).__name__, "message": str(error), "details": vars(error)}
+            self._told(json.dumps(found, default=str))
             raise
-        self._told({"result": result})
+        self._told(message)
         return result
 
     def wait(self) -> None:
@@ -299,15 +302,15 @@ class Ranks:
             return nullcontext
         return partial(_within, cast(dist.ProcessGroup, dist.new_group(backend="gloo")))
 
-    def _told(self, message: dict[str, Any] | None) -> dict[str, Any]:
+    def _told(self, message: str) -> dict[str, Any]:
         """A message of the first rank, on every rank."""
         content = self._encoded(message)
         self._finish(dist.broadcast(content, 0, group=_group.get(), async_op=True), content)
         return json.loads(content.numpy().tobytes())
 
-    def _encoded(self, message: Any) -> Tensor:
+    def _encoded(self, message: str) -> Tensor:
         """A message as bytes, as many on every rank."""
-        text = json.dumps(message, default=str).encode()
+        text = message.encode()
         return torch.frombuffer(bytearray(text.ljust(self.largest(len(text)))), dtype=torch.uint8)
 
     def _reduce(self, tensor: Tensor, operation: Any) -> None:
@@ -381,6 +384,14 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         bucket.append(gradient)
     if bucket:
         yield bucket
+
+
+def _listed(value: Any) -> Any:
+    """A tensor, an array, or one of their numbers, in JSON types."""
+    if not hasattr(value, "tolist"):
+        kind = type(value).__name__
+        raise DataError(f"a {kind} cannot be sent to the other ranks; pass texts, numbers, lists, arrays or dicts")
+    return value.tolist()
 
 
 def _unpacked(message: dict[str, Any]) -> Any:
