@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kedge.algorithm import GeneralizedAdvantage, RewardToGo
-from kedge.algorithm.experience import ENDINGS, Rollout
+from kedge.algorithm.experience import ENDINGS, Rollout, join_rollouts
 from kedge.data import Prompt, Rendered, read_prompts
 from kedge.data.tokens import encode_completion, pad_left
 from kedge.environments.player import Limits, Player
@@ -125,6 +125,24 @@ def test_an_episode_that_kedge_ends_is_paid_what_the_environment_gives():
     assert float(played.rollout.rewards[0, played.slots[0]]) == 1.0
     assert "You can use tools." in played.opened[0]
     assert played.answers[0][0] == "\n<|tool|>\n3\n<|assistant|>\n"
+
+
+def test_the_calls_of_a_batch_are_those_of_its_own_episodes():
+    """By hand: three calls, of which one fails, and none; meanwhile the next batch, sampled ahead, has called once."""
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    row = {"answer": 3.0, "messages": [{"role": "user", "content": "1 + 2?"}]}
+    call = '<add>{"a": 1, "b": 2}</add>'
+    failing = "<fail>{}</fail>"
+    turns = [[call, "3"], [failing, None], [call, None]]
+    played = play(worlds.Calculator, turns, rows=(row, row), tokenizer=tokenizer, turns=3, room=600)
+    ahead = played.player.episodes(tokenizer, [Prompt(Rendered("Play. "), row)], [3])
+    ahead.open([0])
+    ahead.answer({0: [*encode_completion(tokenizer, call, eos=False), STOP]})
+    found = played.player.metrics(played.rollout)
+    assert played.rollout.calls.tolist() == [[3, 1], [0, 0]]
+    assert (found["tools/calls"], found["tools/failed"]) == (3 / 2, 1 / 3)
+    joined = join_rollouts([played.rollout, played.rollout.select(torch.tensor([1, 1]))], pad_id=0)
+    assert played.player.metrics(joined)["tools/calls"] == 3 / 4
 
 
 @pytest.mark.parametrize(

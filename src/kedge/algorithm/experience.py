@@ -64,6 +64,7 @@ class Rollout:
         cut_off: True for an episode that something outside of its task ended, so that its last state has a value; None
             without an environment.
         ending: how each episode ended, as a number of `ENDINGS`; None without an environment.
+        calls: calls of tools in each episode, and how many of them failed; None without an environment.
 
     Source: spec §1, §4.15.
     """
@@ -81,6 +82,7 @@ class Rollout:
     rewards: Float[Tensor, "batch time"] | None = None
     cut_off: Bool[Tensor, " batch"] | None = None
     ending: Int[Tensor, " batch"] | None = None
+    calls: Int[Tensor, "batch 2"] | None = None
 
     @cached_property
     def num_responses(self) -> int:
@@ -305,6 +307,7 @@ def join_rollouts(parts: Sequence[Rollout], *, pad_id: int) -> Rollout:
         rewards=join_rows(rewards) if (rewards := known("rewards")) else None,
         cut_off=torch.cat(cut_off) if (cut_off := known("cut_off")) else None,
         ending=torch.cat(ending) if (ending := known("ending")) else None,
+        calls=torch.cat(calls) if (calls := known("calls")) else None,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -54,8 +53,17 @@ class _State:
     number: int
     length: int = 0
     turns: int = 0
+    calls: int = 0
+    errors: int = 0
     ending: str = ""
     rewards: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Waited:
+    """Seconds that sampling has waited for an environment."""
+
+    seconds: float = 0.0
 
 
 class Earned:
@@ -122,7 +130,8 @@ class Player:
         self._say = say
         self._stop_ids: frozenset[int] = frozenset()
         self._turns: dict[tuple[int, bool], Turns] = {}
-        self._spent: dict[str, float] = defaultdict(float)
+        self._waited = _Waited()
+        self._waited_before = 0.0
 
     def begin(
         self,
@@ -168,7 +177,7 @@ class Player:
         """
         turns = [self._turns_of(tokenizer, prompt) for prompt in prompts]
         limits = replace(self._limits, tokens=max_new_tokens or self._limits.tokens)
-        return Episodes(self.environment, turns, tokenizer, prompts, seeds, limits, self._stop_ids, self._spent)
+        return Episodes(self.environment, turns, tokenizer, prompts, seeds, limits, self._stop_ids, self._waited)
 
     def metrics(self, rollout: Rollout) -> dict[str, float]:
         """How the episodes of an update went: turns, endings, tools, and seconds that the environment took.
@@ -183,19 +192,16 @@ class Player:
         # A turn may follow the last one's stop token at once: an answer can be empty.
         stops = torch.isin(rollout.response_ids, torch.tensor([*self._stop_ids], device=own.device))
         starts = own & ~torch.nn.functional.pad(own & ~stops, (1, 0))[:, :-1]
-        spent = dict(self._spent)
-        self._spent.clear()
+        calls, errors = (0, 0) if rollout.calls is None else rollout.calls.sum(0).tolist()
+        # Another thread may be sampling the next episodes, and adding to the sum.
+        waited = self._waited.seconds
+        before, self._waited_before = self._waited_before, waited
         return {
             "episode/turns": float(starts.sum(-1).float().mean()),
             "episode/length": float(rollout.token_mask.sum(-1).float().mean()),
             **{f"episode/{name}": endings.count(number) / len(endings) for number, name in enumerate(ENDINGS)},
-            "time/environment": spent.get("seconds", 0.0),
-            **(
-                {"tools/calls": spent["calls"] / spent["episodes"]}
-                if self.environment.tools and spent.get("calls")
-                else {}
-            ),
-            **({"tools/failed": spent.get("errors", 0) / spent["calls"]} if spent.get("calls") else {}),
+            "time/environment": waited - before,
+            **({"tools/calls": calls / len(endings), "tools/failed": errors / calls} if calls else {}),
         }
 
     def _turns_of(self, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Turns:
@@ -235,7 +241,7 @@ class Episodes:
         seeds: A seed for each.
         limits: The limits.
         stop_ids: The tokens that end a turn of the policy.
-        spent: Counts episodes, the environment's seconds, and calls of tools and their errors.
+        waited: Counts the environment's seconds.
     """
 
     environment: Environment
@@ -245,7 +251,7 @@ class Episodes:
     seeds: Sequence[int]
     limits: Limits
     stop_ids: Collection[int]
-    spent: dict[str, float]
+    waited: _Waited
     _states: dict[int, _State] = field(default_factory=dict)
 
     @property
@@ -308,14 +314,15 @@ class Episodes:
         for row, state in self._states.items():
             for slot, reward in state.rewards.items():
                 rewards[row, slot] = reward
-        self.spent["episodes"] += len(self.prompts)
         device = rewards.device
-        endings = [ENDINGS.index(self._states[row].ending) for row in range(len(self.prompts))]
+        states = [self._states[row] for row in range(len(self.prompts))]
+        endings = [ENDINGS.index(state.ending) for state in states]
         return replace(
             rollout,
             rewards=rewards,
             ending=torch.tensor(endings, device=device),
             cut_off=torch.tensor([ENDINGS[ending] in CUT_OFF for ending in endings], device=device),
+            calls=torch.tensor([[state.calls, state.errors] for state in states], device=device),
         )
 
     def _opening(self, row: int, messages: list[dict[str, str]]) -> list[int]:
@@ -342,8 +349,8 @@ class Episodes:
         """The tokens after a turn of the policy; None if the episode has ended."""
         state = self._states[row]
         self._pay(row, turn.reward)
-        self.spent["calls"] += turn.num_calls
-        self.spent["errors"] += turn.num_errors
+        state.calls += turn.num_calls
+        state.errors += turn.num_errors
         if turn.ending is not None:
             state.ending = turn.ending
             return None
@@ -373,4 +380,4 @@ class Episodes:
     def _timed(self) -> Iterator[None]:
         started = time.perf_counter()
         yield
-        self.spent["seconds"] += time.perf_counter() - started
+        self.waited.seconds += time.perf_counter() - started
