@@ -19,6 +19,7 @@ from kedge.models.loading import Bases
 from kedge.models.sharded import can_be_sharded, shard_model
 from kedge.rewards import Responses, WeightedReward
 from kedge.runs.run import Run, offloads_frozen
+from kedge.system.ranks import Ranks
 
 __all__ = ["adapter_of", "bases_of", "freeze_models", "hold_bases_of", "measuring_scores", "say_loaded_whole"]
 
@@ -50,16 +51,20 @@ NUM_TEXTS = 8
 
 
 @contextmanager
-def measuring_scores(rewards: WeightedReward, config: Config, prompts: Sequence[Prompt]) -> Iterator[None]:
+def measuring_scores(
+    rewards: WeightedReward, config: Config, prompts: Sequence[Prompt], ranks: Ranks
+) -> Iterator[None]:
     """Measure and say how much the scores of reward models change in the block, where their weights are rounded.
 
     Args:
         rewards: The reward models.
         config: The resolved configuration.
         prompts: Some of them are scored, before and after.
+        ranks: The ranks. Nothing is measured if they shard the models, which only the first one has before the block.
     """
     formats = {config.runtime.frozen_dtype, config.adapter.base_dtype if config.adapter.kind != "none" else "auto"}
-    before = _scores(rewards, prompts[:NUM_TEXTS]) if formats - {"auto", "fp32"} else {}
+    measures = formats - {"auto", "fp32"} and not ranks.is_sharded
+    before = _scores(rewards, prompts[:NUM_TEXTS]) if measures else {}
     yield
     after = _scores(rewards, prompts[:NUM_TEXTS]) if before else {}
     models = {name: each.model for name, each in rewards.models.items()}

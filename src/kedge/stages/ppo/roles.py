@@ -148,7 +148,7 @@ def load_roles(
     else:
         _say_if_trained_on(records.held_out, records.train)
     scoring = [each.model for each in rewards.models.values()]
-    with measuring_scores(rewards, config, records.train):
+    with measuring_scores(rewards, config, records.train, run.ranks):
         freeze_models(scoring, config, run)
         reference = _reference(config, run, tokenizer, bases) if config.ppo.needs_reference else None
         hold_bases_of([actor_critic, reference, *scoring], config, run.device)
