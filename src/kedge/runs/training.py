@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from kedge.config import Config, best_metric
-from kedge.errors import KedgeError, OutOfMemoryError
+from kedge.errors import ConfigError, KedgeError, OutOfMemoryError
 from kedge.logs.experience_metrics import DETAILS_FILE
 from kedge.logs.incidents import truncate_incidents
 from kedge.logs.json_lines import (
@@ -59,9 +59,6 @@ class Update:
         num_updates: Updates of the whole run.
         metrics: Its row of `metrics.jsonl`; read-only.
         folder: The run's folder; its files include the row.
-        model: The trained model with its current weights: the transformers model of the policy, the reward model or
-            the critic; in control, the networks. It may be read, and a policy sampled from; changes to it take
-            effect.
         tokenizer: Its tokenizer; None in control.
     """
 
@@ -70,9 +67,26 @@ class Update:
     num_updates: int
     metrics: Mapping[str, float]
     folder: Path
-    model: nn.Module
     tokenizer: Any
+    _model: nn.Module | None
     _loop: CheckpointedLoop
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained model: the transformers model of policy, reward model or critic; in control, the networks.
+
+        It has the current weights. It may be read, and a policy sampled from. Changes to it take effect in a single
+        process; several ranks would no longer have the same weights, and the run ends.
+
+        Raises:
+            ConfigError: The weights are sharded, so that no rank has them.
+        """
+        if self._model is None:
+            raise ConfigError(
+                "update.model: with runtime.parallel=shard no rank has the whole weights; use the checkpoints in "
+                "update.folder, or runtime.parallel=replicate"
+            )
+        return self._model
 
     def stop(self, reason: str = "a callback stopped it") -> None:
         """End the run after this update, as if it were complete: the model is saved, `finished.json` has the reason."""
@@ -110,7 +124,8 @@ def watched(
         if (show := callback) is not None:
             loop.complete(number)
             known = MappingProxyType(dict(metrics))
-            update = Update(run.stage, number, num_updates, known, folder, model, tokenizer, loop)
+            whole = None if run.ranks.is_sharded else model
+            update = Update(run.stage, number, num_updates, known, folder, tokenizer, whole, loop)
             loop.on_first_rank(lambda: show(update))
 
     return after_update
