@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -119,8 +120,12 @@ class BackgroundEngine:
         return self._publish(tensors, version) if is_first else {}
 
     def close(self) -> None:
-        """Wait for the work under way, drop what has not started, and end the engine; see `Engine`."""
-        self._turns.thread.shutdown(wait=True, cancel_futures=True)
+        """Wait for the work under way, drop what has not started, and end the engine; see `Engine`.
+
+        On several ranks nothing is dropped, unless an error ends the run: another may have started on it.
+        """
+        drops = self.apart is nullcontext or sys.exc_info()[0] is not None
+        self._turns.thread.shutdown(wait=True, cancel_futures=drops)
         self.engine.close()
 
     def _publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
