@@ -84,12 +84,6 @@ def test_a_prompt_is_drawn_in_proportion_to_its_spread():
         assert sum(found) / 400 == pytest.approx(mean, abs=0.1)  # four standard errors of 0.5 / 20
     orders = {tuple(each) for each in counts if sorted(each) == ["0", "0", "1", "3"]}
     assert ("0", "3", "0", "1") in orders  # equal ones are not drawn in a row
-    whole = drawn_by_spread().next(4)
-    ranks = [PromptStream(POOL[:4], seed=0, by_spread=True, rank=rank, world_size=2) for rank in (0, 1)]
-    for stream in ranks:
-        stream.next(2)
-        stream.note(POOL[:3], [0.25, 0.05, 0.0])
-    assert texts(ranks[0].next(2)) + texts(ranks[1].next(2)) == texts(whole)
 
 
 def test_what_is_noted_counts_from_the_next_pass_on_and_no_spread_anywhere_draws_evenly():
@@ -136,23 +130,6 @@ def test_a_curriculum_needs_a_number_in_every_prompt(value, found):
         PromptStream(pool, seed=0, curriculum="level")
 
 
-@given(world_size=st.integers(1, 5), per_rank=st.integers(1, 7), seed=st.integers(0, 3))
-def test_ranks_together_draw_what_one_rank_would(world_size, per_rank, seed):
-    alone = PromptStream(POOL, seed=seed)
-    ranks = [PromptStream(POOL, seed=seed, rank=rank, world_size=world_size) for rank in range(world_size)]
-    for _ in range(4):
-        together = [text for stream in ranks for text in texts(stream.next(per_rank))]
-        assert together == texts(alone.next(per_rank * world_size))
-    assert all(stream.state_dict() == alone.state_dict() for stream in ranks)
-
-
-def test_ranks_are_disjoint_within_a_pass():
-    ranks = [PromptStream(POOL, seed=0, rank=rank, world_size=2) for rank in range(2)]
-    first, second = ({text for _ in range(2) for text in texts(stream.next(2))} for stream in ranks)
-    assert len(first | second) == 8
-    assert not first & second
-
-
 @given(before=st.integers(0, 25))
 def test_a_restored_stream_continues_where_it_was(before):
     stream = PromptStream(POOL, seed=1)
@@ -165,8 +142,6 @@ def test_a_restored_stream_continues_where_it_was(before):
 def test_invalid_streams_are_rejected():
     with pytest.raises(DataError, match="the list of prompts is empty"):
         PromptStream([], seed=0)
-    with pytest.raises(ValueError, match="rank is 2 with world_size 2"):
-        PromptStream(POOL, seed=0, rank=2, world_size=2)
     with pytest.raises(DataError, match="saved with 10 prompts, but the data has 9"):
         PromptStream(POOL[:9], seed=0).load_state_dict(PromptStream(POOL, seed=0).state_dict())
 

@@ -1,4 +1,4 @@
-"""The stream of prompts for training: seeded, endless, resumable, and sharded over ranks without overlap."""
+"""The stream of prompts for training: seeded, endless and resumable."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ LEAST_WEIGHT = 0.25
 class PromptStream:
     """An endless stream of prompts, reshuffled on every pass.
 
-    All ranks follow one sequence of shuffled passes. A draw of n takes the next n × world_size prompts of it, and each
-    rank keeps its own n. Ranks therefore never overlap, a pass visits every prompt once, and eight ranks drawing n
-    prompts each see the same prompts as one rank drawing 8·n.
+    A pass visits every prompt once. On several ranks each draws the same prompts, those of the whole batch.
 
     With a curriculum the first pass goes from the lowest value of a column to the highest, equal ones shuffled; the
     later passes, which have seen every level, are shuffled.
@@ -80,20 +78,16 @@ class PromptStream:
         mixture: Mixture | None = None,
         rest: int = 0,
         by_spread: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
     ) -> None:
         """Start at the first prompt of the first pass.
 
         Args:
-            prompts: the pool, the same on every rank.
-            seed: seed of the shuffles, the same on every rank.
+            prompts: the pool.
+            seed: seed of the shuffles.
             curriculum: column with the difficulty of a prompt, a number; None shuffles the first pass as well.
             mixture: shares of several sources; None for one pass over all prompts after the other.
             rest: passes that a prompt without spread is left out of.
             by_spread: from the second pass on, draw prompts in proportion to their spread.
-            rank: this process, 0 to world_size − 1.
-            world_size: number of processes that draw.
 
         Raises:
             DataError: The list of prompts is empty, or one has no number in the column.
@@ -101,8 +95,6 @@ class PromptStream:
         self._levels = None if curriculum is None else difficulties(prompts, curriculum)
         if not prompts:
             raise DataError("the list of prompts is empty")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank is {rank} with world_size {world_size}, expected 0 to {world_size - 1}")
         self._prompts = prompts
         self._mixture = mixture
         self._seed = seed
@@ -111,15 +103,12 @@ class PromptStream:
         self._spreads: dict[int, float] = {}
         self._rested: dict[int, int] = {}
         self._left_out = set[int]()
-        self._rank = rank
-        self._world_size = world_size
         self._epoch = self._position = 0
         self._order = self._shuffled()
 
     def next(self, num_prompts: int) -> list[Prompt]:
-        """This rank's next prompts; all ranks must draw the same number."""
-        drawn = [self._advance() for _ in range(num_prompts * self._world_size)]
-        return [self._prompts[index] for index in drawn[self._rank * num_prompts :][:num_prompts]]
+        """The next prompts."""
+        return [self._prompts[self._advance()] for _ in range(num_prompts)]
 
     def note(self, prompts: Sequence[Prompt], spreads: Sequence[float]) -> float:
         """Take note of the spread of responses; returns the share of all prompts that the next pass leaves out.
@@ -139,7 +128,7 @@ class PromptStream:
         return sum(self._rests(row, self._epoch + 1) for row in self._rested) / len(self._prompts)
 
     def state_dict(self) -> dict[str, Any]:
-        """The stream's position and what it noted of prompts, the same on every rank, as plain numbers."""
+        """The stream's position and what it noted of prompts, as plain numbers."""
         rested: dict[str, Any] = {}
         if self._by_spread:
             rested = {"spreads": [list(each) for each in self._spreads.items()], "order": list(self._order)}
