@@ -149,6 +149,26 @@ def test_weights_that_were_rolled_back_are_sent_before_the_next_rollout(tmp_path
     assert max(row.get("policy/sampler_k3", 0.0) for row in rows) < 1e-8
 
 
+def test_weights_that_a_callback_changes_are_sent_before_the_next_rollout(tmp_path, policy, server):
+    """Under another name: the server keeps what the weights of the evaluation have read of a prompt."""
+
+    def change(update):
+        with torch.no_grad():
+            for weight in update.model.parameters() if update.number == 1 else ():
+                weight.mul_(1.3)
+
+    more = {"num_updates": 3, "eval_every": 1, "num_fixed_prompts": 0}
+    made = configure(policy, tmp_path / "run", **settings(server, **more))
+    rows = run_ppo(made, prompts=PROMPTS, eval_prompts=PROMPTS[:1], reward=vowels, callback=change).metrics
+    sent = [weights["lm_head.weight"] for weights in server.sampling.updates]
+    assert len(sent) == 5, "at the start, after every update, and after the callback"
+    assert torch.equal(sent[2], sent[1] * 1.3)
+    assert max(row["policy/sampler_k3"] for row in rows) < 1e-8
+    versions = [request["cache_salt"].rpartition("-")[2] for request in server.http.requests]
+    names = {request["cache_salt"] for request in server.http.requests}
+    assert (len(names), set(versions)) == (5, {"v0", "v1", "v2", "v3"})
+
+
 def test_everything_that_a_run_measures_is_sampled_on_the_server_and_a_dry_run_too(tmp_path, policy, server):
     measured = {"eval_every": 1, "critic_check": 1, "critic_check_size": [32, 4, 2], "num_fixed_prompts": 2}
     made = configure(policy, tmp_path / "run", num_updates=1, critic="shared", **settings(server, **measured))

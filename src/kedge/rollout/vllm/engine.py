@@ -234,14 +234,14 @@ class VllmEngine:
         if dialogue is not None:
             prompts = dialogue.open(range(len(seeds)))
         assert len(prompts) == len(seeds), "one seed per prompt"
-        assert "version" in self._state, "the weights are published before the first rollout"
-        version = self._name(self._state["version"])
+        assert self._state, "the weights are published before the first rollout"
+        version = self._name(**self._state)
         numbers = range(len(prompts)) if groups is None else groups
         talks = [_Talk() for _ in prompts]
         rows = list(range(len(prompts)))
         for turn in itertools.count():
             limits = [self._up_to(talks[row], dialogue) for row in rows]
-            # The cache of prefixes is per version: a prompt that was read by other weights is read again.
+            # The cache of prefixes is per publication: a prompt that was read by other weights is read again.
             bodies = [
                 limit.request([*prompts[row], *talks[row].tokens], seed=seeds[row] + turn, salt=version)
                 for row, limit in zip(rows, limits, strict=True)
@@ -281,14 +281,15 @@ class VllmEngine:
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:
         """Send the weights to all servers; see `Engine`."""
-        seconds = self.fleet.publish(tensors, self._name(version))
-        self._state["version"] = version
+        state = {"number": self._state.get("number", 0) + 1, "version": version}
+        seconds = self.fleet.publish(tensors, self._name(**state))
+        self._state.update(state)
         return {**seconds, **self.fleet.metrics()}
 
     def close(self) -> None:
         """End the servers; see `Engine`."""
         self.fleet.close()
 
-    def _name(self, version: int) -> str:
-        """The name of a version's weights; other runs use other names, also on the same server."""
-        return f"{self._run[:8]}-v{version}"
+    def _name(self, *, number: int, version: int) -> str:
+        """The name of weights; a version may be sent again, and other runs use other names on the same server."""
+        return f"{self._run[:8]}-{number}-v{version}"

@@ -24,7 +24,7 @@ from kedge.rollout import Engine, Models, collect_experience, reference_logprobs
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.settings import PpoSettings, coefficients_of, value_warmup_of
-from kedge.system.ranks import AdaptiveTokens
+from kedge.system.ranks import AdaptiveTokens, checksum
 from kedge.training.controllers import Coefficients, ValueWarmup
 from kedge.training.guard import Guard
 from kedge.training.learner import LanguageLearner
@@ -69,7 +69,7 @@ class Trainer:
     learning_rates: dict[str, float] = field(init=False)
     staleness: int = 0
     _learner: LanguageLearner | None = field(default=None, init=False)
-    _published: int | None = field(default=None, init=False)
+    _published: tuple[int, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.settings = self.run_settings
@@ -106,7 +106,9 @@ class Trainer:
         return cast(int, self.roles.tokenizer.pad_token_id)
 
     def publish(self, version: int) -> dict[str, float]:
-        """Send the policy's weights to an engine that has its own copy, unless it has this version already.
+        """Send the policy's weights to an engine that has its own copy, unless it has these already.
+
+        A callback or the loop around the trainer may have changed them since.
 
         Args:
             version: Updates that the policy has completed.
@@ -114,10 +116,13 @@ class Trainer:
         Returns:
             Metrics, such as seconds.
         """
-        if self._published == version:
+        policy = self.roles.actor_critic.policy.causal
+        is_copied = self.run_settings.config.rollout.engine != "builtin" and not self.run.ranks.is_sharded
+        state = (version, checksum([policy]) if is_copied else 0)
+        if not self.run.ranks.largest(int(state != self._published)):
             return {}
         metrics = self.roles.engine.publish(self._weights, version)
-        self._published = version
+        self._published = state
         return metrics
 
     def sample(

@@ -11,7 +11,7 @@ from kedge.system.ranks.budget import (
     tokens_of,
     within_memory,
 )
-from kedge.system.ranks.ranks import ALONE, Part, Prompts, Ranks, budget_batches, check_equal_weights
+from kedge.system.ranks.ranks import ALONE, Part, Prompts, Ranks, budget_batches, check_equal_weights, checksum
 
 __all__ = [
     "ALONE",
@@ -23,6 +23,7 @@ __all__ = [
     "budget_batches",
     "budget_metrics",
     "check_equal_weights",
+    "checksum",
     "tokens_of",
     "within_memory",
 ]

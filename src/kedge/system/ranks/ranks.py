@@ -23,7 +23,7 @@ from kedge.errors import DataError, KedgeError, LostContactError, NumericsError
 if TYPE_CHECKING:
     from kedge.system.ranks.budget import PassTokens
 
-__all__ = ["ALONE", "Part", "Ranks", "budget_batches", "check_equal_weights", "plan_parts", "share_rows"]
+__all__ = ["ALONE", "Part", "Ranks", "budget_batches", "check_equal_weights", "checksum", "plan_parts", "share_rows"]
 
 T = TypeVar("T")
 
@@ -337,7 +337,6 @@ ALONE = Ranks()
 """The single process."""
 
 
-@torch.no_grad()
 def check_equal_weights(ranks: Ranks, modules: Iterable[nn.Module]) -> None:
     """Compare a checksum of all weights between the ranks; nothing to compare for a single one, or if they are sharded.
 
@@ -346,16 +345,20 @@ def check_equal_weights(ranks: Ranks, modules: Iterable[nn.Module]) -> None:
     """
     if not ranks.are_several or ranks.is_sharded:
         return
-    weights = [weight for module in modules for weight in module.parameters()]
-    sums = [_bits(weight) for weight in weights]
-    # Weighted by place, so that two weights that were swapped are noticed.
-    total = sum((number + 1) * value for number, value in enumerate(sums)) % 2**53
-    found = ranks.everyones(torch.tensor([total], dtype=torch.int64)).reshape(-1).tolist()
+    found = ranks.everyones(torch.tensor([checksum(modules)], dtype=torch.int64)).reshape(-1).tolist()
     if len(set(found)) > 1:
         other = next(number for number, value in enumerate(found) if value != found[0])
         raise NumericsError(
             f"ranks 0 and {other} have different weights; check that all machines have the same versions and hardware"
         )
+
+
+@torch.no_grad()
+def checksum(modules: Iterable[nn.Module]) -> int:
+    """A number that changes with any of the weights; they are not sharded."""
+    weights = [weight for module in modules for weight in module.parameters()]
+    # Weighted by place, so that two weights that were swapped are noticed.
+    return sum((number + 1) * _bits(weight) for number, weight in enumerate(weights)) % 2**53
 
 
 def _bits(weight: Tensor) -> int:
