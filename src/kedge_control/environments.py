@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
-from kedge.errors import EnvError
+from kedge.errors import DataError, EnvError
 from kedge.logs.progress import say
 from kedge.system.texts import error_text
 from kedge.training.stopping import Terminated
@@ -245,8 +245,16 @@ class Environments:
         return hashlib.sha256(self.observations[number].tobytes()).hexdigest()
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Restore a `state_dict`; episodes that cannot be restored are `lost`, with a message."""
+        """Restore a `state_dict`; episodes that cannot be restored are `lost`, with a message.
+
+        Raises:
+            DataError: It is that of another number of environments.
+        """
         if self._mode == AutoresetMode.DISABLED:
+            if (saved := len(state["environments"])) != self.num_envs:
+                raise DataError(
+                    f"the checkpoint has the episodes of {saved} environments, but control.num_envs={self.num_envs}"
+                )
             self._restore(state["environments"])
         else:
             self._resumed = int(state["resumed"]) + 1

@@ -6,6 +6,7 @@ import ast
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,7 +189,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def interrupt(config: Config, folder: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), resumable(config, folder, "ppo"):
+    run: Any = SimpleNamespace(folder=folder, stage="ppo", has_started=True)
+    with pytest.raises(KeyboardInterrupt), resumable(config, run):
         raise KeyboardInterrupt
 
 

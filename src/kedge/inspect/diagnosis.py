@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,7 @@ class LiveDoctor:
         facts: The header of its configuration.
         config: Its configuration, section by section.
         say: Prints a line for the user.
+        done: Updates so far; the rows of later ones are about to be removed.
         advice: See `diagnose_run`.
     """
 
@@ -84,12 +86,13 @@ class LiveDoctor:
         config: Mapping[str, Any],
         *,
         say: Callable[[str], None],
+        done: float = math.inf,
         advice: Advice = no_advice,
     ) -> None:
-        self._rows: list[dict[str, Any]] = read_metrics(folder) if (folder / METRICS_FILE).is_file() else []
+        rows = read_metrics(folder) if (folder / METRICS_FILE).is_file() else []
+        self._rows: list[dict[str, Any]] = [row for row in rows if row["update"] <= done]
         texts = {name: str(fact) for name, fact in facts.items()}
-        roles = read_json_object(folder / ROLES_FILE)
-        self._run = RunRecord(folder, texts, config, self._rows, roles=roles, state="running")
+        self._run = RunRecord(folder, texts, config, self._rows, state="running")
         self._say = say
         self._reported = set[str]()
         self._advice = advice
@@ -119,7 +122,12 @@ class LiveDoctor:
             rows = read_rows(self._run.folder / name, numbered=True, on_skipped=lambda line: None)
             return [row for row in rows if row["update"] in updates]
 
-        return replace(self._run, incidents=about(INCIDENTS_FILE), critic_checks=about(CRITIC_CHECKS_FILE))
+        return replace(
+            self._run,
+            roles=read_json_object(self._run.folder / ROLES_FILE),
+            incidents=about(INCIDENTS_FILE),
+            critic_checks=about(CRITIC_CHECKS_FILE),
+        )
 
 
 def _of_stage(record: RunRecord, examination: Examination) -> Examination:

@@ -39,6 +39,7 @@ __all__ = [
     "read_metrics",
     "read_rows",
     "read_samples",
+    "rows_until",
     "truncate_rows",
 ]
 
@@ -130,20 +131,25 @@ class JsonLines:
 class RunLog:
     """A log of a run: each row has the number of its update and is flushed. A context that closes the file.
 
+    The file is opened, or created, by `open` or with the first row, not before: a resumed run can still be refused.
+
     Args:
         path: The file.
-        is_lazy: True to create it with its first row.
     """
 
-    def __init__(self, path: Path, *, is_lazy: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._lines = None if is_lazy else JsonLines(path)
+        self._lines: JsonLines | None = None
+
+    def open(self) -> JsonLines:
+        """Open the file, unless it is open; from here on, its rows are not lost with the folder."""
+        self._lines = self._lines or JsonLines(self._path)
+        return self._lines
 
     def append(self, update: int, *rows: Mapping[str, Any]) -> None:
         """Append rows of an update."""
         for row in rows:
-            self._lines = self._lines or JsonLines(self._path)
-            self._lines.write({"update": update, **row})
+            self.open().write({"update": update, **row})
 
     def sync(self) -> None:
         """Flush all rows to disk, before a checkpoint that relies on them."""
@@ -198,7 +204,7 @@ class EvaluationsLog(RunLog):
     """
 
     def __init__(self, folder: Path, name: str = EVALUATIONS_FILE) -> None:
-        super().__init__(folder / name, is_lazy=True)
+        super().__init__(folder / name)
 
     def write(self, update: int, results: Mapping[str, Any]) -> None:
         """Append an evaluation: updates that the policy has completed, from 0, and its results."""
@@ -293,11 +299,16 @@ def truncate_rows(path: Path, last_update: int) -> int:
         DataError: A line before the last is not a row of a log.
         OutputError: The file cannot be written.
     """
-    whole = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # what follows the last newline is incomplete
-    kept = [line + b"\n" for number, line in enumerate(whole, 1) if _update_of(line, path, number) <= last_update]
+    kept = rows_until(path, last_update)
     if path.is_file():
         replace_file(path, kept)
     return len(kept)
+
+
+def rows_until(path: Path, last_update: int) -> list[bytes]:
+    """The lines of a log that `truncate_rows` keeps; arguments and errors as there."""
+    whole = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # what follows the last newline is incomplete
+    return [line + b"\n" for number, line in enumerate(whole, 1) if _update_of(line, path, number) <= last_update]
 
 
 def _update_of(line: bytes, path: Path, number: int) -> int:

@@ -55,34 +55,34 @@ def chained() -> Iterator[None]:
 
 
 @contextmanager
-def chain_report(config: Config, folder: Path) -> Iterator[None]:
+def chain_report(config: Config, run: Run) -> Iterator[None]:
     """Write one report of all stages that ran in the block, even if it fails; none if no stage was started."""
     try:
         with chained():
             yield
     finally:
-        if config.runtime.report and is_first_rank() and runs_in(folder) != [folder]:
-            leave_report(folder, advice=field_advice)
+        if config.runtime.report and is_first_rank() and run.has_started and runs_in(run.folder) != [run.folder]:
+            leave_report(run.folder, advice=field_advice)
 
 
 @contextmanager
-def resumable(config: Config, folder: Path, stage: str) -> Iterator[None]:
+def resumable(config: Config, run: Run) -> Iterator[None]:
     """If the block is interrupted or fails and left something to resume, print the call that resumes the run.
 
     Args:
         config: The run's configuration.
-        folder: Its folder.
-        stage: The stage, also the name of its command and function.
+        run: The run.
     """
+    folder = run.folder
     try:
         yield
     except BaseException as error:
-        if not _in_chain.get() and _can_resume(folder):
+        if run.has_started and not _in_chain.get() and _can_resume(folder):
             if isinstance(error, OutputError) and (kept := _newest_checkpoint(folder)):
                 say(f"Saved last: {printable(str(kept))}")
             changes = error.settings if isinstance(error, OutOfMemoryError) else {}
             by_command = is_command_line() or bool(changes)
-            call = resuming_call(config, stage, folder, by_command=by_command, changes=changes)
+            call = resuming_call(config, run.stage, folder, by_command=by_command, changes=changes)
             say(f"Resume: {call.shell() if by_command else call.python()}")
         raise
 

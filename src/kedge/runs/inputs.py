@@ -27,7 +27,7 @@ from kedge.models.loading import Bases
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
 from kedge.rewards.source import RewardSource
 from kedge.runs.frozen import freeze_models
-from kedge.runs.run import REJECTED_FILE, Run
+from kedge.runs.run import Run
 from kedge.system.output import REWARD_LOG
 from kedge.system.ranks import ALONE, PassTokens, Ranks
 
@@ -89,7 +89,7 @@ def load_prompts(
         Sources(tuple(getattr(data, role))) if prompts is None else prompts,
         max_prompt_tokens=limit,
         max_rejected_fraction=data.max_rejected_fraction,
-        rejected_to=run.folder / REJECTED_FILE,
+        rejected_to=run.rejected_file,
         **_reading(config, tokenizer),
     )
     own = limit == data.max_prompt_tokens
@@ -191,7 +191,7 @@ def _load(
         max_prompt_tokens=data.max_prompt_tokens,
         train_on=data.train_on,
         max_rejected_fraction=data.max_rejected_fraction,
-        rejected_to=run.folder / REJECTED_FILE,
+        rejected_to=run.rejected_file,
         **_reading(config, tokenizer),
     )
     own = longest == data.max_length

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,14 @@ class Resume:
 
     Attributes:
         allow_changes: Dotted names of settings, models, data or whole sections that may differ from the original run.
+        chain: The run of the chain that the run is a stage of.
     """
 
     allow_changes: tuple[str, ...] = ()
+    chain: Run | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """The run of a stage.
 
@@ -135,6 +138,8 @@ class Run:
         micro_batch_tokens: Tokens per pass: `runtime.micro_batch_tokens`, for all stages' passes.
         first_folder: On ranks other than the first one, its folder; `folder` is then a temporary one, so that what
             every rank writes is kept once.
+        chain: The run of the chain that it is a stage of, which starts with it.
+        has_started: `start` was called. A resumed run that is refused before leaves its folder as it was.
     """
 
     folder: Path
@@ -150,6 +155,16 @@ class Run:
     ranks: Ranks = ALONE
     micro_batch_tokens: PassTokens = None
     first_folder: Path | None = None
+    chain: Run | None = None
+    has_started: bool = False
+
+    @cached_property
+    def rejected_file(self) -> Path:
+        """The file for rows that cannot be used, without those of an earlier start."""
+        path = self.folder / REJECTED_FILE
+        with writing(path):
+            path.unlink(missing_ok=True)
+        return path
 
     @property
     def shared_folder(self) -> Path:
@@ -159,11 +174,15 @@ class Run:
     def start(self) -> None:
         """Create the folder with `config.yaml` and `data.json`. Called after everything is loaded and checked.
 
-        An earlier error leaves no files, so the corrected command can use the same folder.
+        An earlier error leaves no files, so the corrected command can use the same folder. A second call does nothing.
 
         Raises:
             OutputError: The folder cannot be created, or is no longer empty.
         """
+        if self.has_started:
+            return
+        if self.chain is not None:
+            self.chain.start()
         if not self.resumed:
             create_run_folder(self.folder)
             claim(self.folder)
@@ -176,6 +195,7 @@ class Run:
         if self.ranks.are_several:
             say(f"ranks: {self.facts['ranks']}")
         self.data.publish(self.folder)
+        self.has_started = True
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Mark the run as finished and write its summary. Called once everything that it leaves is on the disk."""
@@ -186,7 +206,7 @@ class Run:
 
         The corrected command can then use the same folder. The file of rejected rows is kept.
         """
-        return discard_run_folder(self.folder)
+        return self.has_started and discard_run_folder(self.folder)
 
     def sync(self) -> None:
         """If the folder was moved or deleted during the run, start a new one, for the next checkpoint and the model.
@@ -206,12 +226,13 @@ class Run:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Context: `start` on entry, `abandon` on an error.
+        """Context: `start` on entry, `abandon` on an error. A resumed chain starts with the first stage that does.
 
         Raises:
             OutputError: See `start`.
         """
-        self.start()
+        if not self.resumed:
+            self.start()
         try:
             yield
         except BaseException:  # includes Ctrl-C; re-raised
@@ -284,8 +305,8 @@ def open_run(
     if ranks.are_several:
         facts["ranks"] = f"{ranks.count} ({config.runtime.parallel})"
     folder = shared if ranks.is_first else _temporary_folder()
-    # Diagnostics of an earlier run in this folder; a resumed run reads its data, and rejects rows, again.
-    for path in (folder / name for name in sorted({REJECTED_FILE} if resumed else DIAGNOSTIC_FILES)):
+    # Diagnostics of an earlier run in this folder.
+    for path in (folder / name for name in sorted(() if resumed else DIAGNOSTIC_FILES)):
         with writing(path):
             path.unlink(missing_ok=True)
     return Run(
@@ -301,6 +322,7 @@ def open_run(
         ranks=ranks,
         micro_batch_tokens=pass_tokens(config),
         first_folder=None if ranks.is_first else shared,
+        chain=None if resume is None else resume.chain,
     )
 
 

@@ -22,6 +22,7 @@ from kedge.logs.json_lines import (
     SAMPLES_FILE,
     MetricsLog,
     plain_json,
+    rows_until,
     truncate_rows,
 )
 from kedge.logs.loggers import LoggedRun, LoggerGroup, LoggerState
@@ -155,11 +156,11 @@ LOGS = (METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, EVALUATIONS_FILE, CRITIC_CHECK
 def stage_loop(
     config: Config, run: Run, *, model: CheckpointModel, stop: Stopping | None = None
 ) -> Iterator[CheckpointedLoop]:
-    """The loop over a stage's steps; truncates the logs to the step that the run resumes from.
+    """The loop over a stage's steps; `restore` truncates the logs to the step that the run resumes from.
 
     Args:
         config: The stage's configuration.
-        run: The stage's run, started.
+        run: The stage's run; if it has a checkpoint, `restore` starts it.
         model: The trained model, for the checkpoints.
         stop: Set by signals that the caller listens to; None to listen here.
 
@@ -169,11 +170,17 @@ def stage_loop(
         OutOfMemoryError: Memory ran out; the state after the last whole step is saved.
     """
     run.ranks.first(lambda: model.try_saving(run.folder))
-    # Samples of "update 0" precede the first update: a run that starts over writes them again.
-    last = (run.checkpoint.update if run.checkpoint else 0) or -1
-    for name in LOGS:
-        truncate_rows(run.folder / name, last)
-    truncate_incidents(run.folder, last)
+
+    def begin() -> None:
+        # Samples of "update 0" precede the first update: a run that starts over writes them again.
+        last = (run.checkpoint.update if run.checkpoint else 0) or -1
+        for name in LOGS:
+            rows_until(run.folder / name, last)  # refuses a damaged log while nothing has changed
+        run.start()
+        for name in LOGS:
+            truncate_rows(run.folder / name, last)
+        truncate_incidents(run.folder, last)
+
     with stopping(ranks=run.ranks) if stop is None else nullcontext(stop) as stop:
         state = RunState(
             run.shared_folder / CHECKPOINTS,
@@ -188,6 +195,7 @@ def stage_loop(
         )
         schedule = SaveSchedule(every=config.checkpoint.every, every_minutes=config.checkpoint.every_minutes)
         loop = CheckpointedLoop(state, schedule=schedule, stop=stop, keep_last=config.checkpoint.keep_last, warn=say)
+        loop.when_restored(begin)
         if isinstance(run.micro_batch_tokens, AdaptiveTokens):
             loop.register("micro_batch_tokens", run.micro_batch_tokens, optional=True)
         with memory_in_one_line(config, run.stage), loop:
@@ -212,6 +220,7 @@ def logged_steps(
         open_loggers(config, run, warn=progress.say) as loggers,
         MetricsLog(run.folder, also=loggers.write if loggers else None) as log,
     ):
+        loop.when_restored(log.open)
         loop.sync_before_saving(run, log)
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
@@ -232,7 +241,8 @@ def _best(config: Config, stage: str) -> BestUpdate | None:
 def running(config: Config, run: Run, *, save: Callable[..., object] | None = None) -> Iterator[dict[str, object]]:
     """Start a run, and end it: mark it as finished, print the findings and the next command, push the model.
 
-    If the block fails, the line that resumes the run is printed, or the folder is removed if it has no results.
+    If the block fails, the line that resumes the run is printed, or the folder is removed if it has no results. A run
+    with a checkpoint is started by the loop, once it is restored: if the block fails before, its folder stays as it is.
 
     Args:
         config: The stage's configuration.
@@ -246,10 +256,11 @@ def running(config: Config, run: Run, *, save: Callable[..., object] | None = No
     Raises:
         OutputError: The run's folder cannot be created.
     """
-    run.start()
+    if run.checkpoint is None:
+        run.start()
     summary: dict[str, object] = {}
     has_results = fits = True
-    with resumable(config, run.folder, run.stage):
+    with resumable(config, run):
         try:
             yield summary
         except BaseException as error:
@@ -258,7 +269,7 @@ def running(config: Config, run: Run, *, save: Callable[..., object] | None = No
                 has_results = not run.abandon()
             raise
         finally:
-            if save is not None and has_results:
+            if save is not None and has_results and run.has_started:
                 save(interrupted=not summary, model=fits)
     end_stage(config, run, summary)
 

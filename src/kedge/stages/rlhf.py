@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,17 +149,17 @@ def run_rlhf(
         labeler=labeler,
     )
     with (
-        resumable(config, run.folder, "rlhf"),
+        resumable(config, run),
         run.started(),
-        chain_report(config, run.folder),
-        published_policy(run.folder),
+        chain_report(config, run),
+        published_policy(run),
     ):
         if comparisons is not None:
             path = run.shared_folder / "comparisons.jsonl"
             run.ranks.first(lambda: write_rows(path, comparisons))
             config = with_values(config, {"data.comparisons": str(path)})
 
-        then: Any = {"resume": resume, "callback": callback}
+        then: Any = {"resume": resume and replace(resume, chain=run), "callback": callback}
         plans: Mapping[str, MachinePlan] = planned or {}
         sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations, planned=plans.get("sft"), **then)
         config = with_values(config, {"reward_model.base": config.reward_model.base or str(sft.model)})
@@ -183,6 +183,7 @@ def run_rlhf(
             ppo = run_ppo(for_ppo, planned=plans.get("ppo"), **given, **then)
             rounds.append(Round(trained, ppo, critic))
             policy = ppo.model
+        run.start()  # resumed, with all stages finished
 
     summary = {"sft": {"num_steps": sft.num_steps, **sft.evaluation}, "rounds": [each.summary() for each in rounds]}
     if run.ranks.is_first:
@@ -327,6 +328,7 @@ def label_round(config: Config, run: Run, inputs: RlhfInputs, policy: Path, numb
             title=f"round {number}: sample to label",
             on_phase=lambda *_: check_stop(),
         )
+    run.start()
     run.ranks.first(lambda: write_rows(path, rankings))
     return told
 
@@ -339,17 +341,18 @@ def write_rows(path: Path, rows: Sequence[Any]) -> str:
 
 
 @contextmanager
-def published_policy(folder: Path) -> Iterator[None]:
+def published_policy(run: Run) -> Iterator[None]:
     """Copy the newest policy to `model/` when the block ends, even by an error; `model/` is never incomplete.
 
     On several ranks, the folder has policies on the first one only.
     """
+    folder = run.folder
     try:
         yield
     finally:
         numbered = sorted(folder.glob("ppo-*/model"), key=lambda path: int(path.parent.name.removeprefix("ppo-")))
         policies = [path for path in (folder / "sft" / "model", folder / "ppo" / "model", *numbered) if path.is_dir()]
-        if policies:
+        if policies and run.has_started:
             model = folder / "model"  # there already, with an older policy, if the run was resumed
             with writing(model), replaced_folder(model) as part:
                 copy_tree(policies[-1], part)

@@ -102,11 +102,11 @@ class Parts:
     def resumed(self) -> dict[str, Stateful]:
         """The contents of checkpoints besides the weights and the optimizer's state."""
         return {
+            "environments": self.environments,  # first: the others depend on their number
             "normalization": self.normalization,
             "episodes": self.episodes,
             "memory": self.memory,
             "coefficients": self.coefficients,
-            "environments": self.environments,
         }
 
     def evaluation(self, update: int) -> dict[str, float]:

@@ -201,7 +201,7 @@ def sample_returns(inputs: CriticInputs, run: Run) -> Sampled:
             if part is None:
                 stop.raise_if_requested()
                 part = sample_part(inputs, number, chunk)
-                if run.ranks.is_first:
+                if run.ranks.is_first and run.has_started:  # a resumed run can still be refused
                     store.write(number, part)
             if inputs.roles.missing_eos is not None:
                 inputs.roles.missing_eos.load_state_dict(part.missing_eos)

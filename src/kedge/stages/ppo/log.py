@@ -246,9 +246,15 @@ def ppo_log(config: Config, run: Run, trainer: Trainer, loop: CheckpointedLoop) 
     ):
         progress.say(schedule_in_words(config, len(roles.prompts), len(roles.held_out)))
         progress.say(roles.stop_tokens.line)
+        loop.when_restored(metrics.open, details.open, samples.open)
         loop.sync_before_saving(run, metrics, details, samples, evaluations, critic_checks)
         doctor = LiveDoctor(
-            run.folder, run.facts, config.model_dump(mode="json"), say=progress.say, advice=field_advice
+            run.folder,
+            run.facts,
+            config.model_dump(mode="json"),
+            say=progress.say,
+            done=loop.done,
+            advice=field_advice,
         )
         yield PpoLog(
             trainer,

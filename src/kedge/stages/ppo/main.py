@@ -96,7 +96,6 @@ def run_ppo(
         closing(roles.engine),
         stage_loop(config, run, model=checkpoint_model(config, run, roles)) as loop,
     ):
-        write_roles(run, roles)
         train(config, run, roles, loop, callback=callback, on_update=on_update)
         summary |= {**loop.summary(), **compared(planned, run.device)}
     return PpoResult.read(run.shared_folder)
@@ -160,6 +159,7 @@ class Updates:
         """Restore a resumed run."""
         roles = self.trainer.roles
         loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer))
+        write_roles(self.trainer.run, roles)
 
     def make(self, update: int, sampling: Batches, clock: Stopwatch) -> Mapping[str, float]:
         """Make an update, and return its metrics.

@@ -42,7 +42,6 @@ from kedge.stages.arguments import Data, Model, StrPath, Weighted, resolved_argu
 from kedge.stages.ppo.ahead import prompt_stream
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.given import given_rollout, is_ids, rows_and_ids
-from kedge.stages.ppo.log import write_roles
 from kedge.stages.ppo.main import Updates, opened_updates
 from kedge.stages.ppo.result import checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles, longest_prompt
@@ -220,7 +219,6 @@ class PpoTrainer:
         opening.enter_context(closing(roles.engine))
         model = checkpoint_model(config, run, roles)
         self._loop = opening.enter_context(stage_loop(config, run, model=model, stop=self._stop))
-        write_roles(run, roles)
         self._updates = opening.enter_context(opened_updates(config, run, roles, self._loop, callback=on_update))
         self._trainer = self._updates.trainer
         self._stream = prompt_stream(config, self._trainer, self._loop) if has_prompts else None

@@ -36,7 +36,7 @@ from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
 from kedge.runs.frozen import bases_of, freeze_models, hold_bases_of, measuring_scores
 from kedge.runs.inputs import Rewards, configured_rewards, load_player, load_prompts, load_rewards, prompt_columns
-from kedge.runs.run import REJECTED_FILE, Run, offloads_optimizer
+from kedge.runs.run import Run, offloads_optimizer
 from kedge.stages.evaluation.judges import Judge, load_judge
 from kedge.stages.ppo.critics import load_actor_critic
 from kedge.stages.ppo.engines import check_engine, choose_engine
@@ -254,7 +254,7 @@ def _load_pretraining(
         train_on=config.data.train_on,
         columns=columns_of(config.data.columns, "pretraining"),
         max_rejected_fraction=config.data.max_rejected_fraction,
-        rejected_to=run.folder / REJECTED_FILE,
+        rejected_to=run.rejected_file,
     )
     run.data.note("pretraining", table, config.data.pretraining, tokenizer)
     return PretrainingMix(

@@ -54,6 +54,7 @@ class CheckpointedLoop:
         self._schedule = schedule
         self._stop = stop
         self._keep_last = keep_last
+        self._when_restored: list[Callable[[], object]] = []
         self._warn = warn
         self._is_best = self._is_changing = False
         self._asked_to_end: str | None = None
@@ -66,6 +67,10 @@ class CheckpointedLoop:
     def sync_before_saving(self, *logs: Log) -> None:
         """Flush these logs before each save, so that a checkpoint never refers to rows that are not on the disk."""
         self._run_state.logs = logs
+
+    def when_restored(self, *do: Callable[[], object]) -> None:
+        """Call these once the run is restored: until then it can be refused, and nothing in its folder may change."""
+        self._when_restored += do
 
     def register(self, name: str, part: Stateful, *, optional: bool = False) -> None:
         """Save a part of the run with every checkpoint; `restore` restores it.
@@ -88,6 +93,9 @@ class CheckpointedLoop:
             DataError: The checkpoint does not fit the run.
         """
         self._run_state.restore(state)
+        for do in self._when_restored:
+            do()
+        self._run_state.point_at_best()
 
     def roll_back(self, *, on_rejected: Callable[[str], None]) -> None:
         """Restore weights and optimizer from the newest valid checkpoint; keep data streams and coefficients.

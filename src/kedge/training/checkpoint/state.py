@@ -226,7 +226,9 @@ class RunState:
         self._load_weights(state, found)
         progress = found.state["progress"]
         for name in sorted(self.parts.keys() - progress.keys()):
-            raise DataError(f"the checkpoint has no state of {name}: another version of kedge saved it; start anew")
+            raise DataError(
+                f"the checkpoint has no state of {name}: the run had other settings, or another version of kedge"
+            )
         for name, part in {**self.parts, **self.optional}.items():
             if name in progress:
                 part.load_state_dict(progress[name])
@@ -234,7 +236,6 @@ class RunState:
             self.ahead.load(found.tensors(AHEAD), found.state[AHEAD])
         if self.best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
             self.best.load_state_dict(progress["best"])
-            self.point_at_best()
         restore_random_state(found.tensors("random"), found.state["random"])
 
     def restore_weights(self, *, on_rejected: Callable[[str], None]) -> None:
@@ -389,7 +390,10 @@ def restore_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """
     own = module_tensors(module)
     for name in sorted(own.keys() ^ tensors.keys()):
-        raise ModelError(f"the checkpoint's weights do not match the model: {name} is only in one of them")
+        raise ModelError(
+            f"the checkpoint's weights do not match the model: it has {len(tensors)} tensors, the model {len(own)} to "
+            f"train; {'number ' * name.isdigit()}{name} is only in one of them"
+        )
     for name, tensor in own.items():
         _check_same_kind(name, tensors, tensor)
     for name, tensor in own.items():
