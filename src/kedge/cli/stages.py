@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ from kedge.cli.options import (
     preset_option,
     settings_of,
 )
-from kedge.config import Config, changed_settings, check_stage, effective_settings, load_config, presets_of, with_values
+from kedge.config import Config, check_stage, load_config, presets_of, with_values
 from kedge.errors import ConfigError
 from kedge.runs.claim import claim_free_folder, claims
 from kedge.stages.demo.recipe import DURATION
@@ -59,7 +59,12 @@ def _command_of(stage: Stage) -> Callable[..., None]:
             return time_dry_run(config, stage.name, resume)
         arguments: dict[str, Any] = {name: announced(each) for name, each in texts.items()}
         if stage.resumes:
-            arguments["resume"] = resume_from(config, stage, resume, given["allow_changes"])
+            arguments["resume"] = resume_from(resume, given["allow_changes"])
+            if resume is not None and (folder := _finished(config)):
+                imported(stage.run)(config, **arguments)  # refuses other settings and data, and does nothing else
+                extend = f" To extend it, raise {stage.length}." if stage.length else ""
+                typer.echo(f"{printable(str(folder))} has finished: there is nothing to resume.{extend}")
+                return
         if stage.plan:
             arguments["planned"] = imported(stage.plan)(config, stage.name, anyway=given["anyway"])
         imported(stage.run)(config, **arguments)
@@ -135,29 +140,31 @@ def resolve(
 
 def _check_same_stage(folder: Path, stage: str) -> None:
     """Check that a folder has no run of another stage (`ConfigError` if it has)."""
-    from kedge.inspect.record import read_config
+    from kedge.runs.resuming import check_same_stage
 
-    trained = read_config(folder)[0].get("stage", stage) if is_run(folder) else stage
-    if trained != stage:
-        raise ConfigError(f"--resume: {folder} is a run of kedge {trained}, not of {stage}")
+    try:
+        check_same_stage(folder, stage)
+    except ConfigError as error:
+        raise ConfigError(f"--resume: {error}") from None
 
 
-def resume_from(config: Config, stage: Stage, resume: str | None, allow_changes: list[str] | None) -> Any:
-    """The way to resume; None for a new run. Exits if the run has finished and is not extended."""
+def _finished(config: Config) -> Path | None:
+    """The folder of a run that has finished and is not extended."""
+    from kedge.runs.resuming import finished_run
+
+    return finished_run(config)
+
+
+def resume_from(resume: str | None, allow_changes: list[str] | None) -> Any:
+    """The way to resume; None for a new run."""
     if resume is None:
         if allow_changes:
             raise ConfigError("--allow-changes needs --resume")
         return None
     for name in allow_changes or ():
         _check_field(name)
-    from kedge.runs.resuming import finished_run
     from kedge.runs.run import Resume
 
-    if folder := finished_run(config):
-        extend = f" To extend it, raise {stage.length}." if stage.length else ""
-        _check_same_settings(folder, config, allow_changes or ())
-        typer.echo(f"{printable(str(folder))} has finished: there is nothing to resume.{extend}")
-        raise typer.Exit
     return Resume(tuple(allow_changes or ()))
 
 
@@ -170,20 +177,6 @@ def _check_field(name: str) -> None:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"--allow-changes {name}: there is no such field or section{hint}")
-
-
-def _check_same_settings(folder: Path, config: Config, allowed: Collection[str]) -> None:
-    """Check that a finished run is requested with its own settings; a shorter run is allowed.
-
-    Raises:
-        ConfigError: Settings are given that would change the result.
-    """
-    saved, now = (effective_settings(each) for each in (load_config(folder / CONFIG_FILE), config))
-    # Inputs given as text or as a Python object are not in the configuration.
-    lengths = [name for stage in stages().values() for name in (stage.length, *stage.bounds) if name]
-    free = ("data", "reward", "rlhf.labeler", *lengths, *allowed)
-    if changes := changed_settings(saved, now, allowed=free):
-        raise ConfigError(f"{folder} has finished, with other settings ({'; '.join(changes)}); choose another --out")
 
 
 def time_dry_run(config: Config, stage: str, resume: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -11,7 +12,7 @@ from typing import Any, TypeVar, cast
 from kedge.config import Config
 from kedge.errors import ModelError, OutOfMemoryError
 from kedge.runs.claim import claims
-from kedge.runs.resuming import finished_run
+from kedge.runs.resuming import RunFinished
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.memory import Exhaustion, is_out_of_memory, release
 from kedge.system.stage import Stage, find_stage
@@ -40,10 +41,14 @@ def stage_function(stage: str, finished: Callable[[Path], object] | None = None)
         @wraps(run)
         def called(config: Config, *args: Any, **kwargs: Any) -> Any:
             refuse_nested_run()
+            if finished is not None and kwargs.get("resume"):
+                kwargs["resume"] = replace(kwargs["resume"], skips_finished=True)
             with lasting_streams(), memory_in_one_line(config, stage), claims():
-                if finished is not None and kwargs.get("resume") and (folder := finished_run(config)):
-                    return finished(folder)
-                return run(config, *args, **kwargs)
+                try:
+                    return run(config, *args, **kwargs)
+                except RunFinished as ended:
+                    assert finished is not None, "only then are finished runs skipped"
+                    return finished(ended.folder)
 
         return cast(F, called)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import date
@@ -26,7 +26,10 @@ from kedge.training.runtime import available_cores, set_threads
 __all__ = [
     "DATE",
     "THREADS",
+    "RunFinished",
     "check_extension",
+    "check_finished",
+    "check_same_stage",
     "check_unchanged",
     "damage",
     "date_before",
@@ -125,6 +128,52 @@ DATE = "date"
 """The name of the start day in the facts of `config.yaml`; some chat templates write the day."""
 
 
+class RunFinished(Exception):
+    """Raised where a run is opened that has finished: its stage returns the result that it left.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder} has finished")
+        self.folder = folder
+
+
+def check_same_stage(folder: Path, stage: str) -> None:
+    """Check that a folder has no run of another stage (`ConfigError` if it has)."""
+    trained = read_config(folder)[0].get("stage", stage) if is_run(folder) else stage
+    if trained != stage:
+        raise ConfigError(f"{folder} is a run of kedge {trained}, not of {stage}")
+
+
+def check_finished(
+    config: Config, folder: Path, fingerprint: Mapping[str, str], *, stage: str, allowed: Collection[str] = ()
+) -> None:
+    """Check that a finished run is asked for with its own settings and inputs; only its length may be less.
+
+    Inputs that are gone are not compared, nor are those of runs that an earlier version finished.
+
+    Args:
+        config: The configuration to resume with.
+        folder: The run's folder.
+        fingerprint: Hashes of the inputs.
+        stage: The run's stage.
+        allowed: Dotted names of settings, inputs or whole sections that may differ.
+
+    Raises:
+        ConfigError: Something differs; the line names it.
+    """
+    described = find_stage(stage)
+    own = [name for name in (described.length, *described.bounds) if name]
+    changes = _changes(config, folder, (*own, *allowed))
+    saved = _ending(folder).get(INPUTS) or {}
+    recorded = {name: each for name, each in saved.items() if name in fingerprint}
+    changes += changed_inputs(recorded, {name: fingerprint[name] for name in recorded}, allowed=allowed)
+    if changes:
+        raise ConfigError(f"{folder} has finished, with other settings ({'; '.join(changes)}); choose another --out")
+
+
 def check_unchanged(
     config: Config,
     folder: Path,
@@ -144,9 +193,7 @@ def check_unchanged(
     Raises:
         ConfigError: Something differs; the line names it.
     """
-    before = load_config(folder / CONFIG_FILE)
-    saved, current = (_placed(effective_settings(each), each.out, folder) for each in (before, config))
-    changes = changed_settings(saved, current, allowed=allowed)
+    changes = _changes(config, folder, allowed)
     if checkpoint is not None:
         recorded = checkpoint.manifest.fingerprint
         changed = [re.split(r"[:\[]", change)[0] for change in changes]
@@ -158,6 +205,13 @@ def check_unchanged(
         fields = dict.fromkeys(change.split(":")[0] for change in changes)
         names = " ".join(f"--allow-changes {field}" for field in fields)
         raise ConfigError(f"{because}. If this is intended: {names}")
+
+
+def _changes(config: Config, folder: Path, allowed: Collection[str]) -> list[str]:
+    """One line per setting that differs from those of the run in a folder."""
+    before = load_config(folder / CONFIG_FILE)
+    saved, current = (_placed(effective_settings(each), each.out, folder) for each in (before, config))
+    return changed_settings(saved, current, allowed=allowed)
 
 
 def threads_before(folder: Path) -> int | None:
@@ -204,11 +258,18 @@ def _placed(settings: T, out: str | None, folder: Path) -> T:
 
 
 FILES = "model_files"
+INPUTS = "inputs"
 CARD = "README.md"
 
 
-def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any]) -> None:
+def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
     """Write `finished.json`: the summary, and records of the model's files, which are on the disk by then.
+
+    Args:
+        folder: The run's folder.
+        stage: Its stage.
+        summary: The results.
+        fingerprint: Hashes of its inputs.
 
     Raises:
         OutputError: It cannot be written.
@@ -216,7 +277,7 @@ def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any]) -> None:
     model = folder / MODEL_FOLDER
     records = record_files(model) if find_stage(stage).makes_model else {}
     files = {name: asdict(record) for name, record in records.items()}
-    content = {"stage": stage, **summary, **({FILES: files} if files else {})}
+    content = {"stage": stage, **summary, INPUTS: dict(fingerprint), **({FILES: files} if files else {})}
     replace_file(folder / FINISHED_FILE, [json.dumps(content, indent=2).encode()])
 
 
@@ -226,13 +287,12 @@ def finished_run(config: Config) -> Path | None:
     A run with a damaged model has not finished: its end is repeated from a checkpoint.
 
     Raises:
-        DataError: The model is damaged, and the run has no checkpoint.
+        DataError: `finished.json` is damaged, or the model, and the run has no checkpoint.
     """
     folder = None if config.out is None else Path(os.path.expanduser(config.out))
     if folder is None or not (folder / FINISHED_FILE).is_file():
         return None
-    if (stage := _ending(folder).get("stage")) is None:  # damaged, which `read_ending` reports
-        return folder
+    [stage] = read_ending(folder, "stage")
     if lengthening(folder, config, stage):
         return None
     if not find_stage(stage).makes_model or (problem := damage(folder)) is None:

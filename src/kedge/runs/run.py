@@ -34,10 +34,14 @@ from kedge.runs.fingerprint import changed_inputs, input_hashes
 from kedge.runs.resuming import (
     DATE,
     THREADS,
+    RunFinished,
     check_extension,
+    check_finished,
+    check_same_stage,
     check_unchanged,
     date_before,
     describe_extension,
+    finished_run,
     lengthening,
     mark_finished,
     threads_before,
@@ -113,10 +117,12 @@ class Resume:
     Attributes:
         allow_changes: Dotted names of settings, models, data or whole sections that may differ from the original run.
         chain: The run of the chain that the run is a stage of.
+        skips_finished: Raise `RunFinished` for a run that has finished and is not made longer.
     """
 
     allow_changes: tuple[str, ...] = ()
     chain: Run | None = None
+    skips_finished: bool = False
 
 
 @dataclass
@@ -199,7 +205,7 @@ class Run:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Mark the run as finished and write its summary. Called once everything that it leaves is on the disk."""
-        mark_finished(self.folder, self.stage, summary)
+        mark_finished(self.folder, self.stage, summary, self.fingerprint)
 
     def abandon(self) -> bool:
         """Remove the folder that `start` created, unless it contains log rows or other files; True if it was removed.
@@ -255,6 +261,7 @@ def open_run(
         ConfigError: A required field is missing, a logger is not installed, the device is not available, or the run to
             resume has another configuration, model or data.
         OutputError: The folder is not empty or cannot be created, or another process trains in it.
+        RunFinished: See `Resume`.
     """
     ranks = join_ranks(config.runtime.parallel)
     _check_ranks(config, stage, ranks)
@@ -266,12 +273,19 @@ def open_run(
         say(line)
     check_loggers(config.runtime.loggers)
     described = find_stage(stage)
-    if described.makes_model:
-        check_publishing(config)
     shared, resumed = _find_folder(config, stage, resume, ranks)
+    if resumed:
+        check_same_stage(shared, stage)
     fingerprint = input_hashes(config, in_memory)
     checkpoint = None
     _check_same_inputs(fingerprint, ranks)
+    if resume is not None and resume.skips_finished and finished_run(config):
+        # In a chain, a change that is allowed can be one of a later stage.
+        allowed = () if resume.chain is None else resume.allow_changes
+        check_finished(config, shared, fingerprint, stage=stage, allowed=allowed)
+        raise RunFinished(shared)
+    if described.makes_model:
+        check_publishing(config)
     if resume is not None and resumed:
         checkpoint = _checkpoint_to_resume(config, stage, shared, fingerprint, resume, ranks)
     device = resolve_device(config.runtime.device, local_rank())

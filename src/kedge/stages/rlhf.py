@@ -15,12 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from kedge.config import Config, metric_in_chain, with_values
 from kedge.config.schedules import config_at
 from kedge.data import Prompt, PromptStream
+from kedge.inspect.record import read_json_object
 from kedge.logs.json_lines import plain_json
 from kedge.logs.table import Cell, print_table
 from kedge.rewards import RewardSpec, RewardTerm, WeightedReward
@@ -47,7 +49,7 @@ from kedge.stages.reward import RewardResult, run_reward
 from kedge.stages.sft import SftResult, run_sft
 from kedge.system.durable import copy_tree, replaced_folder
 from kedge.system.intervals import Interval
-from kedge.system.output import replace_file, write_summary, writing
+from kedge.system.output import SUMMARY_FILE, is_run, replace_file, write_summary, writing
 from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping_together
 
@@ -94,13 +96,25 @@ class RlhfResult:
     rounds: list[Round]
     summary: dict[str, Any]
 
+    @classmethod
+    def read(cls, folder: Path) -> RlhfResult:
+        """The result of a finished chain."""
+        rounds = list[Round]()
+        for number in count(1):
+            reward, critic, ppo = (folder / f"{name}{_suffix(number)}" for name in ("reward", "critic", "ppo"))
+            if not is_run(ppo):
+                break
+            trained = CriticResult.read(critic) if is_run(critic) else None
+            rounds.append(Round(RewardResult.read(reward), PpoResult.read(ppo), trained))
+        return cls(folder, SftResult.read(folder / "sft"), rounds, dict(read_json_object(folder / SUMMARY_FILE)))
+
     @property
     def model(self) -> Path:
         """Folder of the newest policy, which plain transformers can load."""
         return self.folder / "model"
 
 
-@stage_function("rlhf")
+@stage_function("rlhf", RlhfResult.read)
 def run_rlhf(
     config: Config,
     *,
@@ -167,7 +181,7 @@ def run_rlhf(
         policy = sft.model
         rounds = list[Round]()
         for number in range(1, config.rlhf.num_rounds + 1):
-            suffix = "" if number == 1 else f"-{number}"
+            suffix = _suffix(number)
             if number > 1:
                 config = label_round(config, run, inputs, policy, number)
             for_reward = stage_config(config, run, f"reward{suffix}")
@@ -195,6 +209,11 @@ def run_rlhf(
         publish(config, run.folder)
     run.ranks.wait()  # so that the newest policy is there on every rank
     return RlhfResult(run.shared_folder, sft, rounds, summary)
+
+
+def _suffix(number: int) -> str:
+    """The end of the names of a round's folders."""
+    return "" if number == 1 else f"-{number}"
 
 
 @dataclass(frozen=True)
