@@ -27,6 +27,7 @@ from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.sft import run_sft
+from kedge.system.memory import in_phase
 from kedge.training.learner import LanguageLearner
 from kedge.training.runtime import stream
 from kedge.training.supervised.losses import CompletionLoss
@@ -408,3 +409,16 @@ def test_with_auto_fewer_responses_are_sampled_at_once(
         for name in ("plain", "auto")
     ]
     assert texts[0] == texts[1] != []
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
+def test_a_run_is_not_resumed_with_an_adapter_that_its_checkpoint_lacks(stage: str) -> None:
+    settings = {"model": "m", "runtime.micro_batch_tokens": "auto", "activation_checkpointing": True}
+    config = config_from_settings(stage, settings)
+    with (
+        pytest.raises(OutOfMemoryError, match=r"Try adapter\.kind=lora or") as raised,
+        memory_in_one_line(config, stage),
+        in_phase("the update"),
+    ):
+        raise MemoryError
+    assert raised.value.settings == {}

@@ -82,8 +82,8 @@ def memory_in_one_line(config: Config, stage: str) -> Iterator[None]:
     if not advice:
         raise OutOfMemoryError(f"{found}; raise the limit, or use a smaller model") from None
     *others, last = (f"{name}={value}" for name, value in advice)
-    # Settings of a registered stage may decide how many updates the run has: no change for a run under way.
-    own = tuple(f"{section}." for section in described.adds_sections)
+    # Another model does not fit the checkpoint; settings of a registered stage may decide how many updates it has.
+    own = ("adapter.kind", "ppo.critic", *(f"{section}." for section in described.adds_sections))
     changes = [] if found.phase == "loading" else [each for each in advice[:1] if not each[0].startswith(own)]
     raise OutOfMemoryError(
         f"{found}. Try {', '.join(others)}{' or ' if others else ''}{last}",
