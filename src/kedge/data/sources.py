@@ -17,7 +17,7 @@ from kedge.errors import DataError
 from kedge.system.memory import free_memory, memory_limit, private_memory
 from kedge.system.texts import pointer_fault
 
-__all__ = ["Source", "Sources", "numbered_rows", "rows_of"]
+__all__ = ["Source", "Sources", "is_data_file", "numbered_rows", "rows_of"]
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
@@ -148,6 +148,11 @@ def _format(name: str | os.PathLike[str]) -> str:
     """The end of a file's name that says how to read it, `.jsonl` of `rows.jsonl.gz`."""
     path = Path(name)
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path).suffix.lower()
+
+
+def is_data_file(path: Path) -> bool:
+    """True for a file that is read as part of a folder of data, or of a saved data set, by its name."""
+    return _format(path) in (*chain.from_iterable(_FOLDER_FORMATS), ".arrow")
 
 
 def _file_rows(path: Path) -> Iterator[Row]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.config import Config
+from kedge.data.sources import is_data_file
 from kedge.errors import DataError
 from kedge.logs.json_lines import plain_json
 from kedge.models import find_model
@@ -78,7 +79,6 @@ def _module_files(name: list[str], root: Path) -> Iterator[Path]:
                 yield path
 
 
-DATA_FILES = ("*.jsonl", "*.ndjson", "*.parquet", "*.arrow")
 MODEL_FILES = (
     *("*.safetensors", "value_head/*.safetensors", "*.json", "*.txt", "*.model", "*.tiktoken", "*.py"),
     *("*.jinja", "additional_chat_templates/*.jinja"),
@@ -216,7 +216,7 @@ def _files(source: str) -> list[tuple[str, Path]]:
     before_colon = Path(os.path.expanduser(source.rpartition(":")[0] or source))
     folder = path if os.path.exists(path) else before_colon  # folder:split is a part of the folder
     if os.path.isdir(folder):
-        data = {file for pattern in DATA_FILES for file in folder.rglob(pattern)}
+        data = {file for file in folder.rglob("*") if is_data_file(file)}
         found = data | {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
         files = sorted(file for file in found if os.path.isfile(file))  # skips folders and pipes with such names
         return [(file.relative_to(folder).as_posix(), file) for file in files]
