@@ -6,7 +6,8 @@ Data is a path, a hub id, or a list of texts or rows. Settings are fields of the
 explain`): `**{"ppo.clip_range": 0.1}` or `ppo={"clip_range": 0.1}`, just `num_updates=20` if the name is unique among
 the sections of the stage, and `preset="tldr-n+"` or `preset=["small-cpu", "grpo"]`.
 
-Each function writes to the folder `out` (default: `runs/STAGE`) and returns a result that points to the files.
+Each function writes to the folder `out` and returns a result that points to the files. By default it is `runs/STAGE`,
+or the first of `runs/STAGE-2`, … that is free; with `resume`, always `runs/STAGE`.
 `kedge.dry_run("ppo", ...)` takes the same arguments, writes nothing and returns an estimate of the time.
 """
 
@@ -45,7 +46,7 @@ from kedge.rewards import RewardSpec
 from kedge.runs.claim import claims
 from kedge.runs.loaded_models import LoadedModel, NamedModels
 from kedge.runs.preview import preview_data as show_data
-from kedge.runs.run import Resume
+from kedge.runs.run import resumed
 from kedge.runs.training import Callback, Update
 from kedge.stages.arguments import (
     Data,
@@ -119,7 +120,7 @@ def sft(
     model: Model,
     demonstrations: Data,
     out: StrPath | None = None,
-    resume: bool = False,
+    resume: bool | Sequence[str] = False,
     on_update: Callback | None = None,
     **settings: Any,
 ) -> SftResult:
@@ -129,7 +130,7 @@ def sft(
         model: Folder, hub id or `LoadedModel` to start from.
         demonstrations: Rows with `prompt` and `completion`, or with `messages`; or texts.
         out: The run's folder; must be empty unless its run is resumed.
-        resume: Resume the run in `out`, if there is one.
+        resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
         settings: Fields of the configuration.
 
@@ -146,7 +147,7 @@ def reward(
     comparisons: Data,
     demonstrations: Data | None = None,
     out: StrPath | None = None,
-    resume: bool = False,
+    resume: bool | Sequence[str] = False,
     on_update: Callback | None = None,
     **settings: Any,
 ) -> RewardResult:
@@ -157,7 +158,7 @@ def reward(
         comparisons: Rows with `prompt`, `chosen`, `rejected`, or with `prompt`, `responses`, `ranks`.
         demonstrations: Texts that get a mean score of 0; by default the preferred responses.
         out: The run's folder; must be empty unless its run is resumed.
-        resume: Resume the run in `out`, if there is one.
+        resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
         settings: Fields of the configuration.
 
@@ -176,7 +177,7 @@ def critic(
     policy: Model | None = None,
     eval_prompts: Data | None = None,
     out: StrPath | None = None,
-    resume: bool = False,
+    resume: bool | Sequence[str] = False,
     on_update: Callback | None = None,
     **settings: Any,
 ) -> CriticResult:
@@ -189,7 +190,7 @@ def critic(
         policy: Another name of `model`.
         eval_prompts: Prompts to measure the critic with; without them, some of the prompts are held out.
         out: The run's folder; must be empty unless its run is resumed.
-        resume: Resume the run in `out`, if there is one.
+        resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
         on_update: Called with an `Update` after each optimizer step.
         settings: Fields of the configuration, such as `num_responses`.
 
@@ -213,7 +214,7 @@ def ppo(
     advantage: Callable[..., object] | str | Mapping[str, int] | None = None,
     surrogate: Callable[..., object] | str | None = None,
     out: StrPath | None = None,
-    resume: bool = False,
+    resume: bool | Sequence[str] = False,
     on_update: Callback | None = None,
     **settings: Any,
 ) -> PpoResult:
@@ -236,7 +237,7 @@ def ppo(
         surrogate: A policy loss of your own, `(log_ratios, advantages)` → one loss per token; or the value of
             `ppo.policy_loss`.
         out: The run's folder; must be empty unless its run is resumed.
-        resume: Resume the run in `out`, if there is one.
+        resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
         settings: Fields of the configuration.
 
@@ -256,7 +257,7 @@ def rlhf(
     reward: Weighted | None = None,
     labeler: RewardSpec | LoadedModel | None = None,
     out: StrPath | None = None,
-    resume: bool = False,
+    resume: bool | Sequence[str] = False,
     on_update: Callback | None = None,
     **settings: Any,
 ) -> RlhfResult:
@@ -270,7 +271,7 @@ def rlhf(
         reward: As in `ppo`; added to the trained reward model's score.
         labeler: Reward model or function that ranks the policy's responses from round 2 on.
         out: The run's folder; must be empty unless its run is resumed.
-        resume: Resume the run in `out`, if there is one.
+        resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
         on_update: Called with an `Update` after each update (optimizer step in sft and reward).
         settings: Fields of the configuration, such as `num_rounds`.
 
@@ -428,7 +429,8 @@ def _run(stage: str, arguments: dict[str, Any]) -> Any:
     given = {**arguments.pop("settings"), **arguments}
     control: dict[str, Any] = {}
     if described.resumes:
-        control = {"resume": Resume() if given.pop("resume") else None, "callback": given.pop("on_update")}
+        resume, given["out"] = resumed(given.pop("resume"), given["out"], stage)
+        control = {"resume": resume, "callback": given.pop("on_update")}
     with claims(), with_named_models(described, given) as named:
         config, objects = resolved_arguments(described, named)
         return imported(described.run)(config, **objects, **control)

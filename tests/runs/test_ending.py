@@ -175,6 +175,10 @@ def test_python_resumes_with_the_whole_call() -> None:
     )
     [parsed] = ast.parse(line).body
     assert isinstance(parsed, ast.Expr)
+    changes = {"runtime.activation_checkpointing": "true"}
+    changed = resuming_call(config, "ppo", FOLDER, by_command=False, changes=changes).python()
+    assert "resume=['runtime.activation_checkpointing']" in changed
+    assert "'ppo.num_updates': 7, 'runtime.activation_checkpointing': 'true'}" in changed
     in_memory = config_from_settings("ppo", {"model": "m", "reward": [{"source": "f.py:g", "name": "mine"}]})
     line = resuming_call(in_memory, "ppo", FOLDER, by_command=False).python()
     assert "prompts=prompts, reward=reward" in line

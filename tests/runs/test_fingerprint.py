@@ -40,7 +40,8 @@ def test_files_that_are_not_found_in_another_folder_are_not_called_changed(
     assert lost_inputs(config, saved, input_hashes(config)) == lost
     assert lost_inputs(config, saved, input_hashes(config), allowed=["data"]) == lost[1:]
     in_memory = load_config(overrides=["data.prompts=[python:in_memory]"])
-    assert lost_inputs(in_memory, saved, {"reward": saved["reward"]}) == []
+    [given] = lost_inputs(in_memory, saved, {"reward": saved["reward"]})
+    assert given == "data.prompts was given from Python, or as text; give it again in the same way"
 
 
 def test_everything_that_a_run_reads_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,3 +164,28 @@ def test_a_chain_notices_data_that_changed_between_its_stages_and_settings_once_
     read = run_rlhf(chain_config(policy, run, **paths), resume=Resume())
     assert isinstance(read, RlhfResult)
     assert vars(read) == vars(made)
+
+
+def test_python_resumes_its_folder_and_can_let_fields_differ(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def train(**more: Any) -> Any:
+        return kedge.ppo(model=str(policy), prompts=PROMPTS, reward=length, **{**RL, **more})
+
+    def stop(update: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(resume=True, on_update=stop)
+    with pytest.raises(ConfigError, match=r"If this is intended: resume=\['ppo\.learning_rate'\]$"):
+        train(resume=True, learning_rate=1e-3)
+    with pytest.raises(ConfigError, match=r"resume=\['ppo\.learning_rat'\]: there is no such field .* did you mean"):
+        train(resume=["ppo.learning_rat"], learning_rate=1e-3)
+    result = train(resume=["ppo.learning_rate"], learning_rate=1e-3)
+    assert (result.folder, len(result.metrics)) == (Path("runs/ppo"), 2)
+    assert [path.name for path in Path("runs").iterdir()] == ["ppo"]
+    assert train().folder == Path("runs/ppo-2")
+    done = forked_kedge("ppo", "--resume", "runs/ppo", "ppo.num_updates=3", cwd=tmp_path)
+    assert (done.returncode, "data.prompts was given from Python, or as text" in done.stderr) == (2, True), done.stderr

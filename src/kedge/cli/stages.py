@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable
 from inspect import Parameter, Signature
@@ -161,22 +160,11 @@ def resume_from(resume: str | None, allow_changes: list[str] | None) -> Any:
         if allow_changes:
             raise ConfigError("--allow-changes needs --resume")
         return None
+    from kedge.runs.run import Resume, check_change
+
     for name in allow_changes or ():
-        _check_field(name)
-    from kedge.runs.run import Resume
-
+        check_change(name, f"--allow-changes {name}")
     return Resume(tuple(allow_changes or ()))
-
-
-def _check_field(name: str) -> None:
-    """Check that `--allow-changes` names a field or a section (`ConfigError` if not)."""
-    sections = Config().model_dump(mode="json")
-    fields = [f"{section}.{field}" for section, each in sections.items() if isinstance(each, dict) for field in each]
-    known = [*sections, *fields]
-    if name.partition("[")[0] not in known and not name.startswith(("reward[", "data.", "rollout.", "reward.")):
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"--allow-changes {name}: there is no such field or section{hint}")
 
 
 def time_dry_run(config: Config, stage: str, resume: str | None) -> None:

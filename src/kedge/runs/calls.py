@@ -86,6 +86,8 @@ def _python(name: str, values: tuple[str, ...] | dict[str, float]) -> str:
         return "True"
     if isinstance(values, dict):
         return repr(values)
+    if name == "resume":
+        return repr(list(values))
     return repr(_alone(list(values)))
 
 
@@ -204,11 +206,12 @@ def resuming_call(
         stage: The stage.
         folder: The run's folder.
         by_command: The `kedge` command resumes it; False for a call from Python.
-        changes: Settings that are changed for the resumed run; only the command can change them.
+        changes: Settings that are changed for the resumed run.
     """
+    changes = changes or {}
     if by_command:
         allowed = {"allow-changes": tuple(changes)} if changes else {}
-        return Call(stage, {"resume": (str(folder),), **allowed}, changes or {})
+        return Call(stage, {"resume": (str(folder),), **allowed}, changes)
     settings = {name: value for name, value in changed_values(config).items() if name not in ("model", "out", "reward")}
     arguments: dict[str, tuple[str, ...] | dict[str, float]] = {"model": _given([config.model])} if config.model else {}
     for name in _DATA:
@@ -216,7 +219,8 @@ def resuming_call(
             arguments[name] = _given(getattr(config.data, name))
     if "reward" in find_stage(stage).needed(config) or config.reward:
         arguments["reward"] = _rewards(config)
-    return Call(stage, {**arguments, "out": (str(folder),), "resume": ("True",)}, settings)
+    how = tuple(changes) or ("True",)
+    return Call(stage, {**arguments, "out": (str(folder),), "resume": how}, {**settings, **changes})
 
 
 def _rewards(config: Config) -> tuple[str, ...] | dict[str, float]:

@@ -81,7 +81,7 @@ def resumable(config: Config, run: Run) -> Iterator[None]:
             if isinstance(error, OutputError) and (kept := _newest_checkpoint(folder)):
                 say(f"Saved last: {printable(str(kept))}")
             changes = error.settings if isinstance(error, OutOfMemoryError) else {}
-            by_command = is_command_line() or bool(changes)
+            by_command = is_command_line()
             call = resuming_call(config, run.stage, folder, by_command=by_command, changes=changes)
             say(f"Resume: {call.shell() if by_command else call.python()}")
         raise

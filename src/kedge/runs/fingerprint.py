@@ -155,7 +155,7 @@ def _sources(config: Config) -> dict[str, list[str]]:
 def lost_inputs(
     config: Config, saved: Mapping[str, str], current: Mapping[str, str], *, allowed: Collection[str] = ()
 ) -> list[str]:
-    """One line per field of which no file is found any more, such as a relative path in another folder.
+    """One line per field of which no file is found any more, such as a relative path in another folder, nor rows.
 
     Args:
         config: The configuration to resume with.
@@ -165,11 +165,17 @@ def lost_inputs(
     """
     sources = {name: ", ".join(each) for name, each in _sources(config).items()}
     here = f"is not found in {Path.cwd()}; resume from the folder in which the run was started"
+
+    def lost(name: str, found: str) -> str:
+        if found.startswith("python:"):
+            return f"{name} was given from Python, or as text; give it again in the same way"
+        return f"{name}: {found} {'is not found' if os.path.isabs(os.path.expanduser(found)) else here}"
+
     return [
-        f"{name}: {found} {'is not found' if os.path.isabs(os.path.expanduser(found)) else here}"
+        lost(name, found)
         for name in saved
         if name not in current and not _is_part(name, allowed)
-        if (found := sources.get(name)) and not found.startswith("python:")
+        if (found := sources.get(name))
     ]
 
 

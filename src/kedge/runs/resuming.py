@@ -17,6 +17,7 @@ from kedge.errors import ConfigError, DataError
 from kedge.inspect.record import read_config, read_json_object
 from kedge.logs.progress import say
 from kedge.runs.fingerprint import changed_inputs, lost_inputs
+from kedge.system.invocation import is_command_line
 from kedge.system.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
 from kedge.system.stage import Stage, find_stage, value_of
 from kedge.training.checkpoint.files import FileRecord, record_file, record_files
@@ -203,7 +204,8 @@ def check_unchanged(
     if changes:
         because = f"{folder} cannot be resumed, because {'; '.join(changes)}"
         fields = dict.fromkeys(change.split(":")[0] for change in changes)
-        names = " ".join(f"--allow-changes {field}" for field in fields)
+        options = " ".join(f"--allow-changes {field}" for field in fields)
+        names = options if is_command_line() else f"resume={list(fields)!r}"
         raise ConfigError(f"{because}. If this is intended: {names}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import difflib
 import os
 import shutil
 import tempfile
@@ -75,12 +76,14 @@ __all__ = [
     "REJECTED_FILE",
     "Resume",
     "Run",
+    "check_change",
     "check_publishing",
     "describe_in_memory",
     "offloads_frozen",
     "offloads_optimizer",
     "open_run",
     "pass_tokens",
+    "resumed",
 ]
 
 
@@ -123,6 +126,43 @@ class Resume:
     allow_changes: tuple[str, ...] = ()
     chain: Run | None = None
     skips_finished: bool = False
+
+
+def resumed(
+    resume: bool | str | Sequence[str], out: str | os.PathLike[str] | None, stage: str
+) -> tuple[Resume | None, str | os.PathLike[str] | None]:
+    """How a stage's function resumes, and its folder: `runs/STAGE` if it resumes without `out`, as the command does.
+
+    Args:
+        resume: The function's argument; names of what may differ also ask to resume.
+        out: The function's argument.
+        stage: The stage.
+
+    Raises:
+        ConfigError: A name is no field and no section.
+    """
+    if not resume:
+        return None, out
+    names = [resume] if isinstance(resume, str) else [] if isinstance(resume, bool) else list(resume)
+    for name in names:
+        check_change(name, f"resume={names!r}")
+    return Resume(tuple(names)), Path("runs") / stage if out is None else out
+
+
+def check_change(name: str, said: str) -> None:
+    """Check that something that may differ is a field or a section (`ConfigError` if not).
+
+    Args:
+        name: Its dotted name.
+        said: How it was asked for.
+    """
+    sections = Config().model_dump(mode="json")
+    fields = [f"{section}.{field}" for section, each in sections.items() if isinstance(each, dict) for field in each]
+    known = [*sections, *fields]
+    if name.partition("[")[0] not in known and not name.startswith(("reward[", "data.", "rollout.", "reward.")):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{said}: there is no such field or section{hint}")
 
 
 @dataclass

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kedge.config import check_stage, config_from_settings, full_settings
 from kedge.errors import ConfigError
-from kedge.runs.run import Resume
+from kedge.runs.run import resumed
 from kedge.runs.training import Callback
 
 if TYPE_CHECKING:  # Gymnasium is an extra
@@ -22,7 +22,7 @@ def control(
     env: str | Callable[..., Any],
     network: str | Callable[..., Any] | None = None,
     out: str | os.PathLike[str] | None = None,
-    resume: bool = False,
+    resume: bool | Sequence[str] = False,
     on_update: Callback | None = None,
     **settings: Any,
 ) -> ControlResult:
@@ -35,7 +35,7 @@ def control(
         env: An id, `module:Id`, or a function that makes an environment (itself, or as `file.py:name`).
         network: A function from the spaces to a torch module that makes features; by default `control.hidden_sizes`.
         out: The run's folder; must be empty unless its run is resumed.
-        resume: Resume the run in `out`, if there is one.
+        resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
         on_update: Called with an `Update` after each update.
         settings: Fields of the configuration, such as `total_steps` or `preset`.
 
@@ -45,6 +45,7 @@ def control(
     for name, value in (("env", env), ("network", network)):
         if not (value is None or isinstance(value, str) or callable(value)):
             raise ConfigError(f"{name}={value!r} is not a function; expected a name, or a function that makes one")
+    how, out = resumed(resume, out, "control")
     named = {"control.env": env, "control.network": network, "out": None if out is None else os.fspath(out)}
     texts = {
         name: value if isinstance(value, str) else f"python:{_name(value)}" for name, value in named.items() if value
@@ -55,7 +56,7 @@ def control(
     from kedge_control.stage.run import run_control
 
     functions = {name: value for name, value in (("env", env), ("network", network)) if callable(value)}
-    return run_control(config, given=Given(**functions), resume=Resume() if resume else None, callback=on_update)
+    return run_control(config, given=Given(**functions), resume=how, callback=on_update)
 
 
 def _name(function: object) -> str:

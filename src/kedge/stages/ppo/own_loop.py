@@ -36,7 +36,7 @@ from kedge.runs.claim import claims
 from kedge.runs.ending import chained
 from kedge.runs.inputs import Rewards, given_prompts
 from kedge.runs.out_of_memory import memory_in_one_line
-from kedge.runs.run import Resume, open_run
+from kedge.runs.run import Resume, open_run, resumed
 from kedge.runs.training import Callback, running, stage_loop
 from kedge.stages.arguments import Data, Model, StrPath, Weighted, resolved_arguments, with_named_models
 from kedge.stages.ppo.ahead import prompt_stream
@@ -124,7 +124,7 @@ class PpoTrainer:
         advantage: See `critic`.
         surrogate: See `critic`.
         resume: Resume the run in `out`, if there is one: weights, optimizer, controllers, random streams, and the
-            number of the update.
+            number of the update. A list of fields or sections lets these differ.
         on_update: Called with an `Update` after each update.
         settings: Fields of the configuration.
 
@@ -144,11 +144,12 @@ class PpoTrainer:
         critic: Model | None = None,
         advantage: Callable[..., object] | str | Mapping[str, int] | None = None,
         surrogate: Callable[..., object] | str | None = None,
-        resume: bool = False,
+        resume: bool | Sequence[str] = False,
         on_update: Callback | None = None,
         **settings: Any,
     ) -> None:
         refuse_nested_run()
+        how, out = resumed(resume, out, "ppo")
         named = {"model": model, "out": out, "reward": reward, "prompts": prompts, "eval_prompts": eval_prompts}
         named |= {"advantage": advantage, "surrogate": surrogate, "environment": environment}
         given = {name: value for name, value in {**settings, **named, "critic": critic}.items() if value is not None}
@@ -157,7 +158,7 @@ class PpoTrainer:
         self._closed_by = ""
         # A notebook runs every cell in another context; what a context manager sets has to be reset in the same one.
         self._context = copy_context()
-        self._context.run(self._open, given, Resume() if resume else None, on_update)
+        self._context.run(self._open, given, how, on_update)
 
     def _open(self, given: Mapping[str, Any], resume: Resume | None, on_update: Callback | None) -> None:
         with ExitStack() as opening:
