@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -19,11 +20,12 @@ from kedge.errors import DataError
 from kedge.logs.json_lines import plain_json
 from kedge.models import find_model
 from kedge.models.adapters import is_adapter, read_adapter
+from kedge.system.output import FINISHED_FILE, MODEL_FOLDER, checkpoint_folder, is_run, kept_checkpoints
 from kedge.system.stage import stages, value_of
 from kedge.system.texts import names_function
 from kedge.training.checkpoint.files import record_file
 
-__all__ = ["changed_inputs", "input_hashes", "input_hashes_of_all", "lost_inputs"]
+__all__ = ["changed_inputs", "input_hashes", "input_hashes_of_all", "lost_inputs", "outdated_models"]
 
 
 def _code_files(source: str) -> list[Path]:
@@ -92,8 +94,8 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
 
     Hub ids are not hashed, since their content may change without a fixed revision; nor are Python functions passed in
     memory, nor what a function reads. Of a function given by name, the modules that it imports from its folder or the
-    working directory are hashed as well. Rows passed in memory are hashed as JSON, and
-    of an object in them what its `repr` shows.
+    working directory are hashed as well. Rows passed in memory are hashed as JSON, and of an object in them what its
+    `repr` shows.
 
     Args:
         config: The resolved configuration.
@@ -150,6 +152,28 @@ def _sources(config: Config) -> dict[str, list[str]]:
         "rlhf.labeler": [_place(config.rlhf.labeler)] if config.rlhf.labeler else [],
         "reward": [_place(term.source) for term in config.reward],
     }
+
+
+def outdated_models(config: Config) -> list[str]:
+    """One line per model that a configuration names and whose run has a newer checkpoint.
+
+    Such a run had finished, was made longer, and was killed; or the memory ran out.
+    """
+    lines: list[str] = []
+    against = [find_model(config.evaluate.against)] if config.evaluate.against else []
+    named = {name: sources for name, sources in _sources(config).items() if not name.startswith("data.")}
+    for model in dict.fromkeys(Path(each) for each in (*itertools.chain(*named.values()), *against)):
+        run = model.parent
+        if model.name != MODEL_FOLDER or not is_run(run) or (run / FINISHED_FILE).exists():
+            continue
+        saved = max((path.stat().st_mtime_ns for path in model.iterdir()), default=0) if model.is_dir() else 0
+        newest = max(kept_checkpoints(run), default=None)
+        if newest is not None and saved and checkpoint_folder(run, newest).stat().st_mtime_ns > saved:
+            lines.append(
+                f"{run} has not finished, and its model is older than its checkpoint of update {newest}, which "
+                f"{run}@{newest} names"
+            )
+    return lines
 
 
 def lost_inputs(

@@ -31,7 +31,7 @@ from kedge.rewards import RewardTerm
 from kedge.rewards.function import name_of
 from kedge.runs.claim import claim, claim_free_folder
 from kedge.runs.data_log import DataLog
-from kedge.runs.fingerprint import changed_inputs, input_hashes
+from kedge.runs.fingerprint import changed_inputs, input_hashes, outdated_models
 from kedge.runs.resuming import (
     DATE,
     THREADS,
@@ -324,6 +324,8 @@ def open_run(
         allowed = () if resume.chain is None else resume.allow_changes
         check_finished(config, shared, fingerprint, stage=stage, allowed=allowed)
         raise RunFinished(shared)
+    for line in outdated_models(config):
+        say(line)
     if described.makes_model:
         check_publishing(config)
     if resume is not None and resumed:
