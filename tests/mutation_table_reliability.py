@@ -15,6 +15,8 @@ SPIKES = "tests/training/guard/test_spikes.py"
 OFFENDER = "tests/training/guard/test_nonfinite.py"
 WARMUP = "tests/stages/ppo/test_critic_warmup.py"
 GUARDING = "tests/stages/ppo/test_guarding.py"
+REFUSED = "tests/runs/test_refused_resume.py"
+FINISHED = "tests/runs/test_finished_run.py"
 
 ORDER = f"{CRASHES}::test_the_disk_has_every_file_before_the_name_and_the_name_before_anything_goes"
 
@@ -151,6 +153,35 @@ RELIABILITY = (
         "log.sync()",
         "pass",
         f"{KEEPER}::test_the_disk_has_the_rows_before_the_checkpoint_that_knows_of_them",
+    ),
+    # Runs that are refused, or have finished.
+    Mutation(
+        "model-saved-after-a-refusal",
+        "running",
+        "and has_results and run.has_started",
+        "and has_results",
+        f"{REFUSED}::test_other_prompts_and_a_damaged_log_are_refused_before_anything_changes",
+    ),
+    Mutation(
+        "run-started-before-it-is-restored",
+        "CheckpointedLoop.restore",
+        "        self._run_state.restore(state)\n        for do in self._when_restored:\n            do()\n",
+        "        for do in self._when_restored:\n            do()\n        self._run_state.restore(state)\n",
+        f"{REFUSED}::test_other_prompts_and_a_damaged_log_are_refused_before_anything_changes",
+    ),
+    Mutation(
+        "chain-started-before-its-stages",
+        "Run.started",
+        "if not self.resumed:",
+        "if True:",
+        f"{REFUSED}::test_a_chain_whose_stage_is_refused_stays_as_it_is",
+    ),
+    Mutation(
+        "inputs-of-a-finished-run-not-compared",
+        "check_finished",
+        "changes += changed_inputs(",
+        "changed_inputs(",
+        f"{FINISHED}::test_another_run_is_not_answered_with_its_result",
     ),
     # Non-finite values and spikes.
     Mutation(
