@@ -20,6 +20,7 @@ import torch
 from kedge.config import Config, config_from_settings, load_config
 from kedge.errors import ConfigError, DataError, ModelError, OutputError
 from kedge.logs.json_lines import MetricsLog, read_json_lines
+from kedge.runs import resuming
 from kedge.runs.run import Resume
 from kedge.stages.ppo import observers, run_ppo
 from kedge.stages.reward import run_reward
@@ -223,7 +224,8 @@ def test_the_chain_goes_on_in_the_stage_that_was_stopped(tmp_path, policy, stop_
     assert model_bytes(tmp_path / moved) == model_bytes(tmp_path / "whole") != {}
 
 
-def test_what_differs_is_named_unless_it_is_allowed(tmp_path, policy, stop_at):
+def test_what_differs_is_named_unless_it_is_allowed(tmp_path, policy, stop_at, monkeypatch):
+    monkeypatch.setattr(resuming, "is_command_line", lambda: True)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
 
