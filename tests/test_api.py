@@ -236,7 +236,6 @@ def test_a_section_is_no_data_where_a_flag_has_its_name() -> None:
         (kedge.ppo, {"model": "m"}, ConfigError, "model and policy are two names of the same argument"),
         (kedge.ppo, {"data.prompts": ["p"], "prompts": "q"}, ConfigError, "data.prompts is given twice"),
         (kedge.ppo, {"data.prompts": ["p"]}, ConfigError, "data.prompts is given twice"),
-        (kedge.ppo, {"gamma": 0.9, "ppo.gamma": 1.0}, ConfigError, "ppo.gamma is given twice"),
         (
             kedge.evaluate,
             {"model": "m", "judge": count_letters, "evaluate.judge": "rm"},

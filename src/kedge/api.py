@@ -589,6 +589,7 @@ def sweep(
             )
         parts.append(values)
     shared = full_settings(stage, *parts)
+    full_settings(stage, *({name: values} for name, values in fields.items()))  # refuses two names of a field
 
     def resolve(values: Mapping[str, str]) -> Config:
         config = config_from_settings(stage, shared, {name: parse_value(text, name) for name, text in values.items()})

@@ -80,8 +80,8 @@ def run_check_critic(
     run = open_run(found.config, "evaluate", in_memory={"data.prompts": prompts, "reward": reward})
     roles = load_roles(with_values(found.config, {"rollout.engine": "builtin"}), run, prompts=prompts, reward=reward)
     trainer = Trainer.of(found.config, run, roles)
-    parts = {} if roles.missing_eos is None else {"missing EOS": roles.missing_eos}
-    found.restore(roles.actor_critic, {"coefficients": trainer.coefficients, **parts})
+    measured = {} if roles.missing_eos is None or roles.missing_eos.is_known else {"missing EOS": roles.missing_eos}
+    found.restore(roles.actor_critic, {"coefficients": trainer.coefficients, **measured})
     num_prompts, num_prefixes, num_continuations = config.ppo.critic_check_size
     chosen = roles.prompts[: config.evaluate.num_prompts or num_prompts]
     run.data.add("prompts", used=len(chosen))

@@ -234,7 +234,7 @@ def config_from_settings(stage: str, *layers: Mapping[str, Any]) -> Config:
             name.
 
     Raises:
-        ConfigError: A name is unknown or ambiguous, or a layer has a field under two names.
+        ConfigError: A name is unknown or ambiguous.
     """
     find_stage(stage)
     return resolve([full_settings(stage, layer) for layer in layers])
@@ -243,15 +243,17 @@ def config_from_settings(stage: str, *layers: Mapping[str, Any]) -> Config:
 def full_settings(stage: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword settings of a stage, in several parts, by full name; see `config_from_settings`.
 
+    Of two names of a field in one part, the later one counts, as on the command line.
+
     Raises:
-        ConfigError: A name is unknown or ambiguous, or a field is given twice, under one name or two.
+        ConfigError: A name is unknown or ambiguous, or a field is in two parts.
     """
     found: dict[str, Any] = {}
-    for name, value in (item for part in parts for item in part.items()):
-        full = full_name(name, stage, value=value)
-        if full in found:
-            raise ConfigError(f"{full} is given twice; keep one")
-        found[full] = value
+    for part in parts:
+        named = {full_name(name, stage, value=value): value for name, value in part.items()}
+        if repeated := found.keys() & named.keys():
+            raise ConfigError(f"{min(repeated)} is given twice; keep one")
+        found |= named
     return found
 
 
