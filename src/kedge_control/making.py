@@ -79,7 +79,7 @@ def make_environments(
         vectorization: In this process, or each in a separate process; without effect on a function that makes a
             vector environment.
         settings: Keyword arguments for the source.
-        beside: Environments in use, whose episodes must go on undisturbed.
+        beside: Environments in use, whose episodes must not be disturbed.
 
     Raises:
         ConfigError: The environment is unknown, its package is missing, its settings are wrong, its observations

@@ -138,7 +138,7 @@ def _check_same(new: Path, old: Path) -> None:
 
 
 def _tokenizer(folder: Path) -> dict[str, Any]:
-    """What a saved tokenizer does: its chat templates, special tokens and vocabulary, not how it padded last."""
+    """Read a saved tokenizer's chat templates, special tokens and vocabulary, but not how it padded last."""
     found: dict[str, Any] = {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in folder.rglob("*.jinja")
     }

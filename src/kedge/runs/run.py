@@ -139,7 +139,7 @@ def resumed(
         stage: The stage.
 
     Raises:
-        ConfigError: A name is no field and no section.
+        ConfigError: A name is neither a field nor a section.
     """
     if not resume:
         return None, out

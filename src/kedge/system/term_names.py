@@ -1,4 +1,4 @@
-"""The names of a reward's terms in metrics and messages, for whoever scores, checks a configuration or reads a run."""
+"""The names of a reward's terms in metrics and messages, for scoring, for checks of a configuration and for reports."""
 
 import itertools
 import os
@@ -16,7 +16,7 @@ def is_function(source: str) -> bool:
 
 
 def source_name(source: str) -> str:
-    """The name of a term that has none of its own: that of its function, or of its model's folder."""
+    """The name of a term without a given one: that of its function, or of its model's folder."""
     return source.rpartition(":")[2] if is_function(source) else Path(source).name
 
 

@@ -324,7 +324,7 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
 
 
 def _tame_values(run: RunRecord) -> Iterator[Remedy]:
-    if critic_of(run) != "shared":  # which has no start of its own
+    if critic_of(run) != "shared":  # a shared one has no separate start
         yield set_to("ppo.critic_init", "policy", why="to start with equal values")
     yield scale("ppo.value_coef", 3.0)
 

@@ -265,7 +265,7 @@ LARGEST_SHARE = 0.5
 """Most that a share of the rows or steps is raised to."""
 
 SCHEDULES = "schedules."
-"""What the name of a scheduled field has before it where it is set."""
+"""The section that sets a scheduled field, with a dot: what its name begins with there."""
 
 VERBS: dict[Direction, str] = {"too_high": "lower", "too_low": "raise", "switch": "change"}
 
@@ -296,7 +296,7 @@ def _schedule(run: RunRecord, field: str) -> Mapping[Any, float]:
 
 
 WHOLE = ("ppo.num_epochs", "rollout.max_new_tokens")
-"""Scheduled fields without a suggestion: a factor of a whole number is none, and the second has a limit of its own."""
+"""Scheduled fields without a suggestion: a factor rarely gives a whole number, and the second has another limit."""
 
 
 def _rescheduled(

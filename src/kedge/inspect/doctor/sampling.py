@@ -106,7 +106,7 @@ compiled per shape, fill up."""
 )
 def reward_dominates_time(run: RunRecord, scoring: Series, total: Series) -> Symptom | None:
     """Seen: `time/reward` is most of `time/update`; with `rollout.max_staleness`, which scores in the background,
-    `time/waiting_for_rollout` is, too.
+    also `time/waiting_for_rollout`.
 
     Try: Make the function async, or score the whole batch in one call; keep loaded models between calls.
 

@@ -73,9 +73,9 @@ def cost(record: RunRecord) -> dict[str, Any]:
     """Seconds and FLOPs of each phase, cost in SFT steps, sizes of the models, and peak memory.
 
     Returns:
-        `phases` with `seconds` and `flops` over the whole run; `background`, those of them whose seconds are no part of
-        the updates'; `seconds` of all updates; `sft_steps`, mean per update; `roles`; `peak`, GiB by `process` and
-        `device`.
+        `phases` with `seconds` and `flops` over the whole run; `background`, those of them whose seconds do not
+        count in the updates'; `seconds` of all updates; `sft_steps`, mean per update; `roles`; `peak`, GiB by
+        `process` and `device`.
     """
     names = dict.fromkeys(name for row in [*record.metrics[:1], *record.metrics[-1:]] for name in row)
     values = {name: numbers_of(record.metrics, name) for name in names}

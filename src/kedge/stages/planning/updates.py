@@ -306,7 +306,7 @@ class _Texts:
         precision: Number format of the matrix products.
         phases: Counts the passes.
         steps: Optimizer steps per update for each that is counted.
-        then: Repetitions per update of the training that goes on afterwards.
+        then: Repetitions per update of the training that follows.
     """
 
     rows: Rows

@@ -183,7 +183,7 @@ class Updates:
         if self.guard.dropped:
             return self.log.drop(update)
         metrics = {
-            **self.log.describe(batch, estimated, result),  # scores and lengths are of the masked responses, too
+            **self.log.describe(batch, estimated, result),  # scores and lengths are also of masked responses
             **clock.metrics(num_tokens=batch.num_tokens),
             **sampling.metrics(),
         }
