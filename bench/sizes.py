@@ -191,14 +191,18 @@ def bounds(interval: Interval) -> list[float]:
 
 
 def table(record: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """The sizes before and after PPO: mean over seeds with Student's 95 % interval; of one seed, that over posts."""
+    """The sizes before and after PPO: of one seed with the 95 % interval over posts, of two both, else Student's."""
     seeds = list(record.values())
 
     def of(name: str, figure: str) -> str:
         found = [seed[name][figure] for seed in seeds if name in seed]
         if not found:
             return "–"
-        return str(Interval(*found[0]) if len(found) == 1 else mean_interval([value for value, _, _ in found]))
+        values = [value for value, _, _ in found]
+        if len(found) == 2:  # two values give no interval worth the name
+            return ", ".join(f"{value:.2f}" for value in values)
+        mean = Interval(*found[0]) if len(found) == 1 else mean_interval(values)
+        return str(Interval(mean.value, max(0.0, mean.low), min(1.0, mean.high)))
 
     lines = [
         f"| size | parameters | SFT: quality | over SFT of {LARGEST} | PPO: quality | over SFT of {LARGEST} | "
