@@ -102,6 +102,11 @@ def test_what_is_stretched_is_said():
     assert "the linear decay of the learning rate, its warm-up, the KL controller's horizon" in said
     assert "not that of a run that was this long" in said
     settings = ["ppo.schedule=constant", "ppo.eval_every=4", "ppo.num_updates=60"]
+    changed = describe_extension(load_config(None, settings), "ppo", 40, changes=["ppo.kl_coef"])
+    assert changed == (
+        "The run continues after update 40. Allowed to change: ppo.kl_coef. The result is not that of a run that was "
+        "this long from the start."
+    )
     assert "the evaluation after update 42 is an additional one" in describe_extension(
         load_config(None, settings), "ppo", 42
     )

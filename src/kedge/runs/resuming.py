@@ -77,20 +77,23 @@ def check_extension(folder: Path, checkpoint: Checkpoint | None) -> None:
         )
 
 
-def describe_extension(config: Config, stage: str, done: int) -> str:
+def describe_extension(config: Config, stage: str, done: int, *, changes: Collection[str] = ()) -> str:
     """Describe the effect of a longer run on its schedules.
 
     Args:
         config: The configuration to resume with.
         stage: The stage.
         done: Updates, or optimizer steps, so far.
+        changes: What else is allowed to differ from now on.
     """
     described = find_stage(stage)
     stretched = _stretched(config, described) if described.stretched is None else described.stretched(config)
-    if stretched:
+    effects = [f"Stretched to the new length: {', '.join(stretched)}."] if stretched else []
+    effects += [f"Allowed to change: {', '.join(changes)}."] if changes else []
+    if effects:
         return (
-            f"The run continues after update {done}. Stretched to the new length: {', '.join(stretched)}. The result "
-            "is not that of a run that was this long from the start."
+            f"The run continues after update {done}. {' '.join(effects)} The result is not that of a run that was this "
+            "long from the start."
         )
     condition = ", if the batch size divides the rows"
     if described.unit == "update":

@@ -488,7 +488,8 @@ def _checkpoint_to_resume(
     check_unchanged(config, folder, fingerprint, checkpoint, (*resume.allow_changes, *longer))
     if longer:
         check_extension(folder, checkpoint)
-        say(describe_extension(config, stage, checkpoint.update if checkpoint else 0))
+        done = checkpoint.update if checkpoint else 0
+        say(describe_extension(config, stage, done, changes=resume.allow_changes))
     return checkpoint
 
 
