@@ -28,6 +28,7 @@ __all__ = [
     "DATE",
     "THREADS",
     "RunFinished",
+    "changed_since",
     "check_extension",
     "check_finished",
     "check_same_stage",
@@ -156,8 +157,6 @@ def check_finished(
 ) -> None:
     """Check that a finished run is asked for with its own settings and inputs; only its length may be less.
 
-    Inputs that are gone are not compared, nor are those of runs that an earlier version finished.
-
     Args:
         config: The configuration to resume with.
         folder: The run's folder.
@@ -170,12 +169,19 @@ def check_finished(
     """
     described = find_stage(stage)
     own = [name for name in (described.length, *described.bounds) if name]
-    changes = _changes(config, folder, (*own, *allowed))
-    saved = _ending(folder).get(INPUTS) or {}
-    recorded = {name: each for name, each in saved.items() if name in fingerprint}
-    changes += changed_inputs(recorded, {name: fingerprint[name] for name in recorded}, allowed=allowed)
+    changes = _changes(config, folder, (*own, *allowed)) + changed_since(folder, fingerprint, allowed=allowed)
     if changes:
         raise ConfigError(f"{folder} has finished, with other settings ({'; '.join(changes)}); choose another --out")
+
+
+def changed_since(folder: Path, fingerprint: Mapping[str, str], *, allowed: Collection[str] = ()) -> list[str]:
+    """One line per input that has changed since a run finished; arguments as in `check_finished`.
+
+    Inputs that are gone are not compared, nor are those of runs that an earlier version finished.
+    """
+    saved = _ending(folder).get(INPUTS) or {}
+    recorded = {name: each for name, each in saved.items() if name in fingerprint}
+    return changed_inputs(recorded, {name: fingerprint[name] for name in recorded}, allowed=allowed)
 
 
 def check_unchanged(

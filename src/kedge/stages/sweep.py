@@ -30,7 +30,8 @@ from kedge.inspect.sweeps import Goal, Row, choose_goal, compare, last_line, lea
 from kedge.logs.json_lines import read_metrics
 from kedge.logs.progress import Progress, format_figure, say
 from kedge.logs.table import print_table
-from kedge.runs.fingerprint import changed_inputs, input_hashes_of_all
+from kedge.runs.fingerprint import input_hashes_of_all
+from kedge.runs.resuming import changed_since
 from kedge.system.intervals import Interval
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.output import (
@@ -178,22 +179,20 @@ def _error(exit_code: int, log: Path) -> str:
 
 
 def _prepare(trials: Sequence[Trial], folder: Path) -> None:
-    """Write each trial's configuration and the hashes of its inputs; refuse those that have changed.
+    """Write each trial's configuration; refuse one that has changed, or a finished trial whose inputs have.
 
     The inputs of an unfinished trial may change: it has failed, or is resumed, which checks them.
     """
     all_hashes = input_hashes_of_all([trial.config for trial in trials])
     with writing(folder):
-        for name in ("configs", "inputs", "logs"):
+        for name in ("configs", "logs"):
             (folder / name).mkdir(parents=True, exist_ok=True)
     for trial, hashes in zip(trials, all_hashes, strict=True):
-        inputs = folder / "inputs" / f"{trial.name}.json"
-        if (folder / trial.name / FINISHED_FILE).is_file() and inputs.is_file():
-            for line in changed_inputs(json.loads(inputs.read_bytes()), hashes):
+        if (folder / trial.name / FINISHED_FILE).is_file():
+            for line in changed_since(folder / trial.name, hashes):
                 raise ConfigError(
                     f"{folder} holds {trial.name}, which has finished, and {line}; choose another --out, or delete it"
                 )
-        replace_file(inputs, [json.dumps(hashes, indent=2).encode()])
         path = folder / "configs" / f"{trial.name}.yaml"
         text = resolved_yaml(with_values(trial.config, {"out": None}))
         if path.is_file() and _settings(path.read_text(encoding="utf-8")) != _settings(text):

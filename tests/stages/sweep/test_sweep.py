@@ -18,6 +18,7 @@ import pytest
 from kedge.config import load_config
 from kedge.errors import ConfigError, KedgeError, OutputError
 from kedge.inspect.sweeps import read_sweep
+from kedge.runs.fingerprint import input_hashes
 from kedge.stages import sweep
 from kedge.stages.sweep import Trial, plan_trials, run_sweep
 
@@ -109,6 +110,10 @@ def test_code_that_has_changed_is_refused_once_a_run_with_it_has_finished(tmp_pa
     run_sweep(rewarded("0.1", 1), "ppo", tmp_path / "sweep", num_processes=1)
     run_sweep(rewarded("0.1", 2), "ppo", tmp_path / "sweep", num_processes=1)
     assert len(started) == 4
+    finished = rewarded("0.1", 2)[0]  # which the stand-in for `kedge ppo` leaves without what a run writes
+    inputs = {"inputs": input_hashes(finished.config)}
+    (tmp_path / "sweep" / finished.name / "finished.json").write_text(json.dumps(inputs), encoding="utf-8")
+    run_sweep(rewarded("0.1", 2), "ppo", tmp_path / "sweep", num_processes=1)
     code.write_text("other", encoding="utf-8")
     said = "clip_range=0.1_seed=0, which has finished, and reward: the files have changed since the run started"
     with pytest.raises(ConfigError, match=said):

@@ -119,7 +119,10 @@ class Trainer:
         policy = self.roles.actor_critic.policy.causal
         is_copied = self.run_settings.config.rollout.engine != "builtin" and not self.run.ranks.is_sharded
         state = (version, checksum([policy]) if is_copied else 0)
-        if not self.run.ranks.largest(int(state != self._published)):
+        is_new = state != self._published
+        if is_copied:  # a callback may have changed those of one rank
+            is_new = bool(self.run.ranks.largest(int(is_new)))
+        if not is_new:
             return {}
         metrics = self.roles.engine.publish(self._weights, version)
         self._published = state
