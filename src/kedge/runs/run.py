@@ -60,7 +60,7 @@ from kedge.system.output import (
 )
 from kedge.system.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
 from kedge.system.ranks.start import join_ranks, local_rank
-from kedge.system.stage import find_stage, stages
+from kedge.system.stage import Stage, find_stage, stages
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer_kinds import check_optimizer
 from kedge.training.runtime import (
@@ -331,13 +331,7 @@ def open_run(
     if resume is not None and resumed:
         checkpoint = _checkpoint_to_resume(config, stage, shared, fingerprint, resume, ranks)
     device = resolve_device(config.runtime.device, local_rank())
-    held = {"runtime.frozen_dtype": config.runtime.frozen_dtype}
-    held |= {"adapter.base_dtype": config.adapter.base_dtype} if config.adapter.kind != "none" else {}
-    for name in (name for name, dtype in held.items() if dtype == "nf4"):
-        load_bitsandbytes(f"{name}=nf4", device)
-    for section in described.trains:
-        kind = config.optimization.of(section).optimizer
-        check_optimizer(kind, device, named="optimization.optimizer", is_sharded=ranks.is_sharded)
+    _check_libraries(config, described, device, ranks)
     precision: Precision = "fp32"
     if described.starts_from:
         source = str(described.starting_model(config))
@@ -451,6 +445,17 @@ def _find_folder(config: Config, stage: str, resume: Resume | None, ranks: Ranks
 
     folder, resumed = ranks.first(find)
     return Path(folder), resumed
+
+
+def _check_libraries(config: Config, stage: Stage, device: torch.device, ranks: Ranks) -> None:
+    """Check that number formats and optimizers work on the device (`ConfigError` if not)."""
+    held = {"runtime.frozen_dtype": config.runtime.frozen_dtype}
+    held |= {"adapter.base_dtype": config.adapter.base_dtype} if config.adapter.kind != "none" else {}
+    for name in (name for name, dtype in held.items() if dtype == "nf4"):
+        load_bitsandbytes(f"{name}=nf4", device)
+    for section in stage.trains:
+        kind = config.optimization.of(section).optimizer
+        check_optimizer(kind, device, named="optimization.optimizer", is_sharded=ranks.is_sharded)
 
 
 def _check_same_inputs(fingerprint: Mapping[str, str], ranks: Ranks) -> None:
