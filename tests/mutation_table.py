@@ -1171,8 +1171,8 @@ MUTATIONS = (
     Mutation(
         "weights-not-sent-after-a-rollback",
         "Trainer.publish",
-        "int(state != self._published)",
-        "int(self._published is None)",
+        "is_new = state != self._published",
+        "is_new = self._published is None",
         f"{ENGINE}::test_weights_that_were_rolled_back_are_sent_before_the_next_rollout",
     ),
     Mutation(

@@ -179,8 +179,8 @@ RELIABILITY = (
     Mutation(
         "inputs-of-a-finished-run-not-compared",
         "check_finished",
-        "changes += changed_inputs(",
-        "changed_inputs(",
+        " + changed_since(folder, fingerprint, allowed=allowed)",
+        "",
         f"{FINISHED}::test_another_run_is_not_answered_with_its_result",
     ),
     # Non-finite values and spikes.
