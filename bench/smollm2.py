@@ -1,7 +1,9 @@
 """PPO on a real instruction model: SmolLM2-135M-Instruct learns to follow instructions that a program checks.
 
-`python -m bench.smollm2` runs what is not recorded in bench/results/smollm2.jsonl, a process and a thread each, and
-renews the table of docs/results.md. The plan, written before the first run:
+    python -m bench.smollm2 ptx.jsonl stories.jsonl dialogues.jsonl [--arms ARM ...] [--processes N]
+
+runs what is not recorded in bench/results/smollm2.jsonl, a process and a thread each, and renews the tables of
+docs/results.md. The files are those of bench.tax. The plan, written before the first run:
 
 - Requests are the questions of examples/brief, 40 subjects for training and 12 others for evaluation, each with one
   instruction in IFEval's manner. The kinds in TRAINED are trained on; those in UNSEEN are only evaluated. They were
@@ -19,11 +21,18 @@ renews the table of docs/results.md. The plan, written before the first run:
   If it is the critic, it ends beside PPO with two.
 - Added before its arm was run: the critic that is trained before gets a rate of 1e-4 there, with which it explains most
   of responses that it has not seen (docs/results.md). In PPO it has the arm's own rate.
+- Added before its runs: a fourth seed of every arm, looked at more closely. Its model reads the texts of bench.tax,
+  before and after, and its critic is tested on the held-out requests of the trained kinds, against continuations. One
+  more run, of PPO with a head, mixes stories into every step. Expected: perplexity of dialogues rises by a few percent
+  at most, as in bench.tax, and less with stories; that of stories falls with them. Critics order prefixes of different
+  requests better than chance, worse than the mean of eight other responses, and those of the same request no better
+  than chance.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import random
 import shutil
@@ -31,6 +40,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -41,6 +51,8 @@ from bench.study.child import run_unit
 from bench.study.task import Problem
 from bench.study.unit import Budget, Outcome, Unit, append_outcome, read_outcomes
 from bench.tables import renewed
+from bench.tax import TEXTS, beginnings, change, nats, read_texts
+from kedge.logs.critic_checks import describe_check
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
 from kedge.models.sources import find_model
 from kedge.rewards.verify import instruction_text
@@ -95,22 +107,43 @@ ARMS: Final[Mapping[str, Mapping[str, Any]]] = {
         "ppo.critic_init": CRITIC,
     },
 }
-SEEDS: Final = (0, 1, 2)
+SEEDS: Final = (0, 1, 2, 3)
+CLOSELY: Final = 3
+"""The seed that is looked at more closely."""
+PTX: Final = "{ptx}"
+WITH_PTX: Final = "PPO, head, ptx"
+CLOSE_ARMS: Final[Mapping[str, Mapping[str, Any]]] = {
+    **ARMS,
+    WITH_PTX: {**ARMS["PPO, head"], "ppo.ptx_coef": 1.0, "data.pretraining": PTX},
+}
 FLOPS: Final = 7e13
+READ: Final = ("stories", "dialogues")
+PAIRS: Final = {"pairs_across": "prompt_mean", "pairs_within": "ceiling"}
+"""What is told of the prefix test, and the figure beside it."""
+ENDS: Final = ("", "/low", "/high")
 
 
 def main() -> int:
     """Run what is missing, and renew the table. Returns 2 on an error."""
     parser = argparse.ArgumentParser(prog="python -m bench.smollm2", description=__doc__)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS], help="these only")
+    for name in ("ptx", *READ):
+        parser.add_argument(name, type=Path, nargs="?")
+    parser.add_argument("--arms", nargs="+", choices=CLOSE_ARMS, default=[*CLOSE_ARMS], help="these only")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
     parser.add_argument("--page", action="store_true", help="write from the record, and run nothing")
     options = parser.parse_args()
     try:
         if not options.page:
-            run_missing([unit(arm, seed) for seed in SEEDS for arm in options.arms], options.processes)
-        block = table(read_outcomes(RECORD))
-        PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), "smollm2", block), encoding="utf-8")
+            if None in (files := (options.ptx, options.stories, options.dialogues)):
+                raise BenchError("three files of texts are needed, or --page")
+            WORK.mkdir(parents=True, exist_ok=True)
+            (WORK / "ptx.jsonl").write_text(beginnings(read_texts(files[0])), encoding="utf-8")
+            texts = {name: read_texts(file)[:TEXTS] for name, file in zip(READ, files[1:], strict=True)}
+            arms = [(arm, seed) for seed in SEEDS for arm in options.arms if arm in ARMS or seed == CLOSELY]
+            run_missing([unit(*each) for each in arms], texts, options.processes)
+        outcomes = read_outcomes(RECORD)
+        for name, block in (("smollm2", table(outcomes)), ("smollm2-closely", close_table(outcomes))):
+            PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), name, block), encoding="utf-8")
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
@@ -119,7 +152,7 @@ def main() -> int:
 
 def unit(arm: str, seed: int) -> Unit:
     """A run."""
-    return Unit("constraints", {**COMMON, **ARMS[arm]}, seed, Budget(0, FLOPS))
+    return Unit("constraints", {**COMMON, **CLOSE_ARMS[arm]}, seed, Budget(0, FLOPS))
 
 
 def requests(questions: Path, kinds: Mapping[str, Sequence[Mapping[str, Any]]], count: int, seed: int) -> list[Any]:
@@ -151,24 +184,34 @@ def problem() -> Problem:
     return Problem(Path(find_model(MODEL)), prompts, held_out, "kedge.rewards.verify:instructions", "eval/score")
 
 
-def run_missing(units: Sequence[Unit], processes: int) -> None:
-    """Run what is not recorded, a process each."""
+def run_missing(units: Sequence[Unit], texts: Mapping[str, Sequence[str]], processes: int) -> None:
+    """Run what is not recorded, a process each; `texts` are what some models read."""
     known = read_outcomes(RECORD)
     missing = [each for each in units if each.key not in known]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
         if any(CRITIC in each.settings.values() for each in missing):
             pool.submit(trained_critic, problem()).result()  # before two runs make it at once
-        for outcome in pool.map(run, missing):
+        start = {}
+        if any(each.seed == CLOSELY for each in missing):
+            start = {name: pool.submit(nats, find_model(MODEL), rows).result() for name, rows in texts.items()}
+        for outcome in pool.map(partial(run, texts=texts, start=start), missing):
             append_outcome(outcome, RECORD)
             print(f"{outcome.seconds:.0f} s: {outcome.scores[0]:.3f} to {outcome.scores[-1]:.3f}", flush=True)
 
 
-def run(unit: Unit) -> Outcome:
-    """A run, with the mean score of each kind at the start and at the end in `last`."""
+def run(unit: Unit, *, texts: Mapping[str, Sequence[str]], start: Mapping[str, Sequence[float]]) -> Outcome:
+    """A run, with the mean score of each kind at the start and at the end in `last`.
+
+    Args:
+        unit: The run.
+        texts: What its model reads, if it is looked at closely.
+        start: Nats per token of each of these texts before.
+    """
     given = problem()
     kinds = [row["instructions"][0]["kind"] for row in given.held_out]
     found: dict[str, float] = {}
+    checks: list[dict[str, float]] = []
 
     def read(out: Path) -> None:
         rows = read_json_lines(out / EVALUATIONS_FILE)
@@ -176,10 +219,36 @@ def run(unit: Unit) -> Outcome:
             for kind in dict.fromkeys(kinds):
                 scores = [each["score"] for each in row["responses"] if kinds[each["number"]] == kind]
                 found[f"{kind}/{when}"] = fmean(scores)
+        if unit.seed != CLOSELY:
+            return
+        for name, rows in texts.items():
+            each = change(nats(str(out / "model"), rows), start[name])
+            found.update({name: fmean(start[name]), **bounds(f"{name}/change", each)})
+        if "ppo.value_head_rate" in unit.settings or CRITIC in unit.settings.values():
+            checks.append(checked(out, given, sum(kind in TRAINED for kind in kinds)))
 
     critic = trained_critic(given) if CRITIC in unit.settings.values() else Path()
-    outcome = run_unit(unit, given, critic, WORK / "runs" / unit.key, read=read)
-    return replace(outcome, last={**outcome.last, **found})
+    settings = {name: [str(WORK / "ptx.jsonl")] if value == PTX else value for name, value in unit.settings.items()}
+    outcome = run_unit(replace(unit, settings=settings), given, critic, WORK / "runs" / unit.key, read=read)
+    return replace(outcome, key=unit.key, last={**outcome.last, **found}, checks=checks)
+
+
+def bounds(name: str, interval: Interval) -> dict[str, float]:
+    """An interval as three numbers."""
+    return {name: interval.value, f"{name}/low": interval.low, f"{name}/high": interval.high}
+
+
+def checked(run: Path, given: Problem, count: int) -> dict[str, float]:
+    """The prefix test of a run's critic, on the first held-out requests."""
+    found = kedge.check_critic(
+        critic=run,
+        prompts=given.held_out[:count],
+        out=run / "check",
+        **{"ppo.critic_check_size": [count, 4, 8], "runtime.report": False, "runtime.num_threads": 1},
+    ).test
+    shares = {name: getattr(found, name) for name in ("pairs_across", "pairs_within", "explained_variance")}
+    intervals = [bounds(f"critic/{name}", each) for name, each in shares.items() if each is not None]
+    return {**describe_check(found), **{name: value for each in intervals for name, value in each.items()}}
 
 
 def trained_critic(given: Problem) -> Path:
@@ -201,7 +270,7 @@ def table(outcomes: Mapping[str, Outcome]) -> str:
         f"The share of held-out requests that are followed, start → end: {HELD_OUT} for each of {len(TRAINED)} kinds "
         f"of instructions, and for each\nof {len(UNSEEN)} kinds that no run trains on; mean over seeds with Student's "
         "95 % interval. A run ends with the first\n"
-        f"evaluation after {FLOPS / 1e12:g}·10¹² FLOPs (`python -m bench.smollm2`).\n",
+        f"evaluation after {FLOPS / 1e12:g}·10¹² FLOPs.\n",
         "| | seeds | updates | 10¹² FLOPs | kinds trained on | kinds never trained on | explained variance |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -223,6 +292,38 @@ def table(outcomes: Mapping[str, Outcome]) -> str:
         flops = fmean(each.flops[-1] for each in found) / 1e12
         lines.append(f"| {arm} | {len(found)} | {updates:.0f} | {flops:.0f} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def close_table(outcomes: Mapping[str, Outcome]) -> str:
+    """What the model of each arm has forgotten of other text, and what its critic sees."""
+    found = {arm: outcomes[key] for arm in CLOSE_ARMS if (key := unit(arm, CLOSELY).key) in outcomes}
+    if not found:
+        return ""
+    first = next(iter(found.values())).last
+    lines = [
+        f"The runs with seed {CLOSELY}. Followed: of all {HELD_OUT * len({**TRAINED, **UNSEEN})} held-out requests, at "
+        f"the end. Stories, dialogues: change of the perplexity\nof {TEXTS} texts each, "
+        f"{math.exp(first['stories']):.1f} and {math.exp(first['dialogues']):.1f} at the start. Pairs of prefixes that "
+        "the critic orders as the returns of eight\ncontinuations do; in brackets what the mean of eight other "
+        "responses to the request, or a perfect critic, would do.\n95 % intervals are over texts, and over requests.\n",
+        "| | followed | KL, nats | stories | dialogues | pairs of different requests | pairs of the same request |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for arm, each in found.items():
+        cells = [f"{each.scores[-1]:.2f}", f"{each.last['objective/kl']:.1f}" if "objective/kl" in each.last else "–"]
+        cells += [
+            "{} % ({} to {})".format(*(f"{100 * math.expm1(each.last[f'{name}/change{end}']):+.1f}" for end in ENDS))
+            for name in READ
+        ]
+        cells += [_pairs(each.checks[0], *which) if each.checks else "" for which in PAIRS.items()]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _pairs(check: Mapping[str, float], name: str, beside: str) -> str:
+    """A share of ordered pairs, with its interval, and beside it another one's."""
+    value, low, high = (check[f"critic/{name}{end}"] for end in ENDS)
+    return f"{value:.2f} ({low:.2f}–{high:.2f}) [{check[f'critic/{name}_{beside}']:.2f}]"
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from kedge.errors import KedgeError
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
 from kedge.models import TokenRows, autocast, load_language_model, load_tokenizer, resolve_precision
 from kedge.models.sources import find_model
-from kedge.system.intervals import mean_interval, share_interval
+from kedge.system.intervals import Interval, mean_interval, share_interval
 from kedge.system.output import replace_file
 
 ROOT: Final = Path(__file__).parents[1]
@@ -72,9 +72,7 @@ def main() -> int:
     try:
         texts = {name: read_texts(getattr(options, name))[:TEXTS] for name in ("stories", "dialogues")}
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "ptx.jsonl").write_text(
-            "".join(json.dumps({"text": text[:BEGINNING]}) + "\n" for text in read_texts(options.ptx)), encoding="utf-8"
-        )
+        (options.out / "ptx.jsonl").write_text(beginnings(read_texts(options.ptx)), encoding="utf-8")
         run = partial(measured, options.out, texts)
         with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
             arms = dict(zip(["start", *ARMS], pool.map(run, [None, *ARMS]), strict=True))
@@ -99,6 +97,16 @@ def read_texts(path: Path) -> list[str]:
         return [row["text"] if "text" in row else row["dialogue"] for row in read_json_lines(path)]
     except (OSError, KeyError, ValueError) as error:
         raise BenchError(f"{path}: no rows with a text or a dialogue: {error}") from error
+
+
+def beginnings(texts: Sequence[str]) -> str:
+    """The lines of a file with the beginning of each text, to be mixed in."""
+    return "".join(json.dumps({"text": text[:BEGINNING]}) + "\n" for text in texts)
+
+
+def change(after: Sequence[float], before: Sequence[float]) -> Interval:
+    """The mean change of the texts' log perplexities, paired."""
+    return mean_interval([one - other for one, other in zip(after, before, strict=True)])
 
 
 def measured(folder: Path, texts: Mapping[str, Sequence[str]], arm: str | None) -> dict[str, Any]:
@@ -157,8 +165,8 @@ def table(arms: Mapping[str, Mapping[str, Any]]) -> str:
         cells.append("" if arm == "start" else f"{found['kl'][-1]:.1f}" if found["kl"][-1] is not None else "–")
         for name in ("stories", "dialogues"):
             cells.append(f"{math.exp(sum(found[name]) / len(found[name])):.1f}")
-            change = mean_interval([after - before for after, before in zip(found[name], start[name], strict=True)])
-            percents = [f"{100 * math.expm1(each):+.1f}" for each in (change.value, change.low, change.high)]
+            changed = change(found[name], start[name])
+            percents = [f"{100 * math.expm1(each):+.1f}" for each in (changed.value, changed.low, changed.high)]
             cells.append("" if arm == "start" else f"{percents[0]} % ({percents[1]} to {percents[2]})")
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)
