@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bench.processes import BenchError
+from bench.processes import BenchError, environment
 from bench.tables import renewed
 from kedge.logs.json_lines import read_json_lines
 from kedge.models.untrained import save_untrained_llama
@@ -218,4 +218,7 @@ def table(record: dict[str, dict[str, dict[str, Any]]]) -> str:
 
 
 if __name__ == "__main__":
+    import os
+
+    os.environ.update(environment(1))
     sys.exit(main())

@@ -188,9 +188,16 @@ def test_python_resumes_its_folder_and_can_let_fields_differ(
         train(resume=["ppo.learning_rat"], learning_rate=1e-3)
     result = train(resume=["ppo.learning_rate"], learning_rate=1e-3)
     assert (result.folder, len(result.metrics)) == (Path("runs/ppo"), 2)
+    first = RL.get("learning_rate", kedge.config.Config().ppo.learning_rate)
+    changed = f"# changed: after update 1 ppo.learning_rate from {first!r} to 0.001"
+    assert changed in (result.folder / "config.yaml").read_text().splitlines()
+    card = (Path(result.model) / "README.md").read_text()
+    assert changed.replace("changed:", "changed during the run:") in card.splitlines()
+    longer = train(resume=["ppo.learning_rate"], learning_rate=1e-3, num_updates=3)
+    assert f"{changed}; after update 2 ppo.num_updates from 2 to 3" in (longer.folder / "config.yaml").read_text()
     assert [path.name for path in Path("runs").iterdir()] == ["ppo"]
     assert train().folder == Path("runs/ppo-2")
-    done = forked_kedge("ppo", "--resume", "runs/ppo", "ppo.num_updates=3", cwd=tmp_path)
+    done = forked_kedge("ppo", "--resume", "runs/ppo", "ppo.num_updates=4", cwd=tmp_path)
     assert (done.returncode, "data.prompts was given from Python, or as text" in done.stderr) == (2, True), done.stderr
 
 

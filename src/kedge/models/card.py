@@ -21,7 +21,16 @@ from kedge.models.sources import find_model, quiet_transformers
 from kedge.system.texts import markdown, names_function, printable
 from kedge.system.version import DISTRIBUTION, __version__
 
-__all__ = ["ORIGIN_FILE", "CardSample", "ModelCard", "Origin", "hub_id", "public_name", "read_origin"]
+__all__ = [
+    "ORIGIN_FILE",
+    "CardSample",
+    "ModelCard",
+    "Origin",
+    "hub_id",
+    "public_name",
+    "public_settings",
+    "read_origin",
+]
 
 ORIGIN_FILE = "kedge.json"
 """In a model's folder. It marks models that kedge made, also on the hub."""
@@ -205,6 +214,18 @@ def public_name(source: str | os.PathLike[str]) -> str:
     if path.is_relative_to(Path.cwd()) and path != Path.cwd():
         return path.relative_to(Path.cwd()).as_posix()
     return f"{path.parent.name}/{path.name}" if path.name == "model" else path.name
+
+
+def public_settings(value: Any) -> Any:
+    """Settings, or one of them, with absolute paths replaced by names."""
+    if isinstance(value, dict):
+        entries = cast("dict[str, Any]", value)
+        return {public_settings(name): public_settings(entry) for name, entry in entries.items()}  # data.mix: sources
+    if isinstance(value, list):
+        return [public_settings(entry) for entry in cast("list[Any]", value)]
+    if isinstance(value, str) and (value.startswith("~") or os.path.isabs(value)):
+        return public_name(value)
+    return value
 
 
 def hub_id(source: str) -> str | None:

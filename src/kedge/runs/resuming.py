@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kedge.config import Config, changed_settings, effective_settings, load_config, word
+from kedge.config.loading.load import differences
 from kedge.errors import ConfigError, DataError
 from kedge.inspect.record import read_config, read_json_object
 from kedge.logs.progress import say
+from kedge.models.card import public_settings
 from kedge.runs.fingerprint import changed_inputs, lost_inputs
 from kedge.system.invocation import is_command_line
 from kedge.system.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
@@ -25,10 +27,12 @@ from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.runtime import available_cores, set_threads
 
 __all__ = [
+    "CHANGED",
     "DATE",
     "THREADS",
     "RunFinished",
     "changed_since",
+    "changes_so_far",
     "check_extension",
     "check_finished",
     "check_same_stage",
@@ -129,6 +133,9 @@ T = TypeVar("T")
 THREADS = "threads"
 """The name of the number of threads in the facts of `config.yaml`."""
 
+CHANGED = "changed"
+"""The name of what was changed during the run in the facts of `config.yaml`."""
+
 DATE = "date"
 """The name of the start day in the facts of `config.yaml`; some chat templates write the day."""
 
@@ -220,9 +227,31 @@ def check_unchanged(
 
 def _changes(config: Config, folder: Path, allowed: Collection[str]) -> list[str]:
     """One line per setting that differs from those of the run in a folder."""
+    return changed_settings(*_before_and_now(config, folder), allowed=allowed)
+
+
+def _before_and_now(config: Config, folder: Path) -> list[dict[str, Any]]:
+    """The settings of the run in a folder, and those to resume it with."""
     before = load_config(folder / CONFIG_FILE)
-    saved, current = (_placed(effective_settings(each), each.out, folder) for each in (before, config))
-    return changed_settings(saved, current, allowed=allowed)
+    return [_placed(effective_settings(each), each.out, folder) for each in (before, config)]
+
+
+def changes_so_far(config: Config, folder: Path, stage: str, done: int) -> str:
+    """What was changed during the run in a folder, and when, in one line; empty if nothing was.
+
+    Args:
+        config: The configuration to resume it with.
+        folder: The run's folder.
+        stage: Its stage.
+        done: Updates, or optimizer steps, so far; 0 starts anew.
+    """
+    if not done:
+        return ""
+    earlier = read_config(folder)[0].get(CHANGED)
+    saved, current = (public_settings(each) for each in _before_and_now(config, folder))
+    changes = [f"{name} from {value} to {now}" for name, value, now in differences(saved, current)]
+    since = [f"after {find_stage(stage).unit} {done} {', '.join(changes)}"] if changes else []
+    return "; ".join([*([earlier] if earlier else []), *since])
 
 
 def threads_before(folder: Path) -> int | None:

@@ -33,9 +33,11 @@ from kedge.runs.claim import claim, claim_free_folder
 from kedge.runs.data_log import DataLog
 from kedge.runs.fingerprint import changed_inputs, input_hashes, outdated_models
 from kedge.runs.resuming import (
+    CHANGED,
     DATE,
     THREADS,
     RunFinished,
+    changes_so_far,
     check_extension,
     check_finished,
     check_same_stage,
@@ -352,6 +354,8 @@ def open_run(
     facts: dict[str, object] = {"stage": stage, "device": device, "precision": precision, DATE: day}
     if device.type == "cpu":
         facts[THREADS] = threads
+    if checkpoint is not None and (changed := changes_so_far(config, shared, stage, checkpoint.update)):
+        facts[CHANGED] = changed
     if ranks.are_several:
         facts["ranks"] = f"{ranks.count} ({config.runtime.parallel})"
     folder = shared if ranks.is_first else _temporary_folder()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
 
 import yaml
 from transformers import PreTrainedTokenizerBase
@@ -17,8 +15,9 @@ from kedge.inspect.diagnosis import diagnose_run
 from kedge.inspect.doctor import one_line
 from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE, read_samples
 from kedge.models import ModelCard
-from kedge.models.card import CardSample, hub_id, public_name
+from kedge.models.card import CardSample, hub_id, public_name, public_settings
 from kedge.rewards import names_function
+from kedge.runs.resuming import CHANGED
 from kedge.runs.run import Run
 from kedge.system.stage import find_stage
 
@@ -61,7 +60,7 @@ def stage_card(
         reward=_rewards(config) if stage.samples else (),
         warnings=_warnings(run.folder) if ended else (),
         samples=_samples(run.folder) if ended else (),
-        settings=recipe_of(config),
+        settings=f"{_changed(run)}{recipe_of(config)}",
         prompt_form=form,
         adds_special_tokens=_adds_special_tokens(tokenizer, form == "conversation"),
     )
@@ -96,23 +95,17 @@ def _samples(folder: Path) -> list[CardSample]:
     return [CardSample(str(row.get("prompt", "")), str(row.get("response", "")), row.get("score")) for row in rows]
 
 
+def _changed(run: Run) -> str:
+    """A line on what was changed during the run, for its recipe."""
+    changed = run.facts.get(CHANGED)
+    return f"# changed during the run: {changed}\n" if changed else ""
+
+
 def recipe_of(config: Config) -> str:
     """The settings that differ from kedge's defaults, as YAML, without the paths of the machine."""
     changed = config.model_dump(mode="json", exclude_defaults=True, exclude=set(NOT_SHOWN))
     seed = {"runtime": {"seed": config.runtime.seed}}
-    return yaml.safe_dump(_public({**changed, **seed}), sort_keys=False, allow_unicode=True)
-
-
-def _public(value: Any) -> Any:
-    """A value with its absolute paths replaced by names."""
-    if isinstance(value, dict):
-        entries = cast("dict[str, Any]", value)
-        return {_public(name): _public(entry) for name, entry in entries.items()}  # data.mix names sources
-    if isinstance(value, list):
-        return [_public(entry) for entry in cast("list[Any]", value)]
-    if isinstance(value, str) and (value.startswith("~") or os.path.isabs(value)):
-        return public_name(value)
-    return value
+    return yaml.safe_dump(public_settings({**changed, **seed}), sort_keys=False, allow_unicode=True)
 
 
 def _adds_special_tokens(tokenizer: PreTrainedTokenizerBase, rendered: bool) -> bool:

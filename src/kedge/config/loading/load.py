@@ -25,6 +25,7 @@ __all__ = [
     "changed_settings",
     "changed_values",
     "config_from_settings",
+    "differences",
     "effective_settings",
     "flat_settings",
     "full_settings",
@@ -364,10 +365,18 @@ def changed_settings(
         current: The settings to resume with.
         allowed: Dotted names of settings or whole sections that may differ.
     """
+    differing = differences(saved, current, allowed=allowed)
+    return [f"{name}: {before} in the run, {now} now" for name, before, now in differing]
+
+
+def differences(
+    saved: Mapping[str, Any], current: Mapping[str, Any], *, allowed: Collection[str] = ()
+) -> list[tuple[str, str, str]]:
+    """Each setting that differs, with its value before and now; arguments as in `changed_settings`."""
     before, now = _flat(saved), _flat(current)
     names = [name for name in {**before, **now} if not any(_is_part(name, free) for free in (*FREE, *allowed))]
     return [
-        f"{name}: {_shown(before, name)} in the run, {_shown(now, name)} now"
+        (name, _shown(before, name), _shown(now, name))
         for name in names
         if name not in before or name not in now or before[name] != now[name]
     ]
