@@ -26,6 +26,7 @@ SIZES: dict[str, Any] = {"num_updates": 3, "num_prompts": 4, "max_new_tokens": 8
 LORA = {"adapter": {"kind": "lora", "rank": 4}}
 SEPARATE = {"critic": "separate", "num_minibatches": 2, "value_warmup_updates": 1}
 GROUPS = {"preset": "grpo", "num_prompts": 2, "num_responses": 4}
+NUMBERED: Any = ([7, 3, 7], torch.tensor([7, 3, 7]), np.array([7, 3, 7]))
 DROPPED = {"preset": "grpo", "num_prompts": 2, "num_responses": 2, "constant_groups": "drop"}
 SCHEDULED = {"schedules": {"ppo.kl_coef": {"1": 0.1, "3": 0.01}}, "checkpoint": {"every": 1}}
 
@@ -199,9 +200,11 @@ def test_a_text_is_encoded_again(policy: Path, tmp_path: Path) -> None:
         whole = tokenizer.encode(" boat")
         letters = [token for letter in (" ", "b", "o", "a", "t") for token in tokenizer.encode(letter)]
         batch = trainer.batch(["The", "The"], [[*letters, 2], " boat"])
+        numbered = [trainer.batch(["The"] * 3, [" boat"] * 3, groups=groups) for groups in NUMBERED]
     assert batch.response_ids == [[*letters, 2], [*whole, 2]]
     assert batch.responses == [" boat", " boat"]
     assert batch.groups == [0, 0]
+    assert [each.groups for each in numbered] == [[0, 1, 0]] * len(NUMBERED)
 
 
 def test_a_batch_of_texts_is_the_batch_of_their_ids(policy: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
 from kedge.data import Prompt, encode_prompt
@@ -126,7 +127,10 @@ def _groups(
     rows: Sequence[Prompt], prompt_ids: Sequence[Sequence[int]], groups: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
     """Each response's group, numbered in the order of appearance, and the first response of each."""
-    keys = [tuple(ids) for ids in prompt_ids] if groups is None else list(groups)
+    if groups is None:
+        keys = [tuple(ids) for ids in prompt_ids]
+    else:  # the entries of a tensor are never equal as keys
+        keys = groups.tolist() if isinstance(groups, Tensor) else list(groups)
     firsts = {key: place for place, key in reversed(list(enumerate(keys)))}
     order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     for place, key in enumerate(keys):
