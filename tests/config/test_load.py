@@ -244,12 +244,9 @@ def test_a_bare_name_that_is_not_clear_is_refused(stage: str, name: str, said: l
     assert all(part in str(caught.value) for part in said)
 
 
-def test_the_configuration_of_an_older_run_is_read(tmp_path: Path) -> None:
-    """Its preset was a name or null, the labeler was spelled otherwise, and intervals were resampled."""
+@pytest.mark.parametrize(("preset", "names"), [("null", []), ("grpo", ["grpo"])])
+def test_the_preset_in_a_file_may_be_a_name_or_null(tmp_path: Path, preset: str, names: list[str]) -> None:
     path = tmp_path / "config.yaml"
-    for preset, names in (("null", []), ("grpo", ["grpo"])):
-        text = resolved_yaml(load_config(None, ["rlhf.labeler=x:y"], preset=names))
-        older = re.sub(r"preset:.*?\n(?=data:)", f"preset: {preset}\n", text, flags=re.DOTALL)
-        older = older.replace("labeler:", "labeller:").replace("evaluate:", "evaluate:\n  num_bootstrap: 10000")
-        path.write_text(older)
-        assert load_config(path) == load_config(None, ["rlhf.labeler=x:y"], preset=names)
+    text = resolved_yaml(load_config(preset=names))
+    path.write_text(re.sub(r"preset:.*?\n(?=data:)", f"preset: {preset}\n", text, flags=re.DOTALL))
+    assert load_config(path) == load_config(preset=names)

@@ -31,7 +31,7 @@ def test_the_fields_are_set_by_dotted_names_by_nested_mappings_and_from_a_writte
         ("rollout.vllm.memory=2", "rollout.vllm.memory must be a number > 0 and ≤ 1; it is 2"),
         ("rollout.vllm.server=a", "rollout.vllm.server is not a field; did you mean rollout.vllm.servers?"),
         ("rollout.vllm=3", "rollout.vllm must be a section of fields; it is 3"),
-        ("rollout.vllm.port=1", "rollout.vllm.port is not a setting any more"),
+        ("rollout.vllm.port=1", "rollout.vllm.port is not a field"),
     ],
 )
 def test_a_mistake_names_the_field_as_the_user_does(override: str, line: str) -> None:
@@ -48,6 +48,6 @@ def test_a_run_may_be_resumed_on_other_servers_but_not_with_another_engine() -> 
     assert "rollout.engine: builtin in the run, vllm now" in changed_settings(builtin, one)
 
 
-def test_a_run_without_importance_weights_of_a_former_version_is_resumed_under_the_default() -> None:
-    former, now = load_config(overrides=["ppo.importance_cap=null"]), load_config()
-    assert changed_settings(effective_settings(former), effective_settings(now)) == []
+def test_a_run_without_importance_weights_is_resumed_under_the_default() -> None:
+    without, default = load_config(overrides=["ppo.importance_cap=null"]), load_config()
+    assert changed_settings(effective_settings(without), effective_settings(default)) == []

@@ -163,7 +163,6 @@ def test_a_bandit_is_learned_and_an_episode_of_it_is_in_the_report(tmp_path: Pat
         (["--env", "nowhere.py:make"], "nowhere.py"),
         (["--env", "CartPole-v1", "adapter.kind=lora"], "language models"),
         (["--env", "CartPole-v1", "optimization.adam_eps=1e-3"], "language models"),
-        (["--env", "CartPole-v1", "control.algorithm=trpo"], "control.policy_loss"),
         (["--env", "CartPole-v1", "--preset", "small-cpu"], "those of kedge control are classic-control, atari, "),
         (["--env", "CartPole-v1", "checkpoint.keep_best=eval/return_mean"], "set control.eval_every"),
         (["--env", "CartPole-v1", "checkpoint.keep_best=eval/score"], "choose auto, none, eval/return_mean, "),

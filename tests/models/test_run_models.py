@@ -13,7 +13,7 @@ from kedge.models import find_model
 
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Path:
-    """A run with three checkpoints; an older version of kedge saved the first."""
+    """A run with three checkpoints, the first without its model."""
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/x")
     for model in (folder, *(folder / f"checkpoints/update-00000{update}" for update in (8, 9))):
@@ -55,8 +55,8 @@ def test_a_folder_of_that_name_comes_first(run):
     ("name", "said"),
     [
         ("runs/x@7", "no checkpoint of update 7; it has checkpoints of updates 4, 8 (best), 9"),
-        ("runs/x@4", "update-000004 has no model, since an older version"),
-        ("runs/x/checkpoints/update-000004", "update-000004 has no model, since an older version"),
+        ("runs/x@4", "update-000004 has no model"),
+        ("runs/x/checkpoints/update-000004", "update-000004 has no model"),
         ("runs/x@bset", "@ is followed by the number of an update, or by best; it has checkpoints of updates 4, 8"),
         ("runs/x@-8", "@ is followed by the number"),
         ("runs/y@8", "'runs/y' is not the folder of a run"),

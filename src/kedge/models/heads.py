@@ -38,7 +38,7 @@ HeadInit = Literal["zero", "normal"]
 
 VALUE_HEAD_FILE = "value_head/model.safetensors"
 """In a subfolder: vLLM reads every `*.safetensors` beside `config.json` as weights of the policy."""
-FORMER_VALUE_HEAD_FILE = "value_head.safetensors"
+LLAMA_FACTORY_FILE = "value_head.safetensors"
 
 COPY_SPREAD = 1 / 12
 """Standard deviation of a histogram made from a scalar, relative to the support. A wider one would be cut off at the
@@ -215,13 +215,13 @@ def _location_of_start(bins: Bins) -> float:
 
 
 def value_head_file(source: str | Path) -> Path | None:
-    """The value head saved with a policy, also by earlier versions or LLaMA-Factory; None without a head.
+    """The value head saved with a policy, also by LLaMA-Factory; None without a head.
 
     That of a whole model on the hub is downloaded; an adapter's already is.
     """
     model = find_model(source)
     model = model if os.path.isdir(model) else check_source(model)
-    names = (VALUE_HEAD_FILE, FORMER_VALUE_HEAD_FILE)
+    names = (VALUE_HEAD_FILE, LLAMA_FACTORY_FILE)
     if not os.path.isdir(model):
         return next((file for name in names if (file := repository_file(model, name)) is not None), None)
     return next((file for name in names if (file := Path(model, name)).is_file()), None)

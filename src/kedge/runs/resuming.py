@@ -184,9 +184,9 @@ def check_finished(
 def changed_since(folder: Path, fingerprint: Mapping[str, str], *, allowed: Collection[str] = ()) -> list[str]:
     """One line per input that has changed since a run finished; arguments as in `check_finished`.
 
-    Inputs that are gone are not compared, nor are those of runs that an earlier version finished.
+    Inputs that are gone are not compared.
     """
-    saved = _ending(folder).get(INPUTS) or {}
+    saved = _ending(folder).get(INPUTS, {})
     recorded = {name: each for name, each in saved.items() if name in fingerprint}
     return changed_inputs(recorded, {name: fingerprint[name] for name in recorded}, allowed=allowed)
 

@@ -477,4 +477,4 @@ class SpikeDetector:
         """Restore a `state_dict`."""
         self.clear()
         for name, past in self._past.items():
-            past.extend(state.get(name, []))  # earlier versions watched fewer metrics
+            past.extend(state[name])

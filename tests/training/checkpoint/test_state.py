@@ -232,7 +232,7 @@ def test_an_optimizer_of_other_parameters_is_refused():
         restore_optimizer(stepped(2, 3, 4), *saved)
     with pytest.raises(ModelError, match=r"0.exp_avg is \[2\], expected \[3\]"):
         restore_optimizer(stepped(3, 2), *saved)
-    # The same parameters in other groups: in earlier versions a separate critic's were among the policy's.
+    # The same parameters in other groups.
     policy, critic = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
     apart = build_optimizer([policy, critic], learning_rate=0.1, critic_parameters=[critic])
     with pytest.raises(ModelError, match=r"\[2\] parameters, expected \[1, 1\]; another version .* start anew"):

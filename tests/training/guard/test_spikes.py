@@ -56,9 +56,9 @@ def test_a_history_that_does_not_move_makes_no_spike_of_a_rounding_error():
     assert watch([0.0] * 10).find(step(0.0)) is None
 
 
-def test_a_critics_norm_is_watched_where_there_is_one_and_an_older_history_has_none():
+def test_a_critics_norm_is_watched_once_it_has_a_history():
     watching = SpikeDetector(sigma=3.0, history=5)
-    watching.load_state_dict({"policy/grad_norm": [0.0] * 5, "loss/total": [0.5] * 5})  # saved before it was watched
+    watching.load_state_dict({"policy/grad_norm": [0.0] * 5, "value/grad_norm": [], "loss/total": [0.5] * 5})
     for _ in range(5):
         assert watching.find({"value/grad_norm": 1e9, "loss/total": 0.5}) is None
         watching.add({"value/grad_norm": 1.0, "loss/total": 0.5})

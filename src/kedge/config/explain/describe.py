@@ -4,7 +4,6 @@ import difflib
 import json
 import types
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -15,12 +14,10 @@ from kedge.config.libraries import foreign_answer
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
-from kedge.config.table import read_table
 from kedge.system.stage import registered_stages
 from kedge.system.texts import printable
 
 __all__ = [
-    "FORMER",
     "USUAL",
     "accepts",
     "all_fields",
@@ -51,11 +48,6 @@ _SYNONYMS = {
     "whiten": "ppo.whiten_advantages",
 }
 
-
-FORMER = {
-    name: answer for names, answer in read_table(Path(__file__).parents[1] / "former.tsv") for name in names.split()
-}
-"""Settings of former versions, with what to write instead or why they went."""
 
 USUAL = {
     "algo": "preset",
@@ -208,8 +200,6 @@ def unknown(name: str, known: Iterable[str], *, kind: str = "a field", stage: st
         kind: The kind of name that was expected, such as `a setting of ppo`.
         stage: The stage that it is given to.
     """
-    if name in FORMER:
-        return f"{name} {FORMER[name]}"
     return foreign_answer(name, stage) or f"{written(name)} is not {kind}{suggestion(name, known)}"
 
 

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from kedge.config.explain.describe import (
-    FORMER,
     accepts,
     all_fields,
     fields_named,
@@ -58,8 +57,6 @@ def explain(name: str = "") -> str:
         return "\n".join(_page(owners[0], fields[owners[0]]))
     if owners:
         raise ConfigError(f"{name} is a field of several sections: {', '.join(owners)}")
-    if name in FORMER:
-        return f"{name} {FORMER[name]}."
     if answer := foreign_answer(name):
         mentioned = [
             field for field in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", answer.partition("; ")[2]) if field in fields

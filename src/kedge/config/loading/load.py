@@ -60,9 +60,6 @@ def load_config(
         ConfigError: One line with the first mistake; or a preset is given to a file that sets all of its fields.
     """
     document = read_document(path) if path is not None else Document({}, {})
-    if isinstance(evaluate := document.settings.get("evaluate"), dict):
-        # In config.yaml of older runs; nothing is resampled for intervals now.
-        cast("dict[str, Any]", evaluate).pop("num_bootstrap", None)
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     if preset is not None:
         given["preset"] = preset
@@ -383,10 +380,7 @@ def differences(
 
 
 def effective_settings(config: Config) -> dict[str, Any]:
-    """All settings as nested JSON types, with `auto` replaced by its value where that depends on other fields.
-
-    A run of a version that had no `auto` there is resumed under its default.
-    """
+    """All settings as nested JSON types, with `auto` replaced by its value where that depends on other fields."""
     settings = config.model_dump(mode="json")
     settings["ppo"] |= {
         "critic": config.ppo.resolved_critic,

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args, get_origin
 
-from kedge.config.explain.describe import FORMER, USUAL, all_fields, fields_named, find_field, section_type, unknown
+from kedge.config.explain.describe import USUAL, all_fields, fields_named, find_field, section_type, unknown
 from kedge.config.libraries import foreign_answer
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
@@ -57,8 +57,6 @@ def full_name(name: str, stage: str | None = None, *, value: object = None) -> s
         raise ConfigError(f"{name} is a field of several sections; write {' or '.join(owners)}")
     if owners:
         return owners[0]
-    if name in FORMER:
-        raise ConfigError(f"{name} {FORMER[name]}")
     kind = f"a setting of {stage}" if stage else "a field"
     if meant := _owners(USUAL.get(name, ""), groups):
         raise ConfigError(f"{name} is not {kind}; did you mean {' or '.join(meant)}?")

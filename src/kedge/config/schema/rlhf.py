@@ -1,7 +1,5 @@
 """`rlhf`: the three stages in a row, and InstructGPT's repetition of the last two."""
 
-from pydantic import AliasChoices
-
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
@@ -26,7 +24,6 @@ class RlhfConfig(Section):
         None,
         meaning="Compares the policy's responses from round 2 on: a function or a reward model.",
         source="kedge: no labeler is assumed",
-        validation_alias=AliasChoices("labeler", "labeller"),  # the name in config.yaml of older runs
         text="a folder, a hub id or a function",
     )
     num_prompts: int = field(

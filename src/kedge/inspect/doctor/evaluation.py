@@ -136,10 +136,10 @@ def judge_contradicts_itself(run: RunRecord, bias: Mapping[str, float]) -> Sympt
 
 @rule(
     "The win rate may measure length: a policy can win it by writing more.",
-    figures=("longer_wins",),
+    figures=("longer_wins", "num_unequal_lengths"),
     **RESULT,
 )
-def judge_prefers_length(run: RunRecord, longer: Mapping[str, Any]) -> Symptom | None:
+def judge_prefers_length(run: RunRecord, longer: Mapping[str, Any], pairs: float) -> Symptom | None:
     """Seen: The share of pairs that the longer response wins, and the mean lengths of both sides.
 
     Try: Compare responses of similar length, or use a second judge that ignores length.
@@ -147,17 +147,14 @@ def judge_prefers_length(run: RunRecord, longer: Mapping[str, Any]) -> Symptom |
     Threshold: The longer response wins 70% of the pairs of different length, with an interval above 50%, and there are
     at least 20 of them: a note.
     """
-    pairs = run.summary.get("num_unequal_lengths")  # unknown in evaluations of earlier versions
-    is_few = pairs is not None and pairs < ENOUGH_PAIRS
-    if longer["value"] < LONGER_WINS or longer["low"] <= 0.5 or is_few:
+    if longer["value"] < LONGER_WINS or longer["low"] <= 0.5 or pairs < ENOUGH_PAIRS:
         return None
-    counted = "" if pairs is None else f"{pairs:,.0f} "
     lengths = [run.summary.get(name) for name in ("length", "length_against")]
     means = f"; mean lengths are {lengths[0]:.3g} and {lengths[1]:.3g} tokens" if None not in lengths else ""
     return Symptom(
         "note",
         f"the longer response wins {longer['value']:.0%} ({longer['low']:.0%} to {longer['high']:.0%}) of the "
-        f"{counted}pairs whose lengths differ{means}",
+        f"{pairs:,.0f} pairs whose lengths differ{means}",
         (),
         "compare responses of similar length, or use a second judge that ignores it",
     )

@@ -15,7 +15,7 @@ __all__ = ["clipping", "share_below"]
 
 MOST_UPDATES = 40
 
-NO_DETAILS = "This run has no details.jsonl: it was written by an earlier version, or has no update yet."
+NO_DETAILS = "This run has no details.jsonl: it has no update yet."
 CASES = ("raised", "raised_held", "lowered", "lowered_held")
 
 

@@ -162,7 +162,7 @@ def _inside(folder: Path, source: str) -> Path:
     if is_run(folder):
         raise ModelError(f"model {source!r}: the run has written no model yet; {_kept(folder)}")
     if os.path.isfile(folder / MANIFEST):
-        raise ModelError(f"model {source!r}: {_without_model(folder)}")
+        raise ModelError(f"model {source!r}: the checkpoint {folder.name} has no model")
     return folder
 
 
@@ -177,7 +177,7 @@ def _checkpoint(run: Path, which: str, source: str) -> Path:
         raise ModelError(f"model {source!r}: the run has no checkpoint of update {which}; {_kept(run)}")
     folder = checkpoint_folder(run, update)
     if not _is_model(folder / MODEL_FOLDER):
-        raise ModelError(f"model {source!r}: {_without_model(folder)}")
+        raise ModelError(f"model {source!r}: the checkpoint {folder.name} has no model")
     return folder
 
 
@@ -186,7 +186,3 @@ def _kept(run: Path) -> str:
     best = best_checkpoint(run)
     updates = [f"{update} (best)" if update == best else str(update) for update in kept_checkpoints(run)]
     return f"it has checkpoints of updates {', '.join(updates)}" if updates else "it has no checkpoints"
-
-
-def _without_model(folder: Path) -> str:
-    return f"the checkpoint {folder.name} has no model, since an older version of kedge saved it"

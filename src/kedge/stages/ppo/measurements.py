@@ -112,7 +112,7 @@ class Measurements:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
         self._start = state["start"]
-        self._start_scores = state.get("scores", [])
+        self._start_scores = state["scores"]
 
     def _is_due(self, update: int, every: int | None) -> bool:
         return bool(every) and (update % every == 0 or update == self._last)
