@@ -62,6 +62,8 @@ def test_the_words_of_python_are_options(
         (["ppo", "preset=grpo+small-cpu"], "preset 'grpo+small-cpu' does not exist; give --preset once for each"),
         (["grpo", "--model", "m"], "kedge has no command grpo; it is a preset: kedge ppo --preset grpo"),
         (["trpo"], "kedge has no command trpo; it is a preset: kedge control --preset trpo"),
+        (["config", "schedule", "--preset", "classic-control"], "kedge config schedule is for PPO on language models"),
+        (["config", "schedule", "control.env=CartPole-v1"], "kedge config schedule is for PPO on language models, not"),
         (["rlhf", "--judge", "f.py:g"], "judge is not a setting of rlhf; did you mean rlhf.labeler?"),
         (["evaluate", "--labeler", "f.py:g"], "labeler is not a setting of evaluate; did you mean evaluate.judge?"),
         (["rlhf", "labeller=f.py:g"], "labeller is not a setting of rlhf; did you mean rlhf.labeler?"),

@@ -127,5 +127,5 @@ def test_the_package_of_a_stage_is_imported_in_any_order(package, first):
 
 def test_what_descriptions_name_exists():
     for stage in stages().values():
-        named = (stage.run, stage.plan, stage.schedule, stage.presets, *stage.adds_sections.values())
+        named = (stage.run, stage.plan, stage.presets, *stage.adds_sections.values())
         assert all(callable(imported(name)) or isinstance(imported(name), tuple) for name in named if name)

@@ -14,11 +14,12 @@ from kedge.config import (
     explain,
     load_config,
     preset_conflicts,
-    presets_of,
     resolved_yaml,
     schedule_in_words,
+    stage_of,
 )
-from kedge.system.stage import imported, registered_stages, value_of
+from kedge.errors import ConfigError
+from kedge.system.stage import registered_stages, value_of
 
 __all__ = ["app"]
 
@@ -70,14 +71,11 @@ def schedule(
         int | None, typer.Option(min=1, help="Number of prompts in the data, to compute the passes over them.")
     ] = None,
 ) -> None:
-    """Describe what PPO will do: prompts, responses, tokens, minibatches, optimizer steps; with control.env or a preset
-    of kedge control, steps in the environment.
-    """
+    """Describe what PPO will do: prompts, responses, tokens, minibatches, optimizer steps."""
     found = _resolved(config, overrides, preset, "ppo")
-    for each in registered_stages():
-        is_meant = set(found.preset) & set(presets_of(each.name)) if each.presets else False
-        if each.schedule and (is_meant or all(value_of(found, name) for name in each.needs)):
-            return typer.echo(imported(each.schedule)(found))
+    for other in registered_stages():
+        if other.name in map(stage_of, found.preset) or any(value_of(found, name) for name in other.needs):
+            raise ConfigError(f"kedge config schedule is for PPO on language models, not for kedge {other.name}")
     typer.echo(schedule_in_words(found, num_prompts))
 
 

@@ -124,7 +124,6 @@ class Stage:
         next_calls: The calls that usually follow: `(config, model, start, judge) -> list[Call]`.
         plan: Prints the memory of a run before it starts, and refuses one that cannot fit: `(config, name, *, anyway)`,
             and its result is `planned=` of `run`. Empty for a stage without a plan and a dry run.
-        schedule: Describes what the run will do: `(config) -> text`, for `kedge config schedule`.
         looks: Its view in reports and in the doctor: a `kedge.inspect.look:Look`.
         adds_sections: Sections of the configuration that come with it: the name and its class.
         presets: A tuple of presets for this stage only; it takes no others.
@@ -162,7 +161,6 @@ class Stage:
     remedies: Callable[[Config, str], list[tuple[str, Any]]] | None = None
     next_calls: str = ""
     plan: str = ""
-    schedule: str = ""
     looks: str = ""
     adds_sections: Mapping[str, str] = field(default_factory=dict[str, str])
     presets: str = ""

@@ -70,35 +70,6 @@ def _stretched(config: Config) -> list[str]:
     ]
 
 
-def schedule_in_words(config: Config) -> str:
-    """Describe a control run: steps in the environment, optimizer steps."""
-    use = _settings(config)
-    steps = use.steps_per_update
-    updates = use.num_updates
-    optimizer_steps = use.num_epochs * use.num_minibatches
-    played = updates * steps
-    lines = [
-        "Each update",
-        f"  plays {_count(use.num_steps, 'step')} in {_count(use.num_envs, 'environment')}: {_count(steps, 'step')},",
-        *(["  takes one natural-gradient step of the policy,"] if use.is_trpo else []),
-        f"  {'trains the critic in' if use.is_trpo else 'makes'} {_count(use.num_epochs, 'pass')} over them, each in "
-        f"{_count(use.num_minibatches, 'minibatch')} of {_count(steps // use.num_minibatches, 'step')},",
-        "  and takes one optimizer step per minibatch:",
-        f"  {_count(optimizer_steps, 'optimizer step')} per update"
-        f"{', fewer if control.early_stop_kl is exceeded' if use.early_stop_kl else ''}.",
-        f"The run makes {_count(updates, 'update')}: {_count(played, 'step')} in the environment, "
-        f"{_count(updates * optimizer_steps, 'optimizer step')}.",
-    ]
-    if rest := use.total_steps - played:
-        lines.append(f"The last {_count(rest, 'step')} of control.total_steps={use.total_steps} do not fill an update.")
-    return "\n".join(lines)
-
-
-def _count(number: int, noun: str) -> str:
-    plural = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"
-    return f"{number:,} {noun}{plural}"
-
-
 CONTROL = Stage(
     "control",
     help="Train a policy with PPO (or TRPO) in an environment of Gymnasium.",
@@ -118,7 +89,6 @@ CONTROL = Stage(
     check=_check,
     stretched=_stretched,
     remedies=_remedies,
-    schedule="kedge_control.stage.description:schedule_in_words",
     adds_sections={"control": "kedge_control.stage.settings:ControlConfig"},
     looks="kedge_control.stage.look:LOOK",
     presets="kedge_control.stage.presets:CONTROL",
