@@ -52,11 +52,10 @@ def control(
     }
     config = config_from_settings("control", full_settings("control", settings, texts))
     check_stage(config, "control")
-    from kedge_control.stage.parts import Given
     from kedge_control.stage.run import run_control
 
     functions = {name: value for name, value in (("env", env), ("network", network)) if callable(value)}
-    return run_control(config, given=Given(**functions), resume=how, callback=on_update)
+    return run_control(config, **functions, resume=how, callback=on_update)
 
 
 def _name(function: object) -> str:

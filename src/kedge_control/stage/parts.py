@@ -36,29 +36,12 @@ from kedge_control.rollout import Memory, play_episodes
 from kedge_control.stage.settings import ControlConfig
 from kedge_control.steps import Episodes
 
-__all__ = ["Given", "Parts", "has_compiler", "load_parts", "objective_of"]
+__all__ = ["Parts", "has_compiler", "load_parts", "objective_of"]
 
 LEAST_STEPS = 30_000
 """Optimizer steps from which on compiling pays: it takes 20 s of CPU time and saves a millisecond of every step."""
 
 EVALUATED_EPISODES = 10
-
-
-@dataclass(frozen=True)
-class Given:
-    """Functions from Python instead of configured names.
-
-    Attributes:
-        env: Makes an environment.
-        network: Makes the layers in front of the outputs, from the spaces.
-    """
-
-    env: Callable[..., Any] | None = None
-    network: Callable[..., Any] | None = None
-
-    def named(self) -> dict[str, object]:
-        """The functions by the fields that they replace."""
-        return {"control.env": self.env, "control.network": self.network}
 
 
 @dataclass(frozen=True)
@@ -128,8 +111,16 @@ class Parts:
         }
 
 
-def load_parts(config: Config, run: Run, given: Given) -> Parts:
+def load_parts(
+    config: Config, run: Run, *, env: Callable[..., Any] | None = None, network: Callable[..., Any] | None = None
+) -> Parts:
     """Make the environments and everything that is trained in them.
+
+    Args:
+        config: The run's configuration.
+        run: The run.
+        env: Makes an environment, instead of `control.env`.
+        network: Makes the layers in front of the outputs from the spaces, instead of `control.network`.
 
     Raises:
         ConfigError: The environment cannot be made, its spaces are not supported, or a network does not fit.
@@ -137,10 +128,9 @@ def load_parts(config: Config, run: Run, given: Given) -> Parts:
     use: ControlConfig = value_of(config, "control")
     if config.runtime.num_threads is None and run.device.type == "cpu":
         torch.set_num_threads(1)  # small networks: another thread only costs
-    spec = EnvironmentSpec(given.env or str(use.env), use.env_options)
+    spec = EnvironmentSpec(env or str(use.env), use.env_options)
     environments = _environments(config, spec, "episodes")
     spaces = environments.spaces
-    network = given.network
     if network is None and use.network is not None:
         network = find_named(use.network, word="network", error=ConfigError)
     policy = ControlActorCritic(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.masking import masked_whiten
@@ -26,7 +27,7 @@ from kedge.training.runtime import Stopwatch, memory_in_use, stream
 from kedge.training.update import UpdateResult, distance_moved, ppo_update
 from kedge_control.experience import ControlExperience, experience_of
 from kedge_control.rollout import collect_steps
-from kedge_control.stage.parts import Given, Parts, load_parts, objective_of
+from kedge_control.stage.parts import Parts, load_parts, objective_of
 from kedge_control.stage.result import ControlResult, check_video, checkpoint_model, record_video, save_result
 from kedge_control.trpo import TrustRegion, trpo_update
 
@@ -41,7 +42,12 @@ AfterUpdate = Callable[[int, Mapping[str, float]], None]
 
 @stage_function("control", ControlResult.read)
 def run_control(
-    config: Config, *, given: Given | None = None, resume: Resume | None = None, callback: Callback | None = None
+    config: Config,
+    *,
+    env: Callable[..., Any] | None = None,
+    network: Callable[..., Any] | None = None,
+    resume: Resume | None = None,
+    callback: Callback | None = None,
 ) -> ControlResult:
     """Train a policy in `config.control.env`.
 
@@ -50,7 +56,8 @@ def run_control(
 
     Args:
         config: The resolved configuration.
-        given: Functions from Python instead of configured names.
+        env: A function from Python that makes an environment, instead of `control.env`.
+        network: A function from Python that makes a network from the spaces, instead of `control.network`.
         resume: Resume the run in the output folder; start a new one otherwise. Every episode starts from its own
             seed, so the episodes under way are replayed up to the point of the checkpoint.
         callback: Called after each update.
@@ -60,9 +67,9 @@ def run_control(
         KeyboardInterrupt, Terminated: The run was interrupted; policy and checkpoint are saved.
         OutOfMemoryError: Memory ran out; the state after the last whole update is saved.
     """
-    given = given or Given()
-    run = open_run(config, "control", in_memory=given.named(), resume=resume)
-    parts = load_parts(config, run, given)
+    functions = {"control.env": env, "control.network": network}
+    run = open_run(config, "control", in_memory=functions, resume=resume)
+    parts = load_parts(config, run, env=env, network=network)
     if parts.settings.video:
         check_video(parts)
     with closing(parts.environments), running(config, run, save=partial(save_result, run, parts)) as summary:
