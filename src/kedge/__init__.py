@@ -64,26 +64,7 @@ __all__ = [
     "write_report",
 ]
 
-_FUNCTIONS = (
-    "check_critic",
-    "critic",
-    "doctor",
-    "dry_run",
-    "evaluate",
-    "generate",
-    "merge",
-    "pass_at_k",
-    "ppo",
-    "preview_data",
-    "push",
-    "reward",
-    "rlhf",
-    "sft",
-    "sweep",
-    "write_report",
-)
-_MODULES: dict[str, str] = dict.fromkeys(_FUNCTIONS, "kedge.api")
-_MODULES |= {
+_MODULES = dict.fromkeys(__all__, "kedge.api") | {
     "KedgeError": "kedge.errors",
     "LoadedModel": "kedge.runs.loaded_models",
     "PpoTrainer": "kedge.stages.ppo.own_loop",
