@@ -136,7 +136,7 @@ def teacher_not_approached(run: RunRecord, kl: Series, length: Series) -> Sympto
     serious; nothing below 0.01 nats per token.
     """
     distance = combine(lambda nats, tokens: nats / max(tokens, 1.0), kl, length)
-    if distance is None or not learns_from_teacher(run):
+    if distance is None:
         return None
     left = distance.late / max(distance.first, CLOSE)
     if left <= NOT_CLOSER:

@@ -9,6 +9,7 @@ from typing import Any
 from kedge.inspect.doctor.rule import SMALLER_STEPS, TRAINED, Change, Remedy, Symptom, adjust, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, combine, fmt, read, rose
 from kedge.inspect.record import RunRecord
+from kedge.system.texts import names_function
 
 TRUNCATED = 0.1
 """Share of truncated responses worth reporting: N+ has 2 to 5 %."""
@@ -36,7 +37,7 @@ def eos_is_scored(run: RunRecord) -> bool:
         return score not in (None, "mask")
     terms = run.config.get("reward")
     sources = [str(term.get("source")) for term in terms if term.get("weight") != 0] if isinstance(terms, list) else []
-    return any(re.fullmatch(r".+:[^\W\d][\w.]*", source) is None for source in sources)
+    return not all(map(names_function, sources))
 
 
 def nearly_all_truncated(run: RunRecord) -> bool:
@@ -227,7 +228,7 @@ def duplicated_prompts(run: RunRecord, distinct: Series) -> Symptom | None:
     Threshold: 0.8 or less is a warning, below 0.4 serious. Runs with an environment are not checked: with another seed,
     a prompt opens another episode.
     """
-    if distinct.late > REPEATED or plays_episodes(run):
+    if distinct.late > REPEATED:
         return None
     return Symptom(
         "serious" if distinct.late < MOSTLY_REPEATED else "warning",

@@ -402,7 +402,7 @@ def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
 
     Threshold: Half of the prompts late in the run is a note, nine tenths a warning.
     """
-    if constant.late < MANY_CONSTANT or not _compares(run):
+    if constant.late < MANY_CONSTANT:
         return None
     reasons = _reasons(run)
     return Symptom(
@@ -437,7 +437,7 @@ def group_std_blows_up(run: RunRecord, small: Series) -> Symptom | None:
     Threshold: A fifth of the groups with spread, late in the run. Chance gives 0.08 with two responses per prompt, and
     less than 0.01 from three on.
     """
-    if small.late < MANY_SMALL or not _divides_by_std(run):
+    if small.late < MANY_SMALL:
         return None
     return Symptom(
         "warning",
@@ -464,7 +464,7 @@ def length_bias(run: RunRecord, below: Series, above: Series) -> Symptom | None:
     others has grown by 1.15.
     """
     apart = combine(lambda low, high: low / high if high > 0 else None, below, above)
-    if apart is None or below.early <= 0 or apart.early <= 0 or not _averages_responses(run):
+    if apart is None or below.early <= 0 or apart.early <= 0:
         return None
     if below.late < LONGER * below.early or apart.late < APART * apart.early:
         return None

@@ -153,16 +153,6 @@ class Gap:
         return self.reason or f"it needs {self.updates} updates or steps"
 
 
-def always(run: RunRecord) -> bool:
-    """A rule that fits every configuration."""
-    return True
-
-
-def nothing_else(run: RunRecord) -> str:
-    """No further requirement."""
-    return ""
-
-
 @dataclass(frozen=True)
 class Rule:
     """One kind of problem and how to detect it.
@@ -206,8 +196,8 @@ class Rule:
         return (*(part for name in self.needs for part in name.split("|")), *self.also)
 
     def find(self, run: RunRecord) -> Symptom | None:
-        """The problem in a run; None without a sign of it, or with too little data."""
-        if self._lacks_reward(run):
+        """The problem in a run; None without a sign of it, with too little data, or where the rule does not apply."""
+        if not self.fits(run) or self._lacks_reward(run):
             return None
         metrics = (name for name in self.needs if "|" not in name)
         series = [read(run, name, at_least=self.updates, of_policy=self.of_policy) for name in metrics]

@@ -250,8 +250,6 @@ def sampler_ratios_wide(run: RunRecord, low: Series, high: Series) -> Symptom | 
     of the responses with a geometric mean below 0.99 or above 1.01, if they have 100 tokens or more and were sampled by
     the weights that are trained: a note.
     """
-    if run.setting("ppo.importance_mask") is not None:
-        return None
     weighs = set_to("ppo.importance_cap", "auto", why="to weigh tokens by the ratio, truncated")
     first = (
         [weighs] if run.setting("ppo.importance_cap") is None and run.setting("ppo.old_logprobs") != "sampler" else []

@@ -25,9 +25,6 @@ NEGLIGIBLE = 0.01
 COUNTS = ("unused", "sampled", "resamples")
 """Responses that were not trained on and all of them, and additional rounds of sampling, per update: `group/…`."""
 
-FEWEST = 4
-"""Values from which on a series shows how noisy it is."""
-
 
 @dataclass(frozen=True)
 class Ends:
