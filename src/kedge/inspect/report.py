@@ -159,10 +159,9 @@ def _reported(
     if ending is not None and record.state == "running":
         record = replace(record, state=ending)
     examined = examine(record, advice=advice)
-    findings = [{**finding.as_json(), "field": finding.field} for finding in examined.findings]
     verdict = examined.verdict if examined.num_checks or examined.unjudged else ""
     return ReportedRun(
-        name, record, findings, verdict, examined.is_clean, demo_frontier(_summary(path.parent), path.name)
+        name, record, examined.findings, verdict, examined.is_clean, demo_frontier(_summary(path.parent), path.name)
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kedge.inspect.doctor import Finding
 from kedge.inspect.page.data import ReportedRun, page_data
 from kedge.inspect.page.document import render_page
 from tests.inspect.page.records import critic_check, ppo_record, reward_record, sample
@@ -21,14 +22,9 @@ CHROMIUM = next(
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser: pip install -e '.[dev]'")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
-FINDING = {
-    "rule": "beta_too_small",
-    "severity": "serious",
-    "seen": "<b>35 nats</b>",
-    "means": "It drifts.",
-    "try": "ppo.kl_coef=0.1",
-    "docs": "docs/doctor.md",
-}
+FINDING = Finding(
+    "beta_too_small", "serious", "<b>35 nats</b>", "It drifts.", "", "switch", "ppo.kl_coef=0.1", "docs/doctor.md"
+)
 LONGEST_WAIT = 20_000
 """Milliseconds, for a busy machine."""
 

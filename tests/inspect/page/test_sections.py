@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from kedge.inspect.doctor import Finding, Severity
 from kedge.inspect.look import look_of
 from kedge.inspect.page.checks import FrontierPoint, critic, frontier, held_out
 from kedge.inspect.page.clipping import clipping, share_below
@@ -433,8 +434,8 @@ def test_why_a_run_ended_early_is_told():
     assert last == "It ended early: the KL is −1."
 
 
-def finding(rule: str, severity: str, seen: str, field: str = "") -> dict[str, str]:
-    return {"rule": rule, "severity": severity, "seen": seen, "means": "m", "try": "t", "field": field, "docs": "d.md"}
+def finding(rule: str, severity: Severity, seen: str, field: str = "") -> Finding:
+    return Finding(rule, severity, seen, "m", field, "switch", "t", "d.md")
 
 
 def test_findings_of_one_cause_are_one_group_and_the_worst_comes_first():
@@ -445,7 +446,7 @@ def test_findings_of_one_cause_are_one_group_and_the_worst_comes_first():
     ]
     second = [finding("drift", "serious", "KL 90", "ppo.kl_coef"), finding("chance", "note", "accuracy 0.5; of 82")]
     third = [finding("length", "warning", "accuracy 0.5; longer 0.5")]
-    found = {"a": first, "b": [*second, *third], "c": None}
+    found = {"a": first, "b": [*second, *third], "c": []}
     runs = [ReportedRun(name, ppo_record(), findings) for name, findings in found.items()]
     groups = page_data(runs, title="t")["findings"]
     assert [group["severity"] for group in groups] == ["serious", "warning", "note"]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kedge.inspect.doctor.rule import Finding, severity_rank
 from kedge.inspect.look import has_part, look_of
 from kedge.inspect.page.checks import FrontierPoint, critic, frontier, held_out
 from kedge.inspect.page.clipping import clipping
@@ -20,7 +21,7 @@ from kedge.inspect.record import RunRecord
 from kedge.inspect.sweeps import Sweep
 from kedge.system.output import VIDEO_FILE
 
-__all__ = ["Headline", "ReportedRun", "demo_frontier", "demo_headlines", "grouped_findings", "page_data", "video"]
+__all__ = ["Headline", "ReportedRun", "demo_frontier", "demo_headlines", "page_data", "video"]
 
 MOST_SAMPLE_BYTES = 1_400_000
 MOST_POINTS = 3000
@@ -37,8 +38,7 @@ class ReportedRun:
     Attributes:
         name: Its name on the page.
         record: The content of its folder.
-        findings: The doctor's, each with `rule`, `severity`, `seen`, `means`, `try`, and the `field` to change if there
-            is one. None if the run was not diagnosed.
+        findings: The doctor's.
         verdict: The doctor's line on its checks; empty if it has no rules for the stage.
         is_clean: Whether the doctor checked something and found nothing.
         frontier: Values of judges outside the run.
@@ -47,7 +47,7 @@ class ReportedRun:
 
     name: str
     record: RunRecord
-    findings: Sequence[Mapping[str, str]] | None = None
+    findings: Sequence[Finding] = ()
     verdict: str = ""
     is_clean: bool = False
     frontier: Sequence[FrontierPoint] = ()
@@ -100,7 +100,7 @@ def page_data(
         "runs": shown,
         "sweep": overlaid,
         "judge_agreement": judge_agreement({run.name: run.record for run in runs}),
-        "findings": grouped_findings([run.findings for run in runs]),
+        "findings": _grouped_findings([run.findings for run in runs]),
         "panels": {stage: _panels(shown, stage) for stage in stages if look_of(stage).panels},
     }
 
@@ -136,47 +136,41 @@ def _panels(runs: Sequence[Mapping[str, Any]], stage: str) -> list[dict[str, Any
     return look_of(stage).panels_of(name for run in runs if run["stage"] == stage for name in run["curves"]["columns"])
 
 
-SEVERITIES = ("serious", "warning", "note")
-TEXTS = ("seen", "means", "try")
-
-
-def grouped_findings(findings: Sequence[Sequence[Mapping[str, str]] | None]) -> list[dict[str, Any]]:
+def _grouped_findings(findings: Sequence[Sequence[Finding]]) -> list[dict[str, Any]]:
     """The findings as groups, most severe first.
 
     Findings with the same field to change, of the same rule, or on the same figures are one group: symptoms of one
     cause, or one problem that several runs have.
 
     Args:
-        findings: Findings of each run, or None for a run that was not diagnosed. A finding may name its `field`.
+        findings: Findings of each run.
 
     Returns:
         Groups with the `severity` of their worst finding and their `findings`, the worst first, each with the index of
         its `run`.
     """
-    groups: list[list[dict[str, Any]]] = []
+    groups: list[list[tuple[int, Finding]]] = []
     keys: list[set[str]] = []
     for run, found in enumerate(findings):
-        for finding in found or ():
-            texts = {name: typographic(finding.get(name, "")) for name in TEXTS}
-            shown = {"run": run, "rule": finding["rule"], "severity": finding["severity"], **texts}
-            own = {
-                finding["rule"],
-                finding.get("field") or finding["rule"],
-                f"{run}: {finding['seen'].partition(';')[0]}",
-            }
+        for finding in found:
+            own = {finding.rule, finding.field or finding.rule, f"{run}: {finding.seen.partition(';')[0]}"}
             place = next((place for place, known in enumerate(keys) if known & own), len(groups))
             if place == len(groups):
                 groups.append([])
                 keys.append(set())
-            groups[place].append(shown)
+            groups[place].append((run, finding))
             keys[place] |= own
-    ordered = sorted((sorted(group, key=_rank) for group in groups), key=lambda group: _rank(group[0]))
-    return [{"severity": group[0]["severity"], "findings": group} for group in ordered]
+    worst_first = [sorted(group, key=lambda entry: severity_rank(entry[1])) for group in groups]
+    return [
+        {"severity": group[0][1].severity, "findings": [_shown(*entry) for entry in group]}
+        for group in sorted(worst_first, key=lambda group: severity_rank(group[0][1]))
+    ]
 
 
-def _rank(finding: Mapping[str, Any]) -> int:
-    severity = finding["severity"]
-    return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
+def _shown(run: int, finding: Finding) -> dict[str, Any]:
+    texts = {"seen": finding.seen, "means": finding.means, "try": finding.try_}
+    shown = {name: typographic(text) for name, text in texts.items()}
+    return {"run": run, "rule": finding.rule, "severity": finding.severity, **shown}
 
 
 JUDGE = "gold"
