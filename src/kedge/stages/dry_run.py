@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -154,14 +154,17 @@ def _critic(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     say(inputs.roles.stop_tokens.line)
     trainer = inputs.trainer
     num_prompts = _num_prompts(config, settings.num_responses)
-    trainer.settings = replace(trainer.settings, num_prompts=num_prompts)
-    sampling = Sampling(_stream(config, inputs.roles.prompts), trainer, say=say)
+    stream = _stream(config, inputs.roles.prompts)
     parts: list[SampledReturns] = []
     seconds: dict[str, float] = {}
     for _ in range(2):  # as in PPO's trial
         clock = Stopwatch(run.device)
-        experience = trainer.evaluate(sampling.sampled(trainer, clock).trained)
-        parts.append(Part.of(experience, experience.rollout.group).returns)
+        prompts = stream.next(num_prompts)
+        with clock.phase("rollout"):
+            rollout = trainer.sample(prompts)
+        with clock.phase("reward"):
+            scored = trainer.score(rollout, prompts)
+        parts.append(Part.of(trainer.evaluate(scored), scored.rollout.group).returns)
         seconds = clock.metrics(num_tokens=0)
     done = num_prompts * settings.num_responses
     names = ("rollout", "reward")
