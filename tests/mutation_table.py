@@ -582,8 +582,8 @@ MUTATIONS = (
     Mutation(
         "epochs-of-small-updates-counted-in-minibatches-of-full-ones",
         "PpoLog._flops",
-        "min(trainer.settings.num_minibatches, rollout.num_responses)",
-        "trainer.settings.num_minibatches",
+        "min(trainer.settings.ppo.num_minibatches, rollout.num_responses)",
+        "trainer.settings.ppo.num_minibatches",
         f"{SAMPLING}::test_an_update_is_smaller_where_the_rounds_do_not_fill_it",
     ),
     Mutation(

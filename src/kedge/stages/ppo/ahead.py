@@ -194,7 +194,7 @@ class SamplingAhead:
         published = self._trainer.publish(update - 1)
         settings = self._trainer.run_settings
         first = self._jobs[-1].update + 1 if self._jobs else update
-        for coming in range(first, min(update + settings.max_staleness, settings.num_updates) + 1):
+        for coming in range(first, min(update + settings.rollout.max_staleness, settings.ppo.num_updates) + 1):
             self._jobs.append(self._start(coming, version=update - 1))
         job = self._jobs.popleft()
         assert job.update == update, "batches are taken in order"
@@ -259,7 +259,7 @@ class SamplingAhead:
 
     def _start(self, update: int, *, version: int) -> _Job:
         before = self._prompts.state_dict()
-        self._drawn.put(self._prompts.next(self._trainer.run_settings.num_prompts))
+        self._drawn.put(self._prompts.next(self._trainer.run_settings.rollout.num_prompts))
         sampled = self._engine.start(lambda engine, sent: self._sample(update, version, engine, sent))
         return _Job(update, before, sampled)
 

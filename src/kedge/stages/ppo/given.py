@@ -65,7 +65,7 @@ def given_rollout(
         for place, response in enumerate(responses)
     ]
     numbers, firsts = _groups(rows, prompt_ids, groups)
-    width = trainer.settings.max_new_tokens
+    width = trainer.settings.rollout.max_new_tokens
     ids = torch.full((len(responses), width), trainer.pad_id)
     token_mask = torch.zeros((len(responses), width), dtype=torch.bool)
     action_mask = token_mask.clone()
@@ -183,7 +183,7 @@ class _Response:
         self.stopped = stopped
         if not any(self.own):
             raise DataError(f"{name} has no token of the policy's own")
-        longest = trainer.settings.max_new_tokens
+        longest = trainer.settings.rollout.max_new_tokens
         if len(self.ids) > longest:
             raise DataError(f"{name} has {len(self.ids)} tokens, and rollout.max_new_tokens is {longest}")
 

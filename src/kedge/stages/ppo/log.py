@@ -120,12 +120,12 @@ class PpoLog:
         settings = self.trainer.settings
         use = settings.estimation
         rates = trainer.learning_rates
-        is_start = trainer.update == 1 and settings.config.ppo.reference is None
+        is_start = trainer.update == 1 and settings.ppo.reference is None
         metrics = {
             **describe_experience(experience, is_exact=settings.exact),
             **(reference_error(experience) if is_start else {}),
             **(_reward_error(trainer.roles.reward) if trainer.update == 1 else {}),
-            **(describe_truncation(experience) if settings.max_staleness and use.importance_cap else {}),
+            **(describe_truncation(experience) if settings.rollout.max_staleness and use.importance_cap else {}),
             **(describe_masked(experience) if use.importance_band else {}),
             **batch.metrics(),
             **result.metrics(),
@@ -157,7 +157,7 @@ class PpoLog:
             experience,
             event.batch.trained.prompts,
             trainer.roles.tokenizer,
-            count=trainer.settings.num_samples,
+            count=trainer.settings.config.runtime.num_samples,
             entropies=passes[0].entropies if passes else None,
             new_logprobs=passes[-1].logprobs if passes else None,
             reasons=event.batch.trained.reasons,
@@ -202,7 +202,7 @@ class PpoLog:
         trainer = self.trainer
         rollout = batch.trained.rollout
         # An update that lost responses can have fewer of them than minibatches.
-        steps_per_pass = min(trainer.settings.num_minibatches, rollout.num_responses)
+        steps_per_pass = min(trainer.settings.ppo.num_minibatches, rollout.num_responses)
         after_last = trainer.settings.estimation.value_after_last
         models = trainer.models
         evaluated: Evaluated = still_to_evaluate(rollout, models, value_after_last=after_last)

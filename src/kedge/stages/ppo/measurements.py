@@ -179,7 +179,7 @@ class Measurements:
             rollout,
             self._held_out,
             self._trainer.roles.tokenizer,
-            max_new_tokens=settings.max_new_tokens,
+            max_new_tokens=settings.rollout.max_new_tokens,
             seed=stream_seed(settings.seed, "evaluation reward"),
         )
         ours = judge.score(responses)
@@ -232,7 +232,7 @@ class FixedPrompts:
         self._trainer = trainer
         self._log = log
         self._prompts = trainer.roles.prompts[: trainer.run_settings.config.runtime.num_fixed_prompts]
-        self._last = trainer.run_settings.num_updates
+        self._last = trainer.run_settings.ppo.num_updates
         self._every = max(MIN_INTERVAL, math.ceil(self._last / TIMES))
 
     def after_update(self, event: Event) -> None:
@@ -376,8 +376,8 @@ def sample_prefixes(
         rows.tolist(),
         starts.tolist(),
         seeds=[stream_seed(settings.seed, *name, "continuation", number) for number in range(len(rows))],
-        max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature,
+        max_new_tokens=settings.rollout.max_new_tokens,
+        temperature=settings.rollout.temperature,
         room=trainer.roles.actor_critic.policy.sampling_length,
     )
     returns, values = (
@@ -400,7 +400,7 @@ def _returns_and_values(
 ) -> tuple[Float[Tensor, "rows time"], Float[Tensor, "rows time"]]:
     """Return to go and value at each token, on the CPU; NaN in rows without a score."""
     scored = trainer.score(rollout, prompts, "critic check", "reward")
-    experience = trainer.evaluate(scored, advantage=RewardToGo(trainer.settings.gamma))
+    experience = trainer.evaluate(scored, advantage=RewardToGo(trainer.settings.ppo.gamma))
     assert experience.values is not None, "a run without a critic is refused"
     known = torch.tensor([score is not None for score in scored.terms.scores])
     returns = torch.full(rollout.response_ids.shape, math.nan)

@@ -129,7 +129,7 @@ class AutomaticScore:
     """
 
     def __init__(self, trainer: Trainer, say: Callable[[str], None]) -> None:
-        self._subtracts = trainer.run_settings.config.rollout.subtracts_missing_eos
+        self._subtracts = trainer.run_settings.rollout.subtracts_missing_eos
         self._say: Callable[[str], None] | None = say
 
     def after_update(self, event: Event) -> None:
@@ -182,7 +182,7 @@ class Callbacks:
         self._roles = trainer.roles
         self._on_update = on_update
         roles = trainer.roles
-        total = trainer.run_settings.num_updates
+        total = trainer.run_settings.ppo.num_updates
         policy = roles.actor_critic.policy.causal
         self._watch = watched(callback, trainer.run, loop, total, model=policy, tokenizer=roles.tokenizer)
 

@@ -408,14 +408,14 @@ class PpoTrainer:
     def _sample(self, given: list[Any] | None, max_new_tokens: int | None) -> Batch:
         if given is None and self._stream is None:
             raise ConfigError("sample() needs prompts: pass them, or give the trainer prompts=")
-        longest = self._trainer.settings.max_new_tokens
+        longest = self._trainer.settings.rollout.max_new_tokens
         if max_new_tokens is not None and not 1 <= max_new_tokens <= longest:
             raise ConfigError(f"max_new_tokens is {max_new_tokens}; rollout.max_new_tokens allows 1 to {longest}")
         number = self._begin()
         assert self._clock is not None
         if given is None:
             assert self._stream is not None
-            rows = self._stream.next(self._trainer.settings.num_prompts)
+            rows = self._stream.next(self._trainer.settings.rollout.num_prompts)
             prompt_ids = None
         else:
             rows, prompt_ids = self._encoded(given)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.shaping import GroupScores, group_scores
+from kedge.config import word
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
 from kedge.logs.experience_metrics import describe_groups, describe_lengths, describe_responses
@@ -195,8 +196,8 @@ class Sampling:
 
     def sampled(self, trainer: Trainer, clock: Stopwatch) -> SampledBatch:
         """The responses of the trainer's current update; arguments and exceptions as for `batch`."""
-        wanted = size = trainer.settings.num_prompts
-        mode = trainer.settings.constant_groups if trainer.trains_policy else "keep"
+        wanted = size = trainer.settings.rollout.num_prompts
+        mode = word(trainer.settings.ppo.constant_groups) if trainer.trains_policy else "keep"
         prompts: list[Prompt] = []
         rollouts: list[Rollout] = []
         parts: list[ScoredRollout] = []
@@ -229,7 +230,7 @@ class Sampling:
             if mode == "keep":
                 return batch
             found = int(batch.groups.has_spread.sum())
-            if mode == "drop" or found >= wanted or num_rounds > trainer.settings.max_resamples:
+            if mode == "drop" or found >= wanted or num_rounds > trainer.settings.ppo.max_resamples:
                 return self._with_spread(batch, wanted, trainer.update)
             size = next_round_size(wanted, len(prompts), found)
 

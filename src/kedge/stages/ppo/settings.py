@@ -26,13 +26,13 @@ from kedge.algorithm.group_advantages import (
 )
 from kedge.algorithm.own import OwnAdvantage
 from kedge.algorithm.policy_losses import Surrogate, clip_ranges, named_surrogate
-from kedge.config import Config, config_at, parameter, scheduled_values, word
+from kedge.config import Config, PpoConfig, RolloutConfig, config_at, parameter, scheduled_values, word
 from kedge.errors import ConfigError
 from kedge.rollout import Estimation
 from kedge.system.importing import find_named
 from kedge.training.controllers import Coefficients, Controllers, ValueWarmup
 from kedge.training.objective import Objective
-from kedge.training.optimizer import Schedule, learning_rate_at
+from kedge.training.optimizer import learning_rate_at
 
 __all__ = [
     "OwnFunctions",
@@ -103,72 +103,24 @@ class PpoSettings:
     """The settings of an update; `at` returns another update's.
 
     Attributes:
-        seed: The run's seed, from which every random stream is derived.
-        num_updates: Updates of the run.
-        num_prompts: Prompts per update.
-        num_responses: Responses per prompt.
-        max_new_tokens: Longest response, in tokens.
-        temperature: Divides the logits.
-        constant_groups: Treatment of groups of responses that all score the same.
-        max_resamples: Additional rounds of sampling.
-        masks_truncated: No step is taken on responses without a stop token.
-        max_staleness: Updates between the sampling weights and the trained ones.
-        gamma: Discount of the rewards.
-        estimation: Settings that turn scores into advantages, without the current coefficients.
-        num_epochs: Epochs over an update's experience.
-        num_minibatches: Optimizer steps per epoch.
-        num_critic_epochs: Passes of the critic per epoch.
-        max_grad_norm: Largest gradient norm; None or 0 for no clipping.
-        early_stop_kl: Approximate KL that ends the policy's steps of an update, nats per action.
-        learning_rate: The policy's peak learning rate.
-        critic_learning_rate: The critic's; None for the same.
-        learning_rate_schedule: Shape of the learning rate after its rise.
-        warmup_fraction: Share of the updates during which it rises.
-        loss: The total loss, without the current coefficients and the unit of the returns.
-        surrogate: The policy loss, given the coefficient of its KL penalty.
-        kl_in: Where the KL to the reference is charged.
-        learns_in_returns_std: The unit of the value loss is the standard deviation of the returns.
-        clip: The limits (ε, ε_high) of single tokens' ratios; None if no token has such limits.
-        measures_distance: A controller needs the distance that each update moves the policy.
-        num_samples: Responses to log in full.
+        config: The run's configuration, with the update's values of the scheduled fields.
         scheduled: The scheduled fields with their values in this update.
         exact: The engine's log probabilities equal the trainer's.
-        config: The run's configuration.
         own: The user's own parts of the algorithm.
+        estimation: Settings that turn scores into advantages, without the current coefficients.
+        loss: The total loss, without the current coefficients and the unit of the returns.
+        surrogate: The policy loss, given the coefficient of its KL penalty.
+        clip: The limits (ε, ε_high) of single tokens' ratios; None if no token has such limits.
     """
 
-    seed: int
-    num_updates: int
-    num_prompts: int
-    num_responses: int
-    max_new_tokens: int
-    temperature: float
-    constant_groups: str
-    max_resamples: int
-    masks_truncated: bool
-    max_staleness: int
-    gamma: float
-    estimation: Estimation
-    num_epochs: int
-    num_minibatches: int
-    num_critic_epochs: int
-    max_grad_norm: float | None
-    early_stop_kl: float | None
-    learning_rate: float
-    critic_learning_rate: float | None
-    learning_rate_schedule: Schedule
-    warmup_fraction: float
-    loss: Objective
-    surrogate: partial[Surrogate]
-    kl_in: Literal["reward", "score", "loss"]
-    learns_in_returns_std: bool
-    clip: tuple[float, float] | None
-    measures_distance: bool
-    num_samples: int
+    config: Config
     scheduled: Mapping[str, float]
     exact: bool
-    config: Config
     own: OwnFunctions
+    estimation: Estimation
+    loss: Objective
+    surrogate: partial[Surrogate]
+    clip: tuple[float, float] | None
 
     @classmethod
     def of(
@@ -189,43 +141,18 @@ class PpoSettings:
         """
         ppo = config.ppo
         own = OwnFunctions.of(config) if own is None else own
-        rollout = config.rollout
         clip = clip_ranges(ppo.clip_range, ppo.clip_range_high)
         surrogate = partial(named_surrogate, ppo.policy_loss, clip=clip, dual_clip=ppo.dual_clip, own=own.surrogate)
         is_clipped = ppo.policy_loss == "clipped" and ppo.ratio == "token"
         return cls(
-            seed=config.runtime.seed,
-            num_updates=ppo.num_updates,
-            num_prompts=rollout.num_prompts,
-            num_responses=rollout.num_responses,
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.temperature,
-            constant_groups=str(word(ppo.constant_groups)),
-            max_resamples=ppo.max_resamples,
-            masks_truncated=rollout.masks_truncated,
-            max_staleness=rollout.max_staleness,
-            gamma=ppo.gamma,
-            estimation=_estimation_of(config, own, exact=exact),
-            num_epochs=ppo.num_epochs,
-            num_minibatches=ppo.num_minibatches,
-            num_critic_epochs=ppo.num_critic_epochs,
-            max_grad_norm=config.optimization.of("ppo").max_grad_norm,
-            early_stop_kl=ppo.early_stop_kl,
-            learning_rate=ppo.learning_rate,
-            critic_learning_rate=ppo.critic_learning_rate,
-            learning_rate_schedule=ppo.decay,
-            warmup_fraction=ppo.warmup_fraction,
-            loss=_loss_of(config, surrogate(kl_coef=ppo.surrogate_kl_coef)),
-            surrogate=surrogate,
-            kl_in=cast('Literal["reward", "score", "loss"]', word(ppo.kl_in)),
-            learns_in_returns_std=learns_in_returns_std(config),
-            clip=clip if is_clipped else None,
-            measures_distance=ppo.policy_loss == "kl_penalty_adaptive",
-            num_samples=config.runtime.num_samples,
+            config=config,
             scheduled=scheduled or {},
             exact=exact,
-            config=config,
             own=own,
+            estimation=_estimation_of(config, own, exact=exact),
+            loss=_loss_of(config, surrogate(kl_coef=ppo.surrogate_kl_coef)),
+            surrogate=surrogate,
+            clip=clip if is_clipped else None,
         )
 
     def at(self, update: int) -> PpoSettings:
@@ -242,13 +169,33 @@ class PpoSettings:
         return PpoSettings.of(self.config, exact=False, scheduled=self.scheduled, own=self.own)
 
     @property
+    def ppo(self) -> PpoConfig:
+        """The section `ppo`."""
+        return self.config.ppo
+
+    @property
+    def rollout(self) -> RolloutConfig:
+        """The section `rollout`."""
+        return self.config.rollout
+
+    @property
+    def seed(self) -> int:
+        """The run's seed, from which every random stream is derived."""
+        return self.config.runtime.seed
+
+    @property
+    def measures_distance(self) -> bool:
+        """True if a controller needs the distance that each update moves the policy."""
+        return self.ppo.policy_loss == "kl_penalty_adaptive"
+
+    @property
     def needs_baseline(self) -> bool:
         """True if the advantages need the score of a greedy response to each prompt."""
         return self.estimation.advantage.needs == "baseline"
 
     def estimation_with(self, coefficients: Coefficients) -> Estimation:
         """Settings that turn scores into advantages with the current β; 0 if the KL is in the loss."""
-        return replace(self.estimation, kl_coef=0.0 if self.kl_in == "loss" else coefficients.kl_coef)
+        return replace(self.estimation, kl_coef=0.0 if word(self.ppo.kl_in) == "loss" else coefficients.kl_coef)
 
     def objective(self, experience: Experience, coefficients: Coefficients, *, train_policy: bool = True) -> Objective:
         """The total loss of an update.
@@ -261,9 +208,9 @@ class PpoSettings:
         return replace(
             self.loss,
             surrogate=self.surrogate(kl_coef=coefficients.surrogate_kl_coef),
-            value_unit=_returns_unit(experience) if self.learns_in_returns_std else 1.0,
+            value_unit=_returns_unit(experience) if learns_in_returns_std(self.config) else 1.0,
             entropy_coef=coefficients.entropy_coef,
-            kl_coef=coefficients.kl_coef if self.kl_in == "loss" else 0.0,
+            kl_coef=coefficients.kl_coef if word(self.ppo.kl_in) == "loss" else 0.0,
             train_policy=train_policy,
         )
 
@@ -277,17 +224,18 @@ class PpoSettings:
             warmup_updates: Length of the critic's warm-up.
             train_policy: False while the critic warms up.
         """
-        num_policy_updates = self.num_updates - warmup_updates
-        peaks = {"learning_rate": self.learning_rate}
-        if self.critic_learning_rate is not None:
-            peaks["critic"] = self.critic_learning_rate
+        ppo = self.ppo
+        num_policy_updates = ppo.num_updates - warmup_updates
+        peaks = {"learning_rate": ppo.learning_rate}
+        if ppo.critic_learning_rate is not None:
+            peaks["critic"] = ppo.critic_learning_rate
         return {
             name: learning_rate_at(
                 update - 1 - (warmup_updates if train_policy else 0),
                 num_policy_updates,
                 learning_rate=peak,
-                schedule=self.learning_rate_schedule if train_policy else "constant",
-                warmup_steps=round(self.warmup_fraction * num_policy_updates),
+                schedule=ppo.decay if train_policy else "constant",
+                warmup_steps=round(ppo.warmup_fraction * num_policy_updates),
             )
             for name, peak in peaks.items()
         }

@@ -117,7 +117,7 @@ class Trainer:
             Metrics, such as seconds.
         """
         policy = self.roles.actor_critic.policy.causal
-        is_copied = self.run_settings.config.rollout.engine != "builtin" and not self.run.ranks.is_sharded
+        is_copied = self.run_settings.rollout.engine != "builtin" and not self.run.ranks.is_sharded
         state = (version, checksum([policy]) if is_copied else 0)
         is_new = state != self._published
         if is_copied:  # a callback may have changed those of one rank
@@ -151,13 +151,13 @@ class Trainer:
         """
         settings = self.settings
         if groups is None:
-            groups = [group for group in range(len(prompts)) for _ in range(settings.num_responses)]
+            groups = [group for group in range(len(prompts)) for _ in range(settings.rollout.num_responses)]
         if policy_version is None:
             policy_version = self.update - 1 - self.staleness
         names = names or ("rollout", self.update)
-        longest = max_new_tokens or settings.max_new_tokens
+        longest = max_new_tokens or settings.rollout.max_new_tokens
         engine = self.roles.engine.with_sampling(
-            max_new_tokens=longest, temperature=settings.temperature, greedy=greedy
+            max_new_tokens=longest, temperature=settings.rollout.temperature, greedy=greedy
         )
         seeds = stream_seeds(settings.seed, *names, count=len(groups))
         if self.roles.player is not None:
@@ -192,7 +192,7 @@ class Trainer:
             [prompts[group] for group in rollout.group.tolist()],
             self.roles.reward,
             self.roles.tokenizer,
-            max_new_tokens=self.settings.max_new_tokens,
+            max_new_tokens=self.settings.rollout.max_new_tokens,
             missing_eos=self.roles.missing_eos,
             seed=stream_seed(self.settings.seed, *(names or ("reward", self.update))),
         )
@@ -214,7 +214,7 @@ class Trainer:
         experience = self._collect(
             scored,
             first_pass=learner.first_pass(scored.rollout) if takes_steps and not starts else None,
-            first_returns=RewardToGo(self.settings.gamma) if starts else None,
+            first_returns=RewardToGo(self.settings.ppo.gamma) if starts else None,
         )
         if self.guard is not None:
             self.guard.check_experience(experience)
@@ -300,7 +300,7 @@ class Trainer:
         return Models(
             self.roles.actor_critic,
             self.roles.reference,
-            temperature=self.settings.temperature,
+            temperature=self.settings.rollout.temperature,
             reuse_sampled=self.settings.exact,
             precision=self.run.precision,
             micro_batch_tokens=self.run.micro_batch_tokens,
@@ -309,16 +309,16 @@ class Trainer:
 
     @cached_property
     def _weights(self) -> PolicyWeights:
-        merged = self.run_settings.config.rollout.engine == "vllm"
+        merged = self.run_settings.rollout.engine == "vllm"
         return PolicyWeights(self.roles.actor_critic.policy, merged=merged)
 
     def _new_learner(self) -> LanguageLearner:
         return LanguageLearner(
             self.roles.actor_critic,
-            one_minibatch=self.settings.num_minibatches == 1 and self.trains_policy,
+            one_minibatch=self.settings.ppo.num_minibatches == 1 and self.trains_policy,
             entropy_gradient=self.coefficients.entropy_coef != 0,
             value_after_last=self.settings.estimation.value_after_last,
-            temperature=self.settings.temperature,
+            temperature=self.settings.rollout.temperature,
             precision=self.run.precision,
             micro_batch_tokens=self.run.micro_batch_tokens,
             ranks=self.run.ranks,
@@ -341,6 +341,7 @@ class Trainer:
 
     def _epochs(self, learner: LanguageLearner, experience: Experience) -> UpdateResult:
         settings = self.settings
+        ppo = settings.ppo
         update = self.update
         trains_policy = self.trains_policy
         objective = settings.objective(experience, self.coefficients, train_policy=trains_policy)
@@ -353,11 +354,11 @@ class Trainer:
                 optimizer,
                 experience,
                 objective,
-                num_epochs=settings.num_epochs,
-                num_minibatches=settings.num_minibatches,
-                max_grad_norm=settings.max_grad_norm,
-                num_critic_epochs=settings.num_critic_epochs,
-                early_stop_kl=settings.early_stop_kl,
+                num_epochs=ppo.num_epochs,
+                num_minibatches=ppo.num_minibatches,
+                max_grad_norm=settings.config.optimization.of("ppo").max_grad_norm,
+                num_critic_epochs=ppo.num_critic_epochs,
+                early_stop_kl=ppo.early_stop_kl,
                 generator=stream(settings.seed, "minibatches", update),
                 critic_generator=stream(settings.seed, "critic minibatches", update),
                 extra_loss=pretraining.draw(update) if pretraining and trains_policy else None,
