@@ -98,13 +98,6 @@ def test_frozen_parameters_are_left_out():
         build_optimizer([layer.bias], learning_rate=0.1)
 
 
-def test_an_unknown_mode_or_schedule_is_named():
-    with pytest.raises(ConfigError, match="adam_eps_mode: 'keras'"):
-        build_optimizer([one_weight()], learning_rate=0.1, adam_eps_mode="keras")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="schedule: 'step'"):
-        learning_rate_at(0, 1, learning_rate=1.0, schedule="step")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("schedule", "warmup_steps", "expected"),
     [
