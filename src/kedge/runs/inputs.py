@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
@@ -22,20 +20,19 @@ from kedge.data import (
 from kedge.data.chat import prompt_form
 from kedge.data.readers import read_rows
 from kedge.logs.progress import say
-from kedge.models import Precision
 from kedge.models.loading import Bases
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
 from kedge.rewards.source import RewardSource
 from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run
 from kedge.system.output import REWARD_LOG
-from kedge.system.ranks import ALONE, PassTokens, Ranks
 
 if TYPE_CHECKING:
     from kedge.environments.player import Player
 
 __all__ = [
     "Rewards",
+    "call_limits",
     "configured_rewards",
     "given_prompts",
     "load_comparisons",
@@ -43,7 +40,6 @@ __all__ = [
     "load_player",
     "load_prompts",
     "load_rewards",
-    "load_rewards_on",
     "prompt_columns",
 ]
 
@@ -239,15 +235,15 @@ def load_rewards(
         bases: Where they find the weights of their bases.
         more: Sources that exist already, such as what an environment pays.
     """
-    log = run.folder / REWARD_LOG
-    loaded = load_rewards_on(
+    loaded = load_reward(
         rewards,
-        config,
-        tokenizer,
+        policy_tokenizer=tokenizer,
         device=run.device,
-        precision=run.precision,
-        log=log,
+        trust_remote_code=config.runtime.trust_remote_code,
         micro_batch_tokens=run.micro_batch_tokens,
+        precision=run.precision,
+        limits=call_limits(config),
+        log=run.folder / REWARD_LOG,
         bases=bases,
         ranks=run.ranks,
         more=more,
@@ -255,48 +251,6 @@ def load_rewards(
     if freeze:
         freeze_models((each.model for each in loaded.models.values()), config, run)
     return loaded
-
-
-def load_rewards_on(
-    rewards: Rewards,
-    config: Config,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    device: torch.device,
-    precision: Precision,
-    log: Path | None,
-    micro_batch_tokens: PassTokens,
-    bases: Bases | None = None,
-    ranks: Ranks = ALONE,
-    more: Sequence[RewardSource] = (),
-) -> WeightedReward:
-    """Load rewards without a run; errors as in `load_reward`.
-
-    Args:
-        rewards: The reward models and functions.
-        config: Source of the `runtime` and `reward_functions` settings.
-        tokenizer: The policy's.
-        device: The device of the reward models.
-        precision: Number format of their matrix products.
-        log: The file for the functions' output.
-        micro_batch_tokens: Tokens per pass of the models.
-        bases: Where the models find the weights of their bases.
-        ranks: They share the models' passes; functions run on the first of them.
-        more: Sources that exist already.
-    """
-    return load_reward(
-        rewards,
-        policy_tokenizer=tokenizer,
-        device=device,
-        trust_remote_code=config.runtime.trust_remote_code,
-        micro_batch_tokens=micro_batch_tokens,
-        precision=precision,
-        limits=_call_limits(config),
-        log=log,
-        bases=bases,
-        ranks=ranks,
-        more=more,
-    )
 
 
 def load_player(
@@ -329,10 +283,7 @@ def configured_rewards(config: Config) -> list[RewardTerm]:
     return [RewardTerm(term.source, term.weight, term.settings, term.name) for term in config.reward]
 
 
-def _call_limits(config: Config) -> CallLimits:
+def call_limits(config: Config) -> CallLimits:
+    """The limits on reward functions' calls, for `load_reward`."""
     settings = config.reward_functions
-    return CallLimits(
-        timeout=settings.timeout,
-        retries=settings.retries,
-        on_error=settings.on_error,
-    )
+    return CallLimits(timeout=settings.timeout, retries=settings.retries, on_error=settings.on_error)

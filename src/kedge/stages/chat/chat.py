@@ -17,10 +17,10 @@ from kedge.data.records import RowError
 from kedge.errors import ConfigError, DataError, KedgeError
 from kedge.models import model_width, resolve_precision
 from kedge.models.card import read_origin
-from kedge.rewards import MESSAGES_COLUMN, Responses, WeightedReward
+from kedge.rewards import MESSAGES_COLUMN, Responses, WeightedReward, load_reward
 from kedge.rewards.model import share_tokens
 from kedge.rewards.score import continuation, describe_responses
-from kedge.runs.inputs import Rewards, configured_rewards, load_rewards_on
+from kedge.runs.inputs import Rewards, call_limits, configured_rewards
 from kedge.runs.run import pass_tokens
 from kedge.stages.evaluation.policy import Policy, Sampling, load_frozen_policy, sampling_of, written_responses
 from kedge.system.texts import unwritable
@@ -346,14 +346,14 @@ def load_chat(
     scorer = None
     if rewards:
         first = policies[0]
-        scorer = load_rewards_on(
+        scorer = load_reward(
             rewards,
-            config,
-            first.tokenizer,
+            policy_tokenizer=first.tokenizer,
             device=device,
-            precision=first.precision,
-            log=None,
+            trust_remote_code=trusted,
             micro_batch_tokens=pass_tokens(config),
+            precision=first.precision,
+            limits=call_limits(config),
         )
         scorer.check([MESSAGES_COLUMN] if "conversation" in forms else [])
     return Chat(config, policies, forms, scorer)
