@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
-from kedge.data import (
-    Comparison,
-    Demonstration,
-    Prompt,
-    Ranking,
-    Sources,
-    read_prompts,
-)
+from kedge.data import Prompt, Sources, read_prompts
 from kedge.data.chat import prompt_form
 from kedge.data.readers import read_rows
 from kedge.logs.progress import say
@@ -35,11 +28,10 @@ __all__ = [
     "call_limits",
     "configured_rewards",
     "given_prompts",
-    "load_comparisons",
-    "load_demonstrations",
     "load_player",
     "load_prompts",
     "load_rewards",
+    "load_rows",
     "prompt_columns",
 ]
 
@@ -133,17 +125,19 @@ def prompt_columns(prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
     return {name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns}
 
 
-def load_demonstrations(
+def load_rows(
+    role: Literal["demonstrations", "comparisons"],
     config: Config,
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
     *,
     context_length: int | None,
     rows: Sequence[Any] | None = None,
-) -> list[Demonstration]:
-    """Read `config.data.demonstrations`, or rows in its place.
+) -> list[Any]:
+    """Read the demonstrations or comparisons that `config.data` names, or rows in their place.
 
     Args:
+        role: The field of `data` that names them.
         config: Names the data and its limits.
         run: Its folder receives the unusable rows.
         tokenizer: Renders conversations and measures lengths.
@@ -153,30 +147,6 @@ def load_demonstrations(
     Raises:
         DataError: The data cannot be read, or too many rows are unusable.
     """
-    return _load("demonstrations", config, run, tokenizer, context_length, rows)
-
-
-def load_comparisons(
-    config: Config,
-    run: Run,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    context_length: int | None,
-    rows: Sequence[Any] | None = None,
-) -> list[Comparison | Ranking]:
-    """Read `config.data.comparisons`, or rows in its place; arguments and errors as in `load_demonstrations`."""
-    return _load("comparisons", config, run, tokenizer, context_length, rows)
-
-
-def _load(
-    role: Literal["demonstrations", "comparisons"],
-    config: Config,
-    run: Run,
-    tokenizer: PreTrainedTokenizerBase,
-    context_length: int | None,
-    rows: Sequence[Any] | None,
-) -> list[Any]:
-    """Read the configured data of a role, or rows in its place, and note what was used."""
     data = config.data
     longest = min(data.max_length, context_length or data.max_length)
     sources = getattr(data, role) if rows is None else ()

@@ -20,7 +20,7 @@ from kedge.logs.progress import say
 from kedge.models import ScalarModel, load_scalar_model, save_scalar_model
 from kedge.models.sharded import shard_model
 from kedge.runs.frozen import hold_bases_of
-from kedge.runs.inputs import load_comparisons, load_demonstrations
+from kedge.runs.inputs import load_rows
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
@@ -134,9 +134,9 @@ def load_reward_inputs(
     hold_bases_of([model], config, run.device)
     shard_model(model, run.ranks)  # gathered in fp32, as the scores are normalized in it
     context = model.context_length
-    records = load_comparisons(config, run, tokenizer, context_length=context, rows=comparisons)
+    records = load_rows("comparisons", config, run, tokenizer, context_length=context, rows=comparisons)
     zeroed = (
-        load_demonstrations(config, run, tokenizer, context_length=context, rows=demonstrations)
+        load_rows("demonstrations", config, run, tokenizer, context_length=context, rows=demonstrations)
         if demonstrations or config.data.demonstrations
         else []
     )

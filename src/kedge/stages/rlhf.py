@@ -30,10 +30,9 @@ from kedge.runs.ending import chain_report, publish, resumable, say_next
 from kedge.runs.inputs import (
     Rewards,
     configured_rewards,
-    load_comparisons,
-    load_demonstrations,
     load_prompts,
     load_rewards,
+    load_rows,
     prompt_columns,
 )
 from kedge.runs.out_of_memory import stage_function
@@ -261,8 +260,8 @@ def check_inputs(
     policy = load_policy(str(config.model), config, run)
     tokenizer = policy.tokenizer
     context = policy.model.context_length
-    load_demonstrations(config, run, tokenizer, context_length=context, rows=demonstrations)
-    load_comparisons(config, run, tokenizer, context_length=context, rows=comparisons)
+    load_rows("demonstrations", config, run, tokenizer, context_length=context, rows=demonstrations)
+    load_rows("comparisons", config, run, tokenizer, context_length=context, rows=comparisons)
     room = policy.room(config.rollout.max_new_tokens)
     all_prompts = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
     columns = prompt_columns(all_prompts)

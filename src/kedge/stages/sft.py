@@ -21,7 +21,7 @@ from kedge.models import LanguageModel, load_language_model, own_stop_tokens, sa
 from kedge.models.pretrained import inner_matrices
 from kedge.models.sharded import shard_model
 from kedge.runs.frozen import hold_bases_of
-from kedge.runs.inputs import load_demonstrations
+from kedge.runs.inputs import load_rows
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
@@ -128,7 +128,8 @@ def load_sft_inputs(
     model, tokenizer = load_start(config, run, load_language_model)
     shard_model(model, run.ranks, run.precision)
     hold_bases_of([model], config, run.device)
-    records = load_demonstrations(config, run, tokenizer, context_length=model.context_length, rows=demonstrations)
+    context = model.context_length
+    records = load_rows("demonstrations", config, run, tokenizer, context_length=context, rows=demonstrations)
     return split_inputs(config, run, model, tokenizer, records, role="demonstrations")
 
 
