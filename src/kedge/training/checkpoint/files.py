@@ -105,8 +105,8 @@ def tensor_pieces(
 ) -> Iterator[bytes | memoryview]:
     """A safetensors file of these tensors, in pieces; one tensor at a time is copied from its device.
 
-    The library's own writer collects everything in memory first and gives no access to the bytes for hashing. Tensors
-    that share memory are each written in full.
+    The library's own writer copies all tensors of a GPU to the host's memory before it writes the first one, and
+    refuses tensors that share memory or are not contiguous. Here each of these is written in full.
 
     Args:
         tensors: The tensors, by name.
