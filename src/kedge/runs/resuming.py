@@ -72,8 +72,7 @@ def check_extension(folder: Path, checkpoint: Checkpoint | None) -> None:
         ConfigError: It was not.
     """
     ending = read_json_object(folder / FINISHED_FILE)
-    summary = ending.get("summary") or {}
-    last = ending.get("updates", ending.get("num_steps", summary.get("num_steps")))
+    last = ending.get("updates")
     if ending and (checkpoint is None or checkpoint.update != last):
         kept = "no checkpoint" if checkpoint is None else f"only that of update {checkpoint.update}"
         raise ConfigError(

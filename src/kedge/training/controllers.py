@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from kedge.algorithm.controllers import adapt_entropy_coef, adapt_kl_coef_schulman, adapt_kl_coef_ziegler
 
-__all__ = ["WARMUP_STATE", "Coefficients", "Controllers", "KLController", "ValueWarmup"]
+__all__ = ["Coefficients", "Controllers", "KLController", "ValueWarmup"]
 
 KLController = Literal["fixed", "ziegler", "schulman"]
 
@@ -137,8 +137,6 @@ class Coefficients:
 
 
 EXPLAINED = "value/explained_variance"
-WARMUP_STATE = "value warm-up"
-"""Its name in a checkpoint."""
 
 
 class ValueWarmup:
@@ -216,9 +214,3 @@ class ValueWarmup:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
         self._length = state["length"]
-
-    def resume(self, progress: Mapping[str, Any]) -> ValueWarmup:
-        """Restore it from the saved progress of a run, if it is there; return it."""
-        if saved := progress.get(WARMUP_STATE):
-            self.load_state_dict(saved)
-        return self

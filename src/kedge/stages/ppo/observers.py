@@ -20,7 +20,7 @@ from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.ranks import Ranks
 from kedge.training.checkpoint.loop import CheckpointedLoop
-from kedge.training.controllers import WARMUP_STATE, ValueWarmup
+from kedge.training.controllers import ValueWarmup
 from kedge.training.guard import (
     MAX_K3,
     MAX_RATIO,
@@ -154,7 +154,7 @@ class WarmupEnd:
         self._warmup = warmup
         self._say = say
         if warmup.ends_by_result:
-            loop.register(WARMUP_STATE, warmup, optional=True)
+            loop.register("value warm-up", warmup, optional=True)
 
     def after_update(self, event: Event) -> None:
         """End the warm-up if the critic is good enough."""
