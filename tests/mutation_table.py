@@ -524,8 +524,8 @@ MUTATIONS = (
     ),
     Mutation(
         "controllers-adapt-to-a-frozen-policy",
-        "AdaptedCoefficients.after_update",
-        "if self.trainer.trains_policy and not event.result.refused:",
+        "_adapt_coefficients",
+        "if trainer.trains_policy and not event.result.refused:",
         "if not event.result.refused:",
         f"{WARMUP}::test_the_coefficients_first_adapt_after_an_update_of_the_policy",
     ),
@@ -638,7 +638,7 @@ MUTATIONS = (
     ),
     Mutation(
         "end-of-the-warm-up-forgotten",
-        "WarmupEnd.__init__",
+        "observers_of",
         "if warmup.ends_by_result:",
         "if False:",
         "tests/stages/test_resume.py::test_ppo_goes_on_to_the_bit[value_warmup_until=0.01]",

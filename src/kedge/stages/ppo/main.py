@@ -188,6 +188,6 @@ class Updates:
             **sampling.metrics(),
         }
         event = Event(update, metrics, batch, experience, result)
-        for observer in self.observers:
-            observer.after_update(event)
+        for observe in self.observers:
+            observe(event)
         return metrics

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 
 from torch import nn
 
@@ -38,12 +37,8 @@ SPIKE_HISTORY = 40
 """Optimizer steps of the recent median that spikes are compared with: ten updates of four steps."""
 
 
-class Observer(Protocol):
-    """Something that acts on an update that was made."""
-
-    def after_update(self, event: Event) -> None:
-        """Act on an update."""
-        ...
+Observer: TypeAlias = Callable[[Event], object]
+"""Called with each update that was made."""
 
 
 def observers_of(
@@ -62,134 +57,62 @@ def observers_of(
     end the run.
     """
     config = trainer.run_settings.config
-    evaluation = config.ppo
-    publishing = [PublishedWeights(trainer)] if config.rollout.engine != "builtin" else []
-    observers: list[Observer] = [
-        *publishing,
-        measurements,
-        log,
-        AdaptedCoefficients(trainer),
-        FixedPrompts(trainer, log),
+    ppo = config.ppo
+    roles = trainer.roles
+    say = log.progress.say
+    observers: list[Observer] = []
+    if config.rollout.engine != "builtin":  # an engine in other processes gets the weights of the last update too
+        observers.append(lambda event: event.metrics.update(trainer.publish(event.update)))
+    observers += [
+        measurements.after_update,
+        log.after_update,
+        partial(_adapt_coefficients, trainer),
+        FixedPrompts(trainer, log).after_update,
     ]
     loop.register("coefficients", trainer.coefficients)
     if loop.best is not None:
-        observers.append(BestCheckpoint(loop))
-    if evaluation.max_kl is not None or evaluation.eval_patience is not None:
-        observers.append(EarlyEnd(evaluation.eval_patience, evaluation.max_kl, loop))
-    missing_eos = trainer.roles.missing_eos
+        observers.append(lambda event: loop.observe(event.update, event.metrics))
+    if ppo.max_kl is not None or ppo.eval_patience is not None:
+        observers.append(EarlyEnd(ppo.eval_patience, ppo.max_kl, loop).after_update)
+    missing_eos = roles.missing_eos
     if missing_eos is not None and not missing_eos.is_known:  # a score that is set is the configuration's
         loop.register("missing EOS", missing_eos, optional=True)
         if loop.done == 0:
-            observers.append(AutomaticScore(trainer, log.progress.say))
-    if trainer.warmup is not None:
-        observers.append(WarmupEnd(trainer.warmup, loop, log.progress.say))
-    return [*observers, Callbacks(trainer, loop, callback, on_update)]
-
-
-@dataclass(frozen=True)
-class PublishedWeights:
-    """Sends the weights to an engine in other processes after every update, the last one included."""
-
-    trainer: Trainer
-
-    def after_update(self, event: Event) -> None:
-        """Send them, and add the cost to the metrics."""
-        event.metrics.update(self.trainer.publish(event.update))
-
-
-@dataclass(frozen=True)
-class AdaptedCoefficients:
-    """Adapts the coefficients for the next update."""
-
-    trainer: Trainer
-
-    def after_update(self, event: Event) -> None:
-        """Adapt them, if the update trained the policy."""
-        if self.trainer.trains_policy and not event.result.refused:
-            self.trainer.coefficients.adapt(event.metrics, num_responses=len(event.experience.scores))
-
-
-@dataclass(frozen=True)
-class BestCheckpoint:
-    """Keeps the checkpoint of the best update."""
-
-    loop: CheckpointedLoop
-
-    def after_update(self, event: Event) -> None:
-        """Save the update if it is the best so far."""
-        self.loop.observe(event.update, event.metrics)
-
-
-class AutomaticScore:
-    """Prints the score that `rollout.missing_eos_score=auto` has become.
-
-    Args:
-        trainer: The run's trainer.
-        say: Prints a line to the user.
-    """
-
-    def __init__(self, trainer: Trainer, say: Callable[[str], None]) -> None:
-        self._subtracts = trainer.run_settings.rollout.subtracts_missing_eos
-        self._say: Callable[[str], None] | None = say
-
-    def after_update(self, event: Event) -> None:
-        """Print it once."""
-        if self._say is not None:
-            score = event.metrics["reward/missing_eos_score"]
-            effect = f"loses {-score:.4g}" if self._subtracts else f"scores {score:.4g}"
-            self._say(f"A response without a stop token {effect} (rollout.missing_eos_score=auto).")
-            self._say = None
-
-
-class WarmupEnd:
-    """Ends the critic's warm-up.
-
-    Args:
-        warmup: The warm-up.
-        loop: The run's loop; a length that is not known from the start is resumed with it.
-        say: Prints a line to the user.
-    """
-
-    def __init__(self, warmup: ValueWarmup, loop: CheckpointedLoop, say: Callable[[str], None]) -> None:
-        self._warmup = warmup
-        self._say = say
-        if warmup.ends_by_result:
+            observers.append(_automatic_score(say, subtracts=config.rollout.subtracts_missing_eos))
+    if (warmup := trainer.warmup) is not None:
+        if warmup.ends_by_result:  # its length is not known from the start
             loop.register("value warm-up", warmup, optional=True)
+        observers.append(partial(_end_warmup, warmup, say))
+    policy = roles.actor_critic.policy.causal
+    watch = watched(callback, trainer.run, loop, ppo.num_updates, model=policy, tokenizer=roles.tokenizer)
+    return [*observers, lambda event: watch(event.update, event.metrics), lambda event: on_update(event.update, roles)]
 
-    def after_update(self, event: Event) -> None:
-        """End the warm-up if the critic is good enough."""
-        if line := self._warmup.observe(event.update, event.metrics):
-            self._say(line)
+
+def _adapt_coefficients(trainer: Trainer, event: Event) -> None:
+    """Adapt the coefficients for the next update, if this one trained the policy."""
+    if trainer.trains_policy and not event.result.refused:
+        trainer.coefficients.adapt(event.metrics, num_responses=len(event.experience.scores))
 
 
-class Callbacks:
-    """Calls the user's functions.
+def _automatic_score(say: Callable[[str], None], *, subtracts: bool) -> Observer:
+    """Prints once the score that `rollout.missing_eos_score=auto` has become."""
+    is_said = False
 
-    Args:
-        trainer: The run's trainer.
-        loop: The run's loop, which a callback may end.
-        callback: The user's function; None for none.
-        on_update: Called with the update's number and the models.
-    """
+    def observe(event: Event) -> None:
+        nonlocal is_said
+        if not is_said:
+            score = event.metrics["reward/missing_eos_score"]
+            effect = f"loses {-score:.4g}" if subtracts else f"scores {score:.4g}"
+            say(f"A response without a stop token {effect} (rollout.missing_eos_score=auto).")
+            is_said = True
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        loop: CheckpointedLoop,
-        callback: Callback | None,
-        on_update: Callable[[int, Roles], None],
-    ) -> None:
-        self._roles = trainer.roles
-        self._on_update = on_update
-        roles = trainer.roles
-        total = trainer.run_settings.ppo.num_updates
-        policy = roles.actor_critic.policy.causal
-        self._watch = watched(callback, trainer.run, loop, total, model=policy, tokenizer=roles.tokenizer)
+    return observe
 
-    def after_update(self, event: Event) -> None:
-        """Call them."""
-        self._watch(event.update, event.metrics)
-        self._on_update(event.update, self._roles)
+
+def _end_warmup(warmup: ValueWarmup, say: Callable[[str], None], event: Event) -> None:
+    """End the critic's warm-up if the critic is good enough."""
+    if line := warmup.observe(event.update, event.metrics):
+        say(line)
 
 
 class EarlyEnd:
