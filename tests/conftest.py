@@ -15,6 +15,8 @@ import pytest
 from beartype import BeartypeConf, beartype
 from hypothesis import settings
 
+from kedge.system import invocation
+
 # An int is a float, as PEP 484 has it and every caller expects.
 typechecker = ModuleType("kedge_typechecker")
 typechecker.check = beartype(conf=BeartypeConf(is_pep484_tower=True))
@@ -49,6 +51,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts = [int(str(count)) for report in reports for name, count in report.user_properties if name == GENERATED]
     if counts:
         terminalreporter.write_line(f"{sum(counts):,} generated cases in {len(counts)} tests")
+
+
+@pytest.fixture(autouse=True)
+def from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that runs the `kedge` command in this process does not make the next ones part of it."""
+    monkeypatch.setattr(invocation, "_running", False)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import pytest
 import kedge
 from kedge.config import Config, config_from_settings
 from kedge.errors import ConfigError, DataError
-from kedge.runs import resuming
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
@@ -172,7 +171,6 @@ def test_python_resumes_its_folder_and_can_let_fields_differ(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(resuming, "is_command_line", lambda: False)  # whatever another test has marked
 
     def train(**more: Any) -> Any:
         return kedge.ppo(model=str(policy), prompts=PROMPTS, reward=length, **{**RL, **more})

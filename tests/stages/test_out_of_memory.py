@@ -117,7 +117,7 @@ def test_ppo_ends_in_one_line_and_goes_on_to_the_bit(
         run_ppo(split, prompts=PROMPTS)
     assert [each.name for each in (tmp_path / "split" / "checkpoints").iterdir()] == [f"update-{saved:06d}"]
     assert not (tmp_path / "split" / "model").exists(), "it could be one of half an update"
-    assert "Resume: kedge ppo --resume" in capsys.readouterr().err
+    assert "\nResume: kedge.ppo(" in capsys.readouterr().err
     run_ppo(split, prompts=PROMPTS, resume=Resume())
     assert_same(tmp_path / "split", whole)
 
