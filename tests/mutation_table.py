@@ -259,9 +259,9 @@ MUTATIONS = (
     ),
     Mutation(
         "stop-token-not-counted",
-        "Sampler._count",
-        "stops_before = is_stop.long().cumsum(dim=1) - is_stop.long()",
-        "stops_before = is_stop.long().cumsum(dim=1)",
+        "Responses.write",
+        "self.lengths[rows] = places + 1",
+        "self.lengths[rows] = places",
         f"{GATE}::test_the_index_contract_from_sampling_to_reward",
     ),
     Mutation(
@@ -273,9 +273,9 @@ MUTATIONS = (
     ),
     Mutation(
         "stopped-by-the-first-stop-token-alone",
-        "Sampler._count",
-        "is_stop = torch.isin(response_ids, self._stops)",
-        "is_stop = response_ids == self._stops[:1]",
+        "Responses.rollout",
+        "torch.isin(last, stops)",
+        "(last == stops[0])",
         f"{SAMPLER}::test_with_several_stop_tokens_a_response_ends_at_the_first_of_them",
     ),
     Mutation(
@@ -1042,9 +1042,9 @@ MUTATIONS = (
     ),
     Mutation(
         "what-was-read-is-trained-on",
-        "_Responses.append",
-        "self.lengths[row] = start + len(tokens)",
-        "self.lengths[row] = start + len(tokens); self.own[row, start : start + len(tokens)] = True",
+        "Responses.append",
+        "if logprobs is not None:\n            self.logprobs[row, added]",
+        "self.own[row, added] = True\n        if logprobs is not None:\n            self.logprobs[row, added]",
         f"{DIALOGUES}::test_conversations_are_those_of_a_loop_that_reads_everything_again[llama-as it can]",
     ),
     Mutation(

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs
-from kedge.data.tokens import pad_left
 from kedge.models import Decoder, LanguageModel, PackedDecoder, Precision, autocast, prepacked, read_values
 from kedge.rollout.engine import Dialogue
+from kedge.rollout.responses import Responses
 from kedge.system.memory import is_out_of_memory, note_exhaustion, release
 from kedge.system.ranks import AdaptiveTokens
 
@@ -103,31 +103,21 @@ class Sampler:
         assert len(prompts) == len(seeds), "one seed per prompt"
         device = self.model.device
         draws = _uniform_draws(seeds, self.max_new_tokens).to(device, _draw_dtype(device))
-        responses = _Responses.empty(len(prompts), self.max_new_tokens, self.pad_id, device)
+        responses = Responses.empty(
+            len(prompts),
+            self.max_new_tokens,
+            pad_id=self.pad_id,
+            device=device,
+            with_values=self.model.value_head is not None,
+        )
         try:
             for rows in self._batches(prompts):
                 self._sample_batch(prompts, rows, draws, responses, on_token, dialogue)
         except Exception as error:
             note_exhaustion(error, "sampling")
             raise
-        prompt_ids, prompt_mask = pad_left(prompts, self.pad_id)
-        if dialogue is None:
-            mask, stopped = self._count(responses.ids)
-            own = mask
-        else:
-            mask, own = responses.masks
-            stopped = torch.isin(responses.ids.gather(1, responses.lengths[:, None] - 1), self._stops)[:, 0]
-        rollout = Rollout(
-            prompt_ids=prompt_ids.to(device),
-            prompt_mask=prompt_mask.to(device),
-            response_ids=responses.ids,
-            token_mask=mask,
-            action_mask=own,
-            logprobs=responses.logprobs,
-            values=responses.values if self.model.value_head is not None else None,
-            stopped=stopped,
-            group=torch.tensor(range(len(prompts)) if groups is None else groups, device=device),
-            policy_version=torch.full((len(prompts),), policy_version, device=device),
+        rollout = responses.rollout(
+            prompts, stop_tokens=self.stop_tokens, groups=groups, policy_version=policy_version, device=device
         )
         return rollout if dialogue is None else dialogue.finished(rollout)
 
@@ -154,7 +144,7 @@ class Sampler:
         prompts: Sequence[Sequence[int]],
         rows: Sequence[int],
         draws: Tensor,
-        responses: _Responses,
+        responses: Responses,
         on_token: Callable[[int, int], None] | None,
         dialogue: Dialogue | None,
     ) -> None:
@@ -166,7 +156,7 @@ class Sampler:
                 raise
             self.adaptive.halve_rows(-(-len(rows) // 2), error)
             release(error)
-        responses.clear(rows, self.pad_id)
+        responses.clear(rows)
         if dialogue is not None:
             assert isinstance(prompts, list), "they are the dialogue's"
             for row, prompt in zip(rows, dialogue.open(rows), strict=True):
@@ -181,7 +171,7 @@ class Sampler:
         prompts: Sequence[Sequence[int]],
         rows: Sequence[int],
         draws: Tensor,
-        responses: _Responses,
+        responses: Responses,
         on_token: Callable[[int, int], None] | None,
         dialogue: Dialogue | None,
     ) -> None:
@@ -200,7 +190,7 @@ class Sampler:
         prompts: Sequence[Sequence[int]],
         rows: list[int],
         draws: Tensor,
-        responses: _Responses,
+        responses: Responses,
         on_token: Callable[[int, int], None] | None,
         dialogue: Dialogue,
     ) -> None:
@@ -259,7 +249,7 @@ class Sampler:
         decoder: Decoder,
         rows: Int[Tensor, " rows"],
         draws: Tensor,
-        responses: _Responses,
+        responses: Responses,
         on_token: Callable[[int, int], None] | None,
     ) -> None:
         """Sample until a stop token; finished rows are computed, and ignored, until enough of them can be dropped."""
@@ -288,16 +278,16 @@ class Sampler:
         tokens: Int[Tensor, " rows"],
         logprobs: Float[Tensor, " rows"],
         hidden: Float[Tensor, "rows dim"],
-        responses: _Responses,
+        responses: Responses,
         on_token: Callable[[int, int], None] | None,
     ) -> None:
         """Add a sampled token to each of some rows."""
-        responses.write(rows, places, tokens, logprobs)
         if on_token is not None:
             for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
                 on_token(row, token)
-        if (head := self.model.value_head) is not None:
-            responses.values[rows, places] = read_values(head, hidden).values
+        head = self.model.value_head
+        values = None if head is None else read_values(head, hidden).values
+        responses.write(rows, places, tokens, logprobs, values)
 
     def _draw(self, hidden: Float[Tensor, "rows dim"], draws: Float[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
         """Draw one token per row; return tokens and log probabilities."""
@@ -308,66 +298,6 @@ class Sampler:
 
         tokens, logprobs = self.model.over_logits(measure, hidden, draws)
         return tokens, logprobs
-
-    def _count(self, response_ids: Int[Tensor, "batch time"]) -> tuple[Tensor, Tensor]:
-        """The mask of the sampled tokens, up to and including the first stop token, and which rows have one."""
-        is_stop = torch.isin(response_ids, self._stops)
-        stops_before = is_stop.long().cumsum(dim=1) - is_stop.long()
-        return stops_before == 0, is_stop.any(dim=1)
-
-
-@dataclass(frozen=True)
-class _Responses:
-    """The samples so far; slots after a row's last token keep their initial value.
-
-    Attributes:
-        ids: The tokens.
-        logprobs: The log probability of each that was sampled.
-        values: The value before each, if the policy has a head for it.
-        own: Which of them were sampled.
-        lengths: Tokens of each row.
-    """
-
-    ids: Int[Tensor, "batch time"]
-    logprobs: Float[Tensor, "batch time"]
-    values: Float[Tensor, "batch time"]
-    own: Bool[Tensor, "batch time"]
-    lengths: Int[Tensor, " batch"]
-
-    @classmethod
-    def empty(cls, rows: int, time: int, pad_id: int, device: torch.device) -> _Responses:
-        zeros = torch.zeros(rows, time, device=device)
-        ids = torch.full((rows, time), pad_id, device=device)
-        return cls(ids, zeros, zeros.clone(), zeros.bool(), torch.zeros(rows, dtype=torch.long, device=device))
-
-    @property
-    def masks(self) -> tuple[Bool[Tensor, "batch time"], Bool[Tensor, "batch time"]]:
-        """All tokens, and those that were sampled."""
-        return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None], self.own
-
-    def clear(self, rows: Sequence[int], pad_id: int) -> None:
-        """Discard the tokens of some rows."""
-        for table, value in ((self.ids, pad_id), (self.logprobs, 0.0), (self.values, 0.0)):
-            table[list(rows)] = value
-        self.own[list(rows)] = False
-        self.lengths[list(rows)] = 0
-
-    def write(self, rows: Tensor, places: Tensor | int, tokens: Tensor, logprobs: Tensor) -> None:
-        """Add a sampled token to each of some rows."""
-        self.ids[rows, places] = tokens
-        self.logprobs[rows, places] = logprobs
-        self.own[rows, places] = True
-        self.lengths[rows] = places + 1
-
-    def append(self, row: int, tokens: Sequence[int]) -> None:
-        """Add tokens that were not sampled."""
-        start = int(self.lengths[row])
-        self.ids[row, start : start + len(tokens)] = torch.tensor(tokens, dtype=torch.long, device=self.ids.device)
-        self.lengths[row] = start + len(tokens)
-
-    def since(self, row: int, start: int) -> list[int]:
-        """The tokens of a row from a place on."""
-        return self.ids[row, start : int(self.lengths[row])].tolist()
 
 
 def _uniform_draws(seeds: Sequence[int], num_steps: int) -> Float[Tensor, "rows steps"]:

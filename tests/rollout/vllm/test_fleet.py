@@ -196,8 +196,8 @@ def test_an_unusable_answer_is_one_line(wrong, line):
 
 
 def test_a_response_ends_with_a_stop_token_or_at_the_limit():
-    assert read_answer(answer([5, 2]), SETTINGS, version="v1").tokens == [5, 2]
-    assert read_answer(answer([5] * 4), SETTINGS, version="v1").logprobs == [-0.5] * 4
+    assert read_answer(answer([5, 2]), SETTINGS, version="v1") == ([5, 2], [-0.5] * 2)
+    assert read_answer(answer([5] * 4), SETTINGS, version="v1") == ([5] * 4, [-0.5] * 4)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
-from kedge.data.tokens import pad_left
 from kedge.errors import EngineError
 from kedge.rollout.engine import Dialogue
+from kedge.rollout.responses import Responses
 from kedge.rollout.vllm.fleet import Fleet
 
 __all__ = ["GENERATE", "SamplingSettings", "VllmEngine", "read_answer"]
@@ -73,44 +73,10 @@ class SamplingSettings:
         return {"token_ids": list(prompt), "sampling_params": parameters, "cache_salt": salt}
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One response.
-
-    Attributes:
-        tokens: Its tokens, the stop token included.
-        logprobs: Their log probabilities.
-        versions: The weights that sampled it; empty if the server does not report them.
-    """
-
-    tokens: list[int]
-    logprobs: list[float]
-    versions: frozenset[str]
-
-
-@dataclass
-class _Talk:
-    """A conversation so far; it ends with a turn of the policy.
-
-    Attributes:
-        tokens: What both sides said after the prompt.
-        logprobs: Log probabilities, 0 for tokens that were not sampled.
-        own: Which tokens were sampled.
-    """
-
-    tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    own: list[bool] = field(default_factory=list[bool])
-
-    def add(self, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
-        """Add a turn of the policy, or one of the other side, without log probabilities."""
-        self.tokens += tokens
-        self.logprobs += [0.0] * len(tokens) if logprobs is None else logprobs
-        self.own += [logprobs is not None] * len(tokens)
-
-
-def read_answer(answer: Mapping[str, Any], settings: SamplingSettings, *, version: str) -> Answer:
-    """Check one answer.
+def read_answer(
+    answer: Mapping[str, Any], settings: SamplingSettings, *, version: str
+) -> tuple[list[int], list[float]]:
+    """The tokens of one response, its stop token included, and their log probabilities.
 
     Args:
         answer: The JSON of the server.
@@ -142,48 +108,7 @@ def read_answer(answer: Mapping[str, Any], settings: SamplingSettings, *, versio
             f"vLLM sampled with weights {', '.join(sorted(versions))} instead of {version}: a weight update was lost, "
             "or somebody else uses this server"
         )
-    return Answer(tokens, logprobs, versions)
-
-
-def rollout_from(
-    talks: Sequence[_Talk],
-    prompts: Sequence[Sequence[int]],
-    settings: SamplingSettings,
-    *,
-    pad_id: int,
-    groups: Sequence[int] | None,
-    policy_version: int,
-    device: torch.device,
-) -> Rollout:
-    """The responses as padded tensors; arguments as in `Engine.generate`."""
-    ids = torch.full((len(talks), settings.max_new_tokens), pad_id)
-    logprobs = torch.zeros(ids.shape)
-    own = torch.zeros(ids.shape, dtype=torch.bool)
-    for row, talk in enumerate(talks):
-        length = len(talk.tokens)
-        ids[row, :length] = torch.tensor(talk.tokens)
-        logprobs[row, :length] = torch.tensor(talk.logprobs)
-        own[row, :length] = torch.tensor(talk.own)
-    lengths = torch.tensor([len(talk.tokens) for talk in talks])
-    mask = (torch.arange(settings.max_new_tokens) < lengths[:, None]).to(device)
-    stopped = torch.tensor([talk.tokens[-1] in settings.stop_tokens for talk in talks])
-    prompt_ids, prompt_mask = pad_left(prompts, pad_id)
-
-    def whole(values: Sequence[int]) -> Tensor:
-        return torch.tensor(list(values), device=device)
-
-    return Rollout(
-        prompt_ids=prompt_ids.to(device),
-        prompt_mask=prompt_mask.to(device),
-        response_ids=ids.to(device),
-        token_mask=mask,
-        action_mask=own.to(device),
-        logprobs=logprobs.to(device),
-        values=None,
-        stopped=stopped.to(device),
-        group=whole(range(len(prompts)) if groups is None else groups),
-        policy_version=whole([policy_version] * len(prompts)),
-    )
+    return tokens, logprobs
 
 
 @dataclass(frozen=True)
@@ -237,13 +162,13 @@ class VllmEngine:
         assert self._state, "the weights are published before the first rollout"
         version = self._name(**self._state)
         numbers = range(len(prompts)) if groups is None else groups
-        talks = [_Talk() for _ in prompts]
+        responses = Responses.empty(len(prompts), self.settings.max_new_tokens, pad_id=self.pad_id)
         rows = list(range(len(prompts)))
         for turn in itertools.count():
-            limits = [self._up_to(talks[row], dialogue) for row in rows]
+            limits = [self._up_to(int(responses.lengths[row]), dialogue) for row in rows]
             # The cache of prefixes is per publication: a prompt that was read by other weights is read again.
             bodies = [
-                limit.request([*prompts[row], *talks[row].tokens], seed=seeds[row] + turn, salt=version)
+                limit.request([*prompts[row], *responses.since(row, 0)], seed=seeds[row] + turn, salt=version)
                 for row, limit in zip(rows, limits, strict=True)
             ]
             found = self.fleet.ask(GENERATE, bodies, [numbers[row] for row in rows])
@@ -251,32 +176,30 @@ class VllmEngine:
                 row: read_answer(each, limit, version=version)
                 for row, each, limit in zip(rows, found, limits, strict=True)
             }
-            for row, answer in answers.items():
-                talks[row].add(answer.tokens, answer.logprobs)
+            for row, (tokens, logprobs) in answers.items():
+                responses.append(row, tokens, logprobs)
             if dialogue is None:
                 break
-            replies = dialogue.answer({row: answer.tokens for row, answer in answers.items()})
+            replies = dialogue.answer({row: tokens for row, (tokens, _) in answers.items()})
             rows = [row for row in rows if replies[row] is not None]
             for row in rows:
-                talks[row].add(replies[row] or ())
+                responses.append(row, replies[row] or ())
             if not rows:
                 break
-        rollout = rollout_from(
-            talks,
+        rollout = responses.rollout(
             prompts,
-            self.settings,
-            pad_id=self.pad_id,
+            stop_tokens=self.settings.stop_tokens,
             groups=groups,
             policy_version=policy_version,
             device=self.device,
         )
         return rollout if dialogue is None else dialogue.finished(rollout)
 
-    def _up_to(self, talk: _Talk, dialogue: Dialogue | None) -> SamplingSettings:
-        """The settings for the next turn of a conversation, with its length limit."""
+    def _up_to(self, length: int, dialogue: Dialogue | None) -> SamplingSettings:
+        """The settings for the next turn of a conversation of this length, with its length limit."""
         if dialogue is None:
             return self.settings
-        left = self.settings.max_new_tokens - len(talk.tokens)
+        left = self.settings.max_new_tokens - length
         return replace(self.settings, max_new_tokens=min(left, dialogue.longest_turn))
 
     def publish(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> dict[str, float]:

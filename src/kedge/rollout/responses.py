@@ -1,0 +1,123 @@
+"""The table of responses that an engine fills while it samples, and the rollout made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kedge.algorithm.experience import Rollout
+from kedge.data.tokens import pad_left
+
+__all__ = ["Responses"]
+
+
+@dataclass(frozen=True)
+class Responses:
+    """The samples so far; slots after a row's last token keep their initial value.
+
+    Attributes:
+        ids: The tokens.
+        logprobs: The log probability of each that was sampled; 0 for the others.
+        own: Which of them were sampled.
+        lengths: Tokens of each row.
+        values: The value before each sampled token; None if the policy has no head for it.
+        pad_id: Fills the unused slots.
+    """
+
+    ids: Int[Tensor, "batch time"]
+    logprobs: Float[Tensor, "batch time"]
+    own: Bool[Tensor, "batch time"]
+    lengths: Int[Tensor, " batch"]
+    values: Float[Tensor, "batch time"] | None
+    pad_id: int
+
+    @classmethod
+    def empty(
+        cls, rows: int, time: int, *, pad_id: int, device: torch.device | None = None, with_values: bool = False
+    ) -> Responses:
+        """A table without tokens; it is on the CPU unless a device is given."""
+        zeros = torch.zeros(rows, time, device=device)
+        return cls(
+            ids=torch.full((rows, time), pad_id, device=device),
+            logprobs=zeros,
+            own=zeros.bool(),
+            lengths=torch.zeros(rows, dtype=torch.long, device=device),
+            values=zeros.clone() if with_values else None,
+            pad_id=pad_id,
+        )
+
+    def clear(self, rows: Sequence[int]) -> None:
+        """Discard the tokens of some rows."""
+        for table, value in ((self.ids, self.pad_id), (self.logprobs, 0.0), (self.own, False), (self.lengths, 0)):
+            table[list(rows)] = value
+        if self.values is not None:
+            self.values[list(rows)] = 0.0
+
+    def write(
+        self,
+        rows: Int[Tensor, " rows"],
+        places: Int[Tensor, " rows"] | int,
+        tokens: Int[Tensor, " rows"],
+        logprobs: Float[Tensor, " rows"],
+        values: Float[Tensor, " rows"] | None = None,
+    ) -> None:
+        """Add a sampled token to each of some rows."""
+        self.ids[rows, places] = tokens
+        self.logprobs[rows, places] = logprobs
+        self.own[rows, places] = True
+        self.lengths[rows] = places + 1
+        if self.values is not None and values is not None:
+            self.values[rows, places] = values
+
+    def append(self, row: int, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+        """Add tokens to one row; they were sampled if they have log probabilities."""
+        start = int(self.lengths[row])
+        added = slice(start, start + len(tokens))
+        self.ids[row, added] = torch.tensor(tokens, dtype=torch.long, device=self.ids.device)
+        self.lengths[row] = start + len(tokens)
+        if logprobs is not None:
+            self.logprobs[row, added] = torch.tensor(logprobs, device=self.logprobs.device)
+            self.own[row, added] = True
+
+    def since(self, row: int, start: int) -> list[int]:
+        """The tokens of a row from a place on."""
+        return self.ids[row, start : int(self.lengths[row])].tolist()
+
+    def rollout(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        stop_tokens: Sequence[int],
+        groups: Sequence[int] | None,
+        policy_version: int,
+        device: torch.device,
+    ) -> Rollout:
+        """The rollout of these responses, none of which is empty.
+
+        Args:
+            prompts: Token ids.
+            stop_tokens: The tokens that end a response.
+            groups: Number of each row's prompt; None gives each row its own.
+            policy_version: Number of updates that the policy has completed.
+            device: The device of the rollout.
+        """
+        slots = torch.arange(self.ids.shape[1], device=self.ids.device)
+        last = self.ids.gather(1, self.lengths[:, None] - 1)[:, 0]
+        stops = torch.tensor(stop_tokens, dtype=torch.long, device=self.ids.device)
+        prompt_ids, prompt_mask = pad_left(prompts, self.pad_id)
+        return Rollout(
+            prompt_ids=prompt_ids.to(device),
+            prompt_mask=prompt_mask.to(device),
+            response_ids=self.ids.to(device),
+            token_mask=(slots < self.lengths[:, None]).to(device),
+            action_mask=self.own.to(device),
+            logprobs=self.logprobs.to(device),
+            values=None if self.values is None else self.values.to(device),
+            stopped=torch.isin(last, stops).to(device),
+            group=torch.tensor(range(len(prompts)) if groups is None else groups, device=device),
+            policy_version=torch.full((len(prompts),), policy_version, device=device),
+        )
