@@ -22,7 +22,7 @@ from gymnasium.wrappers.vector import FlattenObservation as FlattenVectorObserva
 
 from kedge.errors import ConfigError, KedgeError, install_line
 from kedge.system.importing import find_named
-from kedge.system.texts import error_text, names_function
+from kedge.system.texts import error_text, names_function, typed_error_text
 from kedge.training.stopping import Terminated
 from kedge_control.environments import Checked, Environments, InProcess, close_quietly, place_of
 from kedge_control.spaces import Spaces, spaces_of
@@ -171,7 +171,7 @@ def _made(
         raise ConfigError(f"environment {spec.name!r}: {_unavailable(error)}") from error
     except (Exception, SystemExit) as error:  # of the user's code
         with_what = f" with {settings}" if settings else ""
-        reason = f"{type(error).__name__}: {error_text(error)} ({place_of(error)})"
+        reason = f"{typed_error_text(error)} ({place_of(error)})"
         raise ConfigError(f"environment {spec.name!r} cannot be made{with_what}: {reason}") from error
     if isinstance(made, VectorEnv):
         return made

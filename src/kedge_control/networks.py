@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from kedge.errors import ConfigError
-from kedge.system.texts import error_text
+from kedge.system.texts import typed_error_text
 from kedge_control.actions import ActionBounds, ActionDistribution, ActionHead
 from kedge_control.environments import place_of
 from kedge_control.spaces import Array, Spaces
@@ -243,7 +243,7 @@ def _custom(network: FeatureNetwork, spaces: Spaces) -> nn.Module:
     try:
         made = network(spaces)
     except Exception as error:  # of the user's code
-        reason = f"{type(error).__name__}: {error_text(error)} ({place_of(error)})"
+        reason = f"{typed_error_text(error)} ({place_of(error)})"
         raise ConfigError(f"control.network cannot be made from the environment's spaces: {reason}") from error
     if not isinstance(made, nn.Module):
         raise ConfigError(f"the network's function returned {made!r}; expected a torch module")
@@ -264,7 +264,7 @@ def _num_features(trunk: nn.Module, spaces: Spaces) -> int:
         features = trunk(observations)
         alone = [trunk(each[None]) for each in observations]
     except Exception as error:  # of the user's code
-        reason = f"{type(error).__name__}: {error_text(error)}"
+        reason = typed_error_text(error)
         raise ConfigError(
             f"control.network cannot read one and two observations [n, {', '.join(map(str, shape))}]: {reason}"
         ) from error

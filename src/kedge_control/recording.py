@@ -10,6 +10,7 @@ from typing import Any
 
 from kedge.errors import EnvError
 from kedge.system.output import writing
+from kedge.system.texts import error_text
 from kedge_control.environments import close_quietly
 from kedge_control.making import EnvironmentSpec, make_environment
 from kedge_control.saving import ControlPolicy
@@ -74,8 +75,7 @@ def _picture(environment: Any, name: str) -> Array:
         picture = environment.render()
     # Drawing libraries raise their own errors: no display, no driver, a missing package.
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise EnvError(f"environment {name!r} cannot be drawn here: {reason}") from error
+        raise EnvError(f"environment {name!r} cannot be drawn here: {error_text(error)}") from error
     if getattr(picture, "ndim", 0) != 3 or picture.shape[-1] != 3:
         raise EnvError(f"environment {name!r} cannot be drawn: its render() gave no RGB image")
     return picture

@@ -17,6 +17,7 @@ from kedge.errors import ConfigError, EnvError, ModelError
 from kedge.system.durable import replaced_folder
 from kedge.system.importing import find_named
 from kedge.system.output import writing
+from kedge.system.texts import error_text
 from kedge_control.actions import ActionBounds
 from kedge_control.networks import Activation, ControlActorCritic, FeatureNetwork, acting_function
 from kedge_control.normalization import Normalization, RewardScaling
@@ -189,8 +190,7 @@ def load_control_policy(
     except ConfigError as error:
         raise ModelError(f"{folder}: {error}") from error
     except (RuntimeError, OSError, SafetensorError, ValueError, TypeError, LookupError, MemoryError) as error:
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ModelError(f"{folder}: not a control policy that can be loaded: {reason}") from error
+        raise ModelError(f"{folder}: not a control policy that can be loaded: {error_text(error)}") from error
     if not all(weight.isfinite().all() for weight in policy.parameters()):
         raise ModelError(f"{folder / WEIGHTS_FILE}: the policy contains NaN or infinity")
     return ControlPolicy(policy.eval(), normalization, described.environment, seed)

@@ -281,7 +281,7 @@ def test_exits_and_cancellations_become_reward_errors():
 
     with pytest.raises(RewardError, match=r"leaves raised SystemExit: enough \(test_function.py"):
         FunctionReward(leaves).score(responses())
-    with pytest.raises(RewardError, match="cancels raised CancelledError"):
+    with pytest.raises(RewardError, match=r"cancels raised CancelledError \(test_function.py:\d+\)$"):
         FunctionReward(cancels).score(responses())
 
 

@@ -365,7 +365,7 @@ def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **set
     except DataError:
         raise
     except Exception as error:  # of the template, or of values that JSON cannot hold
-        reply = {"error": "rejected", "reason": error_text(error, limit=200) or type(error).__name__}
+        reply = {"error": "rejected", "reason": error_text(error, limit=200)}
     if "length" in reply:
         raise RowError(
             f"the chat template renders {reply['length']:,} characters, at most {LONGEST_TEXT:,} are allowed"

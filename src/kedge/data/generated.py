@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from kedge.errors import DataError, install_line
+from kedge.system.texts import error_text
 
 __all__ = ["PREFIX", "find_entry", "generated_rows", "open_task"]
 
@@ -82,7 +83,7 @@ def open_task(source: str) -> Any:
         getattr(chosen, "validate", lambda: None)()  # a few have none
         return kind(config=chosen)
     except Exception as error:  # the package asserts, or whatever it does with a value of another type raises
-        raise DataError(f"{source}: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise DataError(f"{source}: {error_text(error)}") from error
 
 
 @lru_cache(maxsize=4096)
@@ -92,7 +93,7 @@ def _generated(source: str, index: int) -> dict[str, Any]:
     except DataError:
         raise
     except Exception as error:  # such as a seed that the task's generator refuses
-        raise DataError(f"{source}: row {index}: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise DataError(f"{source}: row {index}: {error_text(error)}") from error
 
 
 def _split(source: str) -> tuple[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from kedge.environments.shapes import Game, ToolUser, Turn, adapter_of
 from kedge.errors import EnvError
 from kedge.system.importing import find_named
 from kedge.system.invocation import loading_user_code
-from kedge.system.texts import error_text
+from kedge.system.texts import typed_error_text
 from kedge.system.workers.event_loop import event_loop
 from kedge.system.workers.serving import serve
 
@@ -196,7 +196,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"
-        raise EnvError(f"{name} raised {type(error).__name__}: {error_text(error)} ({place})") from error
+        raise EnvError(f"{name} raised {typed_error_text(error)} ({place})") from error
 
 
 def main(descriptor: int, tie: int) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from kedge.errors import RewardError
 from kedge.rewards.source import Responses, Score, ScoringModel, Verdict, checked_scores, free_names
 from kedge.system.importing import find_named
-from kedge.system.texts import error_text, names_function
+from kedge.system.texts import names_function, typed_error_text
 from kedge.system.workers.event_loop import event_loop
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
@@ -310,7 +310,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"
-        raise RewardError(f"{name} raised {type(error).__name__}: {error_text(error)} ({place})") from error
+        raise RewardError(f"{name} raised {typed_error_text(error)} ({place})") from error
 
 
 def load_function(spec: str) -> Callable[..., Any]:

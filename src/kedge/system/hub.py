@@ -19,6 +19,7 @@ from huggingface_hub import (
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from kedge.errors import ModelError
+from kedge.system.texts import error_text
 
 __all__ = ["RepositoryKind", "adapter_snapshot", "has_whole_weights", "hub_fault", "repository_file", "two_models"]
 
@@ -62,7 +63,7 @@ def hub_fault(name: str, kind: RepositoryKind) -> str | None:
     except (HfHubHTTPError, EntryNotFoundError):
         return None
     except Exception as error:  # the network: errors of httpx, ssl and the socket
-        return f"the Hugging Face Hub cannot be reached ({_reason(error)})"
+        return f"the Hugging Face Hub cannot be reached ({error_text(error)})"
     return None
 
 
@@ -109,7 +110,7 @@ def repository_file(name: str, file: str) -> Path | None:
             return None
         warnings.warn(
             f"{name}: taken as having no {file}, because the Hugging Face Hub cannot be asked for it "
-            f"({_reason(error)})",
+            f"({error_text(error)})",
             stacklevel=2,
         )
         return None
@@ -147,10 +148,6 @@ def _in_datasets_cache(name: str) -> bool:
     folder = Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(constants.HF_HOME, "datasets")).expanduser()
     wanted = _plain(name.replace("/", "___"))
     return folder.is_dir() and any(_plain(entry.name) == wanted for entry in folder.iterdir() if entry.is_dir())
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _plain(name: str) -> str:

@@ -13,6 +13,7 @@ __all__ = [
     "names_function",
     "pointer_fault",
     "printable",
+    "typed_error_text",
     "unwritable",
 ]
 
@@ -45,12 +46,19 @@ def markdown(text: str) -> str:
 
 
 def error_text(error: BaseException, limit: int = 300) -> str:
-    """The message of an error raised by user code, on one line, truncated if long."""
+    """The message of an error of code that is not kedge's, on one line, truncated if long; its type if it has none."""
     try:
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split()) or type(error).__name__
     except Exception:  # `__str__` is user code as well
         return "(its message cannot be read)"
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def typed_error_text(error: BaseException, limit: int = 300) -> str:
+    """The type of such an error, and its message if it has one."""
+    kind = type(error).__name__
+    text = error_text(error, limit)
+    return kind if text == kind else f"{kind}: {text}"
 
 
 def unwritable(value: object, *, deepest: int) -> str | None:

@@ -30,10 +30,10 @@ from kedge.models.adapters.folder import (
     check_shared,
     fill_lora,
     import_peft,
-    reason_of,
     shared_weights,
     under_present_names,
 )
+from kedge.system.texts import error_text
 
 __all__ = ["Adapter", "AdapterSettings", "is_frozen", "mark_frozen", "shared_copy"]
 
@@ -233,7 +233,7 @@ def _config_of(start: AdapterFolder) -> Any:
     try:
         config = import_peft().LoraConfig.from_pretrained(str(start.folder))
     except (ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{start.folder}: {reason_of(error)}") from error
+        raise ModelError(f"{start.folder}: {error_text(error)}") from error
     config.lora_dropout = 0.0
     config.inference_mode = False
     if config.bias != "none":
@@ -261,7 +261,7 @@ def _inject(config: Any, model: PreTrainedModel, whole: set[str], *, described: 
                 f"{described}: a stack of experts cannot have DoRA; use adapter.kind=lora, or name other layers, such "
                 "as adapter.target_modules=[q_proj,v_proj]"
             ) from error
-        raise ModelError(f"{described}: {reason_of(error)}") from error
+        raise ModelError(f"{described}: {error_text(error)}") from error
     if not isinstance(model.get_input_embeddings(), nn.Embedding):
         raise ModelError(
             f"{described}: there is an adapter on the embedding of tokens, which kedge does not train; name other "

@@ -45,7 +45,6 @@ __all__ = [
     "import_peft",
     "is_adapter",
     "read_adapter",
-    "reason_of",
     "shared_weights",
     "under_present_names",
     "write_shift",
@@ -146,7 +145,7 @@ class AdapterFolder:
         try:
             return GenerationConfig.from_pretrained(str(self.folder))
         except Exception as error:  # untrusted files: transformers passes on any error of its parts
-            raise ModelError(f"{self.folder}: generation_config.json cannot be used: {reason_of(error)}") from error
+            raise ModelError(f"{self.folder}: generation_config.json cannot be used: {error_text(error)}") from error
 
     @property
     def is_scalar(self) -> bool:
@@ -348,11 +347,6 @@ def fill_lora(present: Mapping[str, Tensor], weights: Mapping[str, Tensor], adap
                 f"it belong to {adapter.base!r}?"
             )
         present[name].copy_(weights[name])
-
-
-def reason_of(error: Exception) -> str:
-    """The message of a PEFT error, without line breaks."""
-    return error_text(error) or type(error).__name__
 
 
 def import_peft() -> Any:

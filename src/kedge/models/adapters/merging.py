@@ -16,9 +16,9 @@ from kedge.models.adapters.folder import (
     check_shared,
     fill_lora,
     import_peft,
-    reason_of,
     under_present_names,
 )
+from kedge.system.texts import error_text
 
 __all__ = ["merge_adapter"]
 
@@ -62,7 +62,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
             adapted = peft.PeftModel.from_pretrained(model, str(adapter.folder), config=_config(adapter))
         present = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
     except Exception as error:  # untrusted files: PEFT passes on any error of its parts
-        raise ModelError(f"{adapter.folder}: {reason_of(error)}; does it belong to {adapter.base!r}?") from error
+        raise ModelError(f"{adapter.folder}: {error_text(error)}; does it belong to {adapter.base!r}?") from error
     check_shared(str(adapter.folder), adapted)
     weights = {PREFIX + name: weight for name, weight in under_present_names(adapted, adapter.weights()).items()}
     held = set(weights)
@@ -75,7 +75,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTr
     try:
         merged = adapted.merge_and_unload(safe_merge=False)
     except Exception as error:  # PEFT has layers that cannot be merged
-        raise ModelError(f"{adapter.folder} cannot be merged into its base: {reason_of(error)}") from error
+        raise ModelError(f"{adapter.folder} cannot be merged into its base: {error_text(error)}") from error
     if broken := next((name for name, weight in merged.named_parameters() if not weight.isfinite().all()), None):
         raise ModelError(f"{adapter.folder}: the weights contain NaN or infinity; first: {broken}")
     return merged.requires_grad_(True), adapter.whole

@@ -39,7 +39,7 @@ def loading_reason(error: BaseException) -> str:
         return "it needs code from its folder; set runtime.trust_remote_code=true to run it"
     if "deserializing header" in message:  # of safetensors
         return f"{message}; {DAMAGED}"
-    return f"it lacks {message}" if isinstance(error, KeyError) else message or type(error).__name__
+    return f"it lacks {message}" if isinstance(error, KeyError) else message
 
 
 def unknown_kind(error: BaseException) -> str | None:

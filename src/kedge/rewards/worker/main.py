@@ -16,7 +16,7 @@ from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards.function import FunctionReward, find_function
 from kedge.rewards.source import Responses, plain_scores
 from kedge.system.invocation import loading_user_code
-from kedge.system.texts import error_text
+from kedge.system.texts import typed_error_text
 from kedge.system.workers.serving import serve
 
 __all__ = ["main"]
@@ -50,7 +50,7 @@ class _Session:
             row = error.row if isinstance(error, NonfiniteScoreError) else None
             return {"id": request["id"], "error": str(error), "traceback": _traceback(error.__cause__), "row": row}
         except BaseException as error:
-            message = f"{request['name']} raised {type(error).__name__}: {error_text(error)}"
+            message = f"{request['name']} raised {typed_error_text(error)}"
             return {"id": request["id"], "error": message, "traceback": _traceback(error), "row": None}
         return {"id": request["id"], "result": result}
 

@@ -12,6 +12,8 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from kedge.system.texts import error_text
+
 __all__ = ["Client", "ServerGone", "ServerRefused"]
 
 CONNECT_TIMEOUT = 10.0
@@ -108,7 +110,7 @@ class Client:
 
 
 def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return getattr(error, "strerror", None) or error_text(error)
 
 
 def _message(content: bytes) -> str:

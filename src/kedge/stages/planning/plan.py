@@ -18,7 +18,7 @@ from kedge.stages.planning.report import MachinePlan, Phase, machine_report
 from kedge.stages.planning.rows import Lengths, lengths_of
 from kedge.stages.planning.updates import Subject, subject_of
 from kedge.system.stage import find_stage
-from kedge.system.texts import error_text
+from kedge.system.texts import typed_error_text
 from kedge.training.host_state import AT_A_TIME
 from kedge.training.runtime import resolve_device, set_threads
 
@@ -165,7 +165,7 @@ def count_stage(
     except Exception as error:  # the model's code may raise anything
         raise Unplannable(
             f"{stage} of {source} cannot be planned: without its weights the model's code raises "
-            f"{type(error).__name__}: {error_text(error, 100)}"
+            f"{typed_error_text(error, 100)}"
         ) from error
 
 

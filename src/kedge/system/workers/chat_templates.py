@@ -42,7 +42,7 @@ def _reply(request: dict[str, Any]) -> dict[str, Any]:
     except MemoryError:
         return {"error": "memory"}
     except Exception as error:  # template code may raise anything
-        return {"error": "rejected", "reason": error_text(error, limit=200) or type(error).__name__}
+        return {"error": "rejected", "reason": error_text(error, limit=200)}
     return {"length": len(text)} if len(text) > request["longest"] else {"text": text}
 
 

@@ -16,6 +16,7 @@ from kedge.models.sources import SHARDED_WEIGHTS
 from kedge.system.durable import temporary_name
 from kedge.system.output import MODEL_FOLDER
 from kedge.system.ranks.sharding import StoredTensors, whole_state_dict
+from kedge.system.texts import error_text
 from kedge.training.checkpoint.files import FileRecord, record_files
 
 __all__ = ["WEIGHTS_FILE", "CheckpointModel", "SavedModel", "weight_files"]
@@ -71,8 +72,8 @@ class CheckpointModel:
         except KedgeError:
             raise
         except Exception as error:  # the model's code may raise anything
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ModelError(f"the trained model could not be saved with its config.json as it is: {reason}") from error
+            said = f"the trained model could not be saved with its config.json as it is: {error_text(error)}"
+            raise ModelError(said) from error
         finally:
             shutil.rmtree(trial, ignore_errors=True)
 
