@@ -1112,9 +1112,9 @@ MUTATIONS = (
     ),
     Mutation(
         "micro-batches-left-sorted",
-        "shared_out",
-        "table[rows] = each",
-        "table[: len(rows)] = each",
+        "evaluate_in_passes",
+        "whole[part.rows] = table",
+        "whole[: len(table)] = table",
         f"{COLLECT}::test_the_results_of_micro_batches_are_in_the_rollouts_order",
     ),
     Mutation(

@@ -31,7 +31,7 @@ from kedge.models.pretrained import (
     num_embeddings,
     rope_switch,
 )
-from kedge.system.ranks import ALONE, PassTokens, Ranks, within_memory
+from kedge.system.ranks import ALONE, PassTokens, Ranks, evaluate_in_passes
 
 __all__ = ["BATCHINGS", "Batching", "ScalarModel", "checked_number", "classify", "find_batching", "score_rows"]
 
@@ -235,20 +235,15 @@ def score_rows(
         micro_batch_tokens: Tokens per forward pass; None uses a single pass. It changes scores by rounding only.
         ranks: They share the rows, which all of them have.
     """
-    scores = torch.empty(len(rows))
-    own = torch.zeros(len(rows), dtype=torch.bool)
-    lengths = [len(row) for row in rows]
+    if not rows:
+        return torch.empty(0)
 
-    def score() -> None:
-        for part in ranks.plan(lengths, micro_batch_tokens):
-            with autocast("bf16" if model.holds_bf16 else precision, model.device):
-                found = model.scores(TokenRows.of([rows[index] for index in part.rows], model.device)).float().cpu()
-            if part.counts:
-                scores[part.rows], own[part.rows] = found, True
+    def score(chosen: list[int]) -> list[Tensor]:
+        with autocast("bf16" if model.holds_bf16 else precision, model.device):
+            return [model.scores(TokenRows.of([rows[row] for row in chosen], model.device)).float().cpu()]
 
     with model.host():
-        within_memory(micro_batch_tokens, lengths, score, ranks=ranks)
-    ranks.fill_in(own, scores)
+        [scores] = evaluate_in_passes(score, [len(row) for row in rows], micro_batch_tokens, ranks=ranks)
     return scores
 
 

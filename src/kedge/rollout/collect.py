@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol
@@ -19,7 +19,7 @@ from kedge.algorithm.own import OwnAdvantage
 from kedge.algorithm.shaping import KLEstimator, KLScope, ScoreAt, shape_rewards
 from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
-from kedge.system.ranks import ALONE, PassTokens, Prompts, Ranks, within_memory
+from kedge.system.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_passes
 
 __all__ = [
     "Estimation",
@@ -285,7 +285,6 @@ def _value_at_cut(
         models.micro_batch_tokens,
         models.ranks,
     )
-    assert values is not None
     after = last[rows] + 1
     counts = reward_mask[rows, after]
     value = values[torch.arange(len(rows), device=mask.device), after]
@@ -307,24 +306,23 @@ def _old_outputs(
         return rollout.logprobs, rollout.values
     precision = models.precision
 
-    def evaluate(rows: Rollout) -> tuple[Tensor | None, ...]:
+    def evaluate(rows: Rollout) -> Sequence[Tensor]:
         if evaluated == "critic":
             values = models.actor_critic.values(rows, precision=precision, value_after_last=value_after_last)
             return rows.logprobs, values
         outputs = models.actor_critic(
             rows, temperature=models.temperature, precision=precision, value_after_last=value_after_last
         )
-        return outputs.logprobs, outputs.values
+        return [outputs.logprobs] if outputs.values is None else [outputs.logprobs, outputs.values]
 
-    old_logprobs, values = shared_out(
+    old_logprobs, *values = shared_out(
         evaluate,
         rollout,
         models.micro_batch_tokens,
         models.ranks,
         prompts=rollout.shared_prompts(models.actor_critic.shares_up_to),
     )
-    assert old_logprobs is not None
-    return old_logprobs, values
+    return old_logprobs, values[0] if values else None
 
 
 @torch.no_grad()
@@ -345,39 +343,19 @@ def reference_logprobs(rollout: Rollout, models: Models) -> Float[Tensor, "batch
 
 
 def shared_out(
-    evaluate: Callable[[Rollout], tuple[Tensor | None, ...]],
+    evaluate: Callable[[Rollout], Sequence[Tensor]],
     rollout: Rollout,
     micro_batch_tokens: PassTokens,
     ranks: Ranks,
     *,
     prompts: Prompts = None,
-) -> tuple[Tensor | None, ...]:
-    """Evaluate a rollout in batches of rows of similar length, shared by the ranks; the results are in its order.
-
-    Args:
-        evaluate: Gives tables with a row per response, or None instead of one.
-        rollout: The responses, which all ranks have.
-        micro_batch_tokens: Tokens per batch; None for as few batches as possible.
-        ranks: They share the batches; all of them get all results.
-        prompts: See `Prompts`.
-    """
+) -> list[Tensor]:
+    """Evaluate the responses of a rollout, which all ranks have, in passes; see `evaluate_in_passes`."""
     device = rollout.response_ids.device
-    lengths = rollout.row_lengths
-    own = torch.zeros(rollout.num_responses, dtype=torch.bool, device=device)
-
-    def tables() -> list[Tensor | None]:
-        found: list[Tensor | None] = []
-        for part in ranks.plan(lengths, micro_batch_tokens, prompts):
-            rows = torch.tensor(part.rows, device=device)
-            figures = evaluate(rollout.select(rows))
-            found = found or [None if each is None else each.new_zeros(len(own), *each.shape[1:]) for each in figures]
-            if part.counts:
-                own[rows] = True
-                for table, each in zip(found, figures, strict=True):
-                    if table is not None and each is not None:
-                        table[rows] = each
-        return found
-
-    results = within_memory(micro_batch_tokens, lengths, tables, prompts=prompts, ranks=ranks)
-    ranks.fill_in(own, *(table for table in results if table is not None))
-    return tuple(results)
+    return evaluate_in_passes(
+        lambda rows: evaluate(rollout.select(torch.tensor(rows, device=device))),
+        rollout.row_lengths,
+        micro_batch_tokens,
+        prompts=prompts,
+        ranks=ranks,
+    )

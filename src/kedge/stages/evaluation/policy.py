@@ -142,7 +142,6 @@ class Policy:
         if not self.ranks.are_several:
             return evaluate(rollout)
         (logprobs,) = shared_out(lambda rows: (evaluate(rows),), rollout, None, self.ranks)
-        assert logprobs is not None
         return logprobs
 
     def room(self, max_new_tokens: int) -> int | None:

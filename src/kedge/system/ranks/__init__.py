@@ -8,6 +8,7 @@ from kedge.system.ranks.budget import (
     AdaptiveTokens,
     PassTokens,
     budget_metrics,
+    evaluate_in_passes,
     tokens_of,
     within_memory,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "budget_metrics",
     "check_equal_weights",
     "checksum",
+    "evaluate_in_passes",
     "tokens_of",
     "within_memory",
 ]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+import torch
+from torch import Tensor
+
 from kedge.errors import KedgeError
 from kedge.system.generators import random_state, restore_random_state
 from kedge.system.memory import asked_for, is_out_of_memory, release, with_unit
@@ -14,6 +17,7 @@ __all__ = [
     "AdaptiveTokens",
     "PassTokens",
     "budget_metrics",
+    "evaluate_in_passes",
     "tokens_of",
     "within_memory",
 ]
@@ -141,6 +145,45 @@ def within_memory(
         release(failure)
         del failure, results
         restore_random_state(*generators)
+
+
+def evaluate_in_passes(
+    evaluate: Callable[[list[int]], Sequence[Tensor]],
+    lengths: Sequence[int],
+    budget: PassTokens,
+    *,
+    prompts: Prompts = None,
+    ranks: Ranks = ALONE,
+) -> list[Tensor]:
+    """Evaluate the rows of a batch in passes of rows of similar length, within memory; the results are in their order.
+
+    Args:
+        evaluate: Gives tables for the rows of a pass, always as many, with one of these rows on the first axis of each.
+        lengths: Tokens of the rows in the batch.
+        budget: Tokens per pass; None for as few passes as possible.
+        prompts: See `Prompts`.
+        ranks: They share the passes; all of them get all results.
+
+    Returns:
+        The same tables for the whole batch; none if it has no rows.
+    """
+    own = torch.zeros(len(lengths), dtype=torch.bool)
+
+    def passes() -> list[Tensor]:
+        found: list[Tensor] = []
+        for part in ranks.plan(lengths, budget, prompts):
+            tables = evaluate(part.rows)
+            found = found or [each.new_zeros(len(lengths), *each.shape[1:]) for each in tables]
+            if part.counts:
+                own[part.rows] = True
+                for whole, table in zip(found, tables, strict=True):
+                    whole[part.rows] = table
+        return found
+
+    results = within_memory(budget, lengths, passes, prompts=prompts, ranks=ranks)
+    if results:
+        ranks.fill_in(own.to(results[0].device), *results)
+    return results
 
 
 def _smaller(tokens: int, lengths: Sequence[int], prompts: Prompts, num_ranks: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from kedge.models import ActorCritic, Precision
 from kedge.models.pretrained import inner_matrices
 from kedge.system.intervals import Interval
 from kedge.system.memory import in_phase
-from kedge.system.ranks import ALONE, Part, PassTokens, Ranks, tokens_of, within_memory
+from kedge.system.ranks import ALONE, PassTokens, Ranks, evaluate_in_passes, within_memory
 from kedge.training.checkpoint.state import TrainingState
 from kedge.training.optimizer import build_optimizer
 from kedge.training.supervised.loop import Outcome, TrainingSettings, evaluate, evaluate_held_out, train_supervised
@@ -189,10 +189,13 @@ def fit_head(
 
     Source: LP-FT, Kumar et al. 2022 (arXiv 2202.10054).
     """
+    lengths = [loss.length(row) for row in rows]
+    budget = micro_batch_tokens or FIT_TOKENS
 
     def summed() -> list[ReadoutSums]:
         halves: list[ReadoutSums] = []
-        for batch, part in _batches(loss, rows, micro_batch_tokens, ranks):
+        for part in ranks.plan(lengths, budget):
+            batch = loss.sampled.select([rows[place] for place in part.rows]).on(loss.actor_critic.device)
             states = loss.actor_critic.value_states(
                 batch.rollout, precision=loss.precision, value_after_last=loss.value_after_last
             ).float()
@@ -205,7 +208,7 @@ def fit_head(
                 sums.add(states[chosen], targets[chosen])
         return halves
 
-    halves = within_memory(micro_batch_tokens, [loss.length(row) for row in rows], summed, ranks=ranks)
+    halves = within_memory(budget, lengths, summed, ranks=ranks)
     if ranks.are_several:
         dim = len(halves[0].features)
         halves = [ReadoutSums.of(ranks.summed(sums.flat()), dim) for sums in halves]
@@ -324,19 +327,14 @@ def measure_explained(
 ) -> Explained:
     """The explained variance of the critic's values on some rows, such as the held-out ones."""
     chosen = loss.sampled.select(rows)
-    values = torch.zeros_like(chosen.returns)
-    own = torch.zeros(len(rows), dtype=torch.bool)
 
-    def evaluate() -> None:
-        for batch, part in _batches(loss, rows, micro_batch_tokens, ranks):
-            found = loss.actor_critic.values(
-                batch.rollout, precision=loss.precision, value_after_last=loss.value_after_last
-            ).cpu()
-            if part.counts:
-                values[part.rows], own[part.rows] = found, True
+    def evaluate(places: list[int]) -> list[Tensor]:
+        rollout = chosen.select(places).on(loss.actor_critic.device).rollout
+        found = loss.actor_critic.values(rollout, precision=loss.precision, value_after_last=loss.value_after_last)
+        return [found.cpu()]
 
-    within_memory(micro_batch_tokens, [loss.length(row) for row in rows], evaluate, ranks=ranks)
-    ranks.fill_in(own, values)
+    lengths = [loss.length(row) for row in rows]
+    [values] = evaluate_in_passes(evaluate, lengths, micro_batch_tokens or FIT_TOKENS, ranks=ranks)
     places = (chosen.mask.cumsum(1) - 1) * NUM_PARTS // chosen.mask.sum(1, keepdim=True)
     return Explained(
         explained_variance_interval(values, chosen.returns, chosen.mask, chosen.rollout.group),
@@ -345,11 +343,3 @@ def measure_explained(
             for part in (chosen.mask & (places == number) for number in range(NUM_PARTS))
         ),
     )
-
-
-def _batches(
-    loss: ReturnsLoss, rows: Sequence[int], micro_batch_tokens: PassTokens, ranks: Ranks
-) -> Iterator[tuple[SampledReturns, Part]]:
-    """This rank's rows in parts that fit into a forward pass, each with the places of its rows among all."""
-    for part in ranks.plan([loss.length(row) for row in rows], tokens_of(micro_batch_tokens) or FIT_TOKENS):
-        yield loss.sampled.select([rows[place] for place in part.rows]).on(loss.actor_critic.device), part
