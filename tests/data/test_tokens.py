@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.data import encode_completion, encode_example, encode_prompt, encode_text, pad_left, pad_right
+from kedge.data import encode_completion, encode_example, encode_prompt, encode_text, pad_left
 from kedge.data.records import RowError
 from kedge.errors import ModelError
 from tests.tiny import tiny_sentencepiece_tokenizer, tiny_tokenizer
@@ -93,10 +93,9 @@ def test_a_padding_token_that_cannot_be_avoided_is_refused():
 
 
 def test_padding_by_hand():
-    left, right = pad_left([[5, 6, 7], [8]], 0), pad_right([[5, 6, 7], [8]], 0)
+    left = pad_left([[5, 6, 7], [8]], 0)
     assert left.ids.tolist() == [[5, 6, 7], [0, 0, 8]]
     assert left.mask.tolist() == [[True, True, True], [False, False, True]]
-    assert right.ids.tolist() == [[5, 6, 7], [8, 0, 0]]
-    assert right.mask.tolist() == [[True, True, True], [True, False, False]]
     assert pad_left([[], []], 0).ids.shape == (2, 0)
-    assert pad_right([[], [4]], 9).ids.tolist() == [[9], [4]]
+    assert pad_left([], 0).mask.shape == (0, 0)
+    assert pad_left([[], [4]], 9).ids.tolist() == [[9], [4]]

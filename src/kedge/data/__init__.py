@@ -23,7 +23,6 @@ from kedge.data.tokens import (
     encode_text,
     end_with_eos,
     pad_left,
-    pad_right,
     token_pieces,
 )
 from kedge.data.truncation import render_tldr, tldr_response
@@ -52,7 +51,6 @@ __all__ = [
     "encode_text",
     "end_with_eos",
     "pad_left",
-    "pad_right",
     "prompt_form",
     "read_comparisons",
     "read_demonstrations",

@@ -34,7 +34,6 @@ __all__ = [
     "is_character_tokenizer",
     "num_shared",
     "pad_left",
-    "pad_right",
     "special_wrapping",
     "token_pieces",
     "turn_pieces",
@@ -205,23 +204,11 @@ def special_wrapping(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], lis
 
 def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> Padded:
     """Pad rows on the left: prompts, so that sampling continues every row at the same column."""
-    return _pad(rows, pad_id, left=True)
-
-
-def pad_right(rows: Sequence[Sequence[int]], pad_id: int) -> Padded:
-    """Pad rows on the right: responses and supervised batches."""
-    return _pad(rows, pad_id, left=False)
-
-
-def _pad(rows: Sequence[Sequence[int]], pad_id: int, *, left: bool) -> Padded:
-    width = max((len(row) for row in rows), default=0)
-    ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
-    mask = torch.zeros((len(rows), width), dtype=torch.bool)
-    for index, row in enumerate(rows):
-        columns = slice(width - len(row), width) if left else slice(0, len(row))
-        ids[index, columns] = torch.tensor(row, dtype=torch.long)
-        mask[index, columns] = True
-    return Padded(ids, mask)
+    width = max(map(len, rows), default=0)
+    ids = [[pad_id] * (width - len(row)) + list(row) for row in rows]
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
+    mask = torch.arange(width) >= width - lengths[:, None]
+    return Padded(torch.tensor(ids, dtype=torch.long).reshape(mask.shape), mask)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, continues: bool = False) -> list[int]:
