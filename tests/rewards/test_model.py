@@ -97,16 +97,12 @@ def test_other_tokens_render_the_messages_with_their_own_template(begun, complet
     assert reward.score(batch) == pytest.approx([score_alone(classifier, ids)], abs=1e-5)
 
 
-def test_a_template_can_be_given_and_its_refusal_is_one_line():
-    tokenizer = tiny_tokenizer(vocab_size=280)
-    classifier = tiny_reward_model(vocab_size=len(tokenizer))
-    model = ScalarModel(classifier, tokenizer)
+def test_the_refusal_of_a_template_is_one_line():
+    tokenizer = tiny_tokenizer(vocab_size=280, chat_template="{{ raise_exception('no users') }}")
+    model = ScalarModel(tiny_reward_model(vocab_size=len(tokenizer)), tokenizer)
     batch = Responses(["?"], ["yes"], [[5]], [[6, 2]], [True], {MESSAGES_COLUMN: [[{"role": "user", "content": "?"}]]})
-    short = ModelReward(model, tokenizer, POLICY_TOKENIZER, chat_template="{{ messages[-1]['content'] }}!")
-    assert short.score(batch) == pytest.approx([score_alone(classifier, tokenizer.encode("yes!"))], abs=1e-5)
-    refusing = ModelReward(model, tokenizer, POLICY_TOKENIZER, chat_template="{{ raise_exception('no users') }}")
     with pytest.raises(RewardError, match="the chat template rejects the conversation: no users"):
-        refusing.score(batch)
+        ModelReward(model, tokenizer, POLICY_TOKENIZER).score(batch)
 
 
 def test_sharing_tokens_looks_past_padding_but_not_past_the_end():

@@ -15,6 +15,9 @@ from kedge.system.intervals import Interval, resampled_interval, share_interval
 
 __all__ = ["PrefixTest", "ordered_pairs", "prefix_test", "rank_correlations"]
 
+NUM_BINS = 10
+"""Bins of the calibration."""
+
 
 def ordered_pairs(
     guesses: Float[Tensor, " n"], truths: Float[Tensor, " n"]
@@ -61,12 +64,11 @@ class PromptResamples:
         member: True where a prefix belongs to a prompt.
         confidence: Coverage of the intervals.
         count: Resamples.
-        seed: Of the draws.
     """
 
-    def __init__(self, member: Float[Tensor, "prompts prefixes"], confidence: float, count: int, seed: int) -> None:
+    def __init__(self, member: Float[Tensor, "prompts prefixes"], confidence: float, count: int) -> None:
         num_prompts = len(member)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         draws = torch.randint(num_prompts, (count, num_prompts), generator=generator)
         drawn = torch.zeros(count, num_prompts, dtype=torch.float64)
         drawn.scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float64))
@@ -182,10 +184,8 @@ def prefix_test(
     prompt_returns: Float[Tensor, " prefixes"],
     prompts: Int[Tensor, " prefixes"],
     *,
-    num_bins: int = 10,
     confidence: float = 0.95,
     num_resamples: int = 1_000,
-    seed: int = 0,
 ) -> PrefixTest:
     """Hold the values of prefixes against the mean returns of their continuations.
 
@@ -200,10 +200,8 @@ def prefix_test(
             per prefix.
         prompt_returns: the mean return of other responses to the prefix's prompt, the same for all its prefixes.
         prompts: number of each prefix's prompt.
-        num_bins: bins of the calibration, ≥ 1.
         confidence: coverage of the intervals, in (0, 1).
         num_resamples: resamples of the prompts.
-        seed: of the resamples.
 
     Raises:
         ShapeError: shapes differ, prefixes are missing, or a prefix has fewer than two returns.
@@ -221,7 +219,7 @@ def prefix_test(
     means = _means(returns)
     counts = known.sum(-1).cpu()
     member = _rows_of(prompts.cpu()).double()
-    resamples = PromptResamples(member, confidence, num_resamples, seed)
+    resamples = PromptResamples(member, confidence, num_resamples)
     noise = float(((returns - means[:, None]).square().nansum(-1) / (counts - 1) / counts).mean())
     spread = float(means.var(correction=0))
     halves = _means(returns[:, ::2]), _means(returns[:, 1::2])
@@ -248,7 +246,7 @@ def prefix_test(
         error=float((means - value).abs().mean()),
         prompt_error=float((means - baseline).abs().mean()),
         bias=float((value - means).mean()),
-        bins=tuple(_bins(value, means, resamples, num_bins)),
+        bins=tuple(_bins(value, means, resamples)),
     )
 
 
@@ -274,9 +272,9 @@ def _explained(guesses: Tensor, truths: Tensor, weights: Tensor) -> Float[Tensor
     return torch.where(spread > 0, 1 - variance(truths - guesses) / spread, torch.nan)
 
 
-def _bins(values: Tensor, means: Tensor, resamples: PromptResamples, num_bins: int) -> list[CalibrationBin]:
+def _bins(values: Tensor, means: Tensor, resamples: PromptResamples) -> list[CalibrationBin]:
     """Bins between quantiles of the values; equal values share one."""
-    edges = values.quantile(torch.arange(1, num_bins).double() / num_bins)
+    edges = values.quantile(torch.arange(1, NUM_BINS).double() / NUM_BINS)
     bins = torch.searchsorted(edges, values, right=True)  # skips those between equal edges
     found: list[CalibrationBin] = []
     for inside in _rows_of(bins).double():

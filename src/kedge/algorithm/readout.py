@@ -25,6 +25,9 @@ PENALTIES = tuple(10.0**power for power in range(-7, 2))
 MIN_SPREAD = 1e-12
 """Features that do not vary have no direction to fit; their weights are 0."""
 
+NUM_RESAMPLES = 2_000
+"""Bootstrap resamples of the prompts."""
+
 
 class Readout(NamedTuple):
     """An affine map of features to targets.
@@ -157,8 +160,6 @@ def explained_variance_interval(
     group: Int[Tensor, " batch"],
     *,
     confidence: float = 0.95,
-    num_resamples: int = 2_000,
-    seed: int = 0,
 ) -> Interval:
     """The explained variance 1 − Var(G − V)/Var(G) over the counted slots, with a bootstrap interval over prompts.
 
@@ -170,8 +171,6 @@ def explained_variance_interval(
         mask: True = counts.
         group: Number of each row's prompt.
         confidence: Coverage of the interval.
-        num_resamples: Resamples.
-        seed: Of the resampling.
 
     Raises:
         ShapeError: The shapes differ or nothing counts.
@@ -189,7 +188,7 @@ def explained_variance_interval(
         torch.unique(group.cpu(), return_inverse=True),  # pyright: ignore[reportUnknownMemberType]
     )
     sums = torch.zeros(len(prompts), rows.shape[-1], dtype=torch.float64).index_add_(0, place, rows)
-    draws = torch.randint(len(prompts), (num_resamples, len(prompts)), generator=torch.Generator().manual_seed(seed))
+    draws = torch.randint(len(prompts), (NUM_RESAMPLES, len(prompts)), generator=torch.Generator().manual_seed(0))
     resampled = torch.stack([sums[draw].sum(0) for draw in draws])
     found = float(_explained(sums.sum(0)))
     shares = [float(each) for each in _explained(resampled)]

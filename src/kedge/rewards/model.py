@@ -28,7 +28,6 @@ class ModelReward:
         tokenizer: The reward model's.
         policy_tokenizer: The policy's; None if the reward model has the policy's tokens.
         name: Its name in metrics and messages.
-        chat_template: Used instead of the reward tokenizer's own template.
         skip_too_long: A text longer than the model's context gets no score, instead of an error.
         micro_batch_tokens: Tokens per forward pass, None for all at once; changes scores by rounding at most.
         precision: Number format of the matrix products.
@@ -44,7 +43,6 @@ class ModelReward:
         policy_tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         name: str = "reward_model",
-        chat_template: str | None = None,
         skip_too_long: bool = False,
         micro_batch_tokens: PassTokens = None,
         precision: Precision = "fp32",
@@ -60,7 +58,6 @@ class ModelReward:
             trained_here=model.trained_here,
             pooled=model.trunk is None,
             pads_with_eos=model.pads_with_eos,
-            chat_template=chat_template,
         )
         self._skip_too_long = skip_too_long
         self._micro_batch_tokens = micro_batch_tokens
@@ -164,7 +161,6 @@ class Reader:
         trained_here: kedge trained the model.
         pooled: The text is read as a whole (an encoder), not at its last token.
         pads_with_eos: The model came with EOS as padding.
-        chat_template: Used instead of the tokenizer's own, and instead of the reading of kedge's training.
 
     Source: spec §1 (reward-model read-out), §2.4.
     """
@@ -177,13 +173,11 @@ class Reader:
         trained_here: bool = False,
         pooled: bool = False,
         pads_with_eos: bool = False,
-        chat_template: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
-        self._as_trained = trained_here and chat_template is None
+        self._as_trained = trained_here
         self._drops_eos = pads_with_eos and not self._as_trained
-        self._has_template = bool(chat_template or tokenizer.chat_template)
+        self._has_template = bool(tokenizer.chat_template)
         self._same = _same_ids(tokenizer, policy_tokenizer or tokenizer)
         self._start, self._end = start, end = special_wrapping(tokenizer)
         has_eos = tokenizer.eos_token_id is not None
@@ -243,7 +237,7 @@ class Reader:
     def _conversation(self, messages: Messages, answer: str) -> list[int]:
         """A conversation through the model's own template, which writes all special tokens itself, including BOS."""
         turn = {"role": "assistant", "content": answer}
-        text = apply_template(self._tokenizer, [*messages, turn], chat_template=self._chat_template)
+        text = apply_template(self._tokenizer, [*messages, turn])
         return encode_text(self._tokenizer, text)
 
     def _rendered(self, messages: Messages, answer: str, *, stopped: bool) -> tuple[str, str]:

@@ -27,19 +27,18 @@ class PairwiseJudge:
 
     Args:
         function: The judge, or `file.py:function`, `package.module:function`.
-        name: Its name in messages; the function's own name by default.
         ranks: The function is loaded and runs on the first of them; all of them get its verdicts or its error.
 
     Raises:
         RewardError: No such function, or its signature does not accept two responses.
     """
 
-    def __init__(self, function: Callable[..., Any] | str, *, name: str | None = None, ranks: Ranks = ALONE) -> None:
+    def __init__(self, function: Callable[..., Any] | str, *, ranks: Ranks = ALONE) -> None:
         self._loaded: FunctionReward | None = None
         self._ranks = ranks
 
         def load() -> str:
-            self._loaded = _loaded(function, name)
+            self._loaded = _loaded(function)
             return self._loaded.name
 
         self._name = ranks.first(load)
@@ -81,12 +80,12 @@ class PairwiseJudge:
         return verdicts
 
 
-def _loaded(function: Callable[..., Any] | str, name: str | None) -> FunctionReward:
+def _loaded(function: Callable[..., Any] | str) -> FunctionReward:
     found = find_function(function) if isinstance(function, str) else function
     if not _takes_any_keyword(found):
         shown = getattr(found, "__name__", repr(found))
         raise RewardError(f"{shown} cannot judge pairs; expected a function f(prompts, first, second, **columns)")
-    return FunctionReward(found, name=name)
+    return FunctionReward(found)
 
 
 def _takes_any_keyword(function: object) -> bool:

@@ -37,11 +37,10 @@ class Client:
     """Sends requests to a server; may be used from several threads.
 
     Args:
-        url: The server's address.
-        token: The server's API key, if it has one.
+        url: The server's address. Its API key, if it has one, is in the environment.
     """
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -49,7 +48,7 @@ class Client:
         self._base = parts.path
         self._lock = threading.Lock()
         self._open: set[http.client.HTTPConnection] = set()
-        token = token or os.environ.get("VLLM_API_KEY")
+        token = os.environ.get("VLLM_API_KEY")
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
 
     def get(self, path: str, *, timeout: float = ANSWER_TIMEOUT) -> Any:
@@ -60,9 +59,9 @@ class Client:
         """
         return self._request("GET", path, None, timeout)
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float = ANSWER_TIMEOUT) -> Any:
-        """Post JSON; arguments and errors as in `get`."""
-        return self._request("POST", path, json.dumps(body or {}), timeout)
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Post JSON; errors as in `get`."""
+        return self._request("POST", path, json.dumps(body or {}), ANSWER_TIMEOUT)
 
     def is_healthy(self) -> bool:
         """True if the server is ready for requests."""

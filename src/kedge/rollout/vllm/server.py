@@ -72,7 +72,6 @@ class ServerOptions:
         dtype: Number format of weights and activations.
         memory: Share of the device's memory.
         devices: Value of CUDA_VISIBLE_DEVICES; None leaves it.
-        port: None takes a free one.
         arguments: Further arguments, as in a shell.
         start_timeout: Seconds until it must answer.
         trust_remote_code: Run Python code that comes with the model.
@@ -86,7 +85,6 @@ class ServerOptions:
     dtype: str
     memory: float = 0.3
     devices: str | None = None
-    port: int | None = None
     arguments: Sequence[str] = ()
     start_timeout: float = 900.0
     trust_remote_code: bool = False
@@ -150,7 +148,7 @@ class OwnServer:
         """See `Server`."""
         self.close()
         options = self.options
-        port = self.options.port or _free_port()
+        port = _free_port()
         self._process = ServerProcess(
             options.command(port), environment=options.environment(), log=options.log, folder=options.scratch
         )
