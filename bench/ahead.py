@@ -20,9 +20,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 import kedge
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
-    "busy": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1024},
+TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "initializer_range": 0.1,
+}
+BUSY: dict[str, Any] = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "intermediate_size": 1024,
 }
 SEEDS = (0, 1, 2)
 TIMED_UPDATES = 8
@@ -31,17 +40,15 @@ LEARNING_UPDATES = 40
 STALENESS = (0, 1, 2, 4)
 
 
-def save_model(folder: Path, size: str) -> Path:
-    """A random Llama with letters as tokens."""
+def save_letters(folder: Path, **shape: Any) -> Path:
+    """A random Llama with letters as tokens; `shape` is part of its configuration."""
     vocabulary = {token: place for place, token in enumerate(["<pad>", "<eos>", *LETTERS])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>")
     config = LlamaConfig(
-        **SIZES[size],
-        vocab_size=len(tokenizer),
+        **{"vocab_size": len(tokenizer), **shape},
         max_position_embeddings=128,
-        initializer_range=0.1 if size == "tiny" else 0.02,
         pad_token_id=0,
         bos_token_id=None,
         eos_token_id=1,
@@ -67,7 +74,7 @@ def run(model: Path, out: Path, **settings: Any) -> list[dict[str, float]]:
 
 def times(folder: Path) -> None:
     """Print seconds per update."""
-    model = save_model(folder / "busy", "busy")
+    model = save_letters(folder / "busy", **BUSY)
     print(
         "| staleness | threads | s per update | rollout | training waits | sampling waits |\n|---|---|---|---|---|---|"
     )
@@ -90,7 +97,7 @@ def times(folder: Path) -> None:
 
 def learning(folder: Path) -> None:
     """Print the score after equal updates."""
-    model = save_model(folder / "tiny", "tiny")
+    model = save_letters(folder / "tiny", **TINY)
     print("| staleness | importance weights | score of the last 5 updates, by seed | mean | k3 | share | truncated |")
     print("|---|---|---|---|---|---|---|")
     for staleness in STALENESS:

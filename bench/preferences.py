@@ -42,7 +42,7 @@ import numpy as np
 
 import kedge
 from bench.machine import describe_machine
-from bench.processes import BenchError, environment
+from bench.processes import BenchError, environment, fresh
 from bench.tables import renewed
 from kedge.errors import KedgeError
 from kedge.logs.json_lines import read_json_lines
@@ -168,14 +168,6 @@ def agreement(folder: Path) -> dict[str, Any]:
     """How often a reward model and the longer answer agree with held-out pairs."""
     summary = json.loads((folder / "finished.json").read_text(encoding="utf-8"))["summary"]
     return {name: summary[name] for name in ("num_comparisons", "num_pairs", "accuracy", "length_accuracy")}
-
-
-def fresh(folder: Path) -> bool:
-    """False if a folder's run has ended; else what there is of it is removed."""
-    if (folder / "finished.json").is_file():
-        return False
-    shutil.rmtree(folder, ignore_errors=True)
-    return True
 
 
 def scored(model: Path, prompts: Sequence[dict[str, Any]], reward: str, out: Path, **more: Any) -> list[dict[str, Any]]:

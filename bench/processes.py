@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BenchError", "Finished", "environment", "run_alone"]
+__all__ = ["BenchError", "Finished", "environment", "fresh", "run_alone"]
 
 GIB = 2**30
 TICK = 0.005
@@ -47,6 +47,14 @@ def environment(num_threads: int) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "TRL_EXPERIMENTAL_SILENCE": "1",
     }
+
+
+def fresh(folder: Path) -> bool:
+    """False if a folder's run has ended; else what there is of it is removed."""
+    if (folder / "finished.json").is_file():
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
 
 
 def run_alone(

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.ahead import save_model
+from bench.ahead import BUSY, save_letters
 
 ROUNDS = 3
 UPDATES = 5
@@ -37,7 +37,7 @@ def main() -> None:
     """Measure and print."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        save_model(place / "model", "busy")
+        save_letters(place / "model", **BUSY)
         (place / "reward.py").write_text(REWARD, encoding="utf-8")
         rows = "".join(json.dumps({"prompt": "abcdefgh"[: 1 + number % 8]}) + "\n" for number in range(2 * PROMPTS))
         (place / "prompts.jsonl").write_text(rows, encoding="utf-8")

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bench.processes import BenchError, environment
+from bench.processes import BenchError, environment, fresh
 from bench.tables import renewed
 from kedge.logs.json_lines import read_json_lines
 from kedge.models.untrained import save_untrained_llama
@@ -151,14 +151,6 @@ def improve(folder: Path, world: World, size: str, policy: Path, reward: Path) -
             reward=[RewardTerm(str(reward)), RewardTerm(gold_judge(prompts), weight=0.0, name="gold")],
         )
     return out / "model"
-
-
-def fresh(out: Path) -> bool:
-    """Whether a run is to be made; what an interrupted one left is removed."""
-    if (out / "finished.json").is_file():
-        return False
-    shutil.rmtree(out, ignore_errors=True)
-    return True
 
 
 def scale(size: str) -> float:

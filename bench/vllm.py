@@ -18,46 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
-from tokenizers import Tokenizer, decoders, models
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 import kedge
+from bench.ahead import LETTERS, TINY, save_letters
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
-    "large": {"hidden_size": 768, "num_hidden_layers": 10, "num_attention_heads": 12, "intermediate_size": 2048},
+SMALL: dict[str, Any] = {**TINY, "num_key_value_heads": 1, "head_dim": 32}
+"""vLLM needs heads of at least 32 units on a CPU."""
+LARGE: dict[str, Any] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 10,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 6,
+    "head_dim": 64,
+    "intermediate_size": 2048,
+    "vocab_size": 16_384,
 }
-LARGE_VOCABULARY = 16_384
 SEEDS = (0, 1, 2)
 LEARNING_UPDATES = 40
 WEIGHT_UPDATES = 20
-
-
-def save_model(folder: Path, size: str, *, tied: bool, seed: int = 0) -> Path:
-    """A random Llama with letters as tokens. vLLM needs heads of at least 32 units on a CPU."""
-    vocabulary = {token: place for place, token in enumerate(["<pad>", "<eos>", *LETTERS])}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>")
-    config = LlamaConfig(
-        **SIZES[size],
-        num_key_value_heads=SIZES[size]["num_attention_heads"] // 2,
-        head_dim=32 if size == "tiny" else 64,
-        vocab_size=len(tokenizer) if size == "tiny" else LARGE_VOCABULARY,
-        max_position_embeddings=128,
-        tie_word_embeddings=tied,
-        initializer_range=0.1 if size == "tiny" else 0.02,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-    )
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def echo(prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float]:
@@ -97,7 +75,7 @@ def run(python: str | None, model: Path, out: Path, *, num_updates: int, **setti
 def mismatch(python: str, folder: Path) -> None:
     """Largest difference of a token's log probability, at 21 versions of the weights: before and after 20 updates."""
     for name, tied in (("tied", True), ("untied", False)):
-        model = save_model(folder / f"tiny-{name}", "tiny", tied=tied)
+        model = save_letters(folder / f"tiny-{name}", **SMALL, tie_word_embeddings=tied)
         rows = run(python, model, folder / f"mismatch-{name}", num_updates=WEIGHT_UPDATES + 1)
         apart = [row["policy/sampler_ratio_max"] - 1 for row in rows]
         k3 = max(row["policy/sampler_k3"] for row in rows)
@@ -108,7 +86,7 @@ def mismatch(python: str, folder: Path) -> None:
 def publishing(python: str, folder: Path) -> None:
     """Seconds of a weight update of a model with about 80 M weights."""
     for name, tied in (("tied", True), ("untied", False)):
-        model = save_model(folder / f"large-{name}", "large", tied=tied)
+        model = save_letters(folder / f"large-{name}", **LARGE, tie_word_embeddings=tied)
         rows = run(python, model, folder / f"publish-{name}", num_updates=4, **{"rollout.num_prompts": 4})
         apart = [row["policy/sampler_ratio_max"] - 1 for row in rows]
         print(f"mismatch, fp32, 80 M {name}: largest {max(apart):.2g}")
@@ -117,7 +95,7 @@ def publishing(python: str, folder: Path) -> None:
 
 def learning(python: str, folder: Path) -> None:
     """Reward curves of three seeds with either engine."""
-    model = save_model(folder / "tiny-learning", "tiny", tied=True)
+    model = save_letters(folder / "tiny-learning", **SMALL, tie_word_embeddings=True)
     for engine, used in (("builtin", None), ("vllm", python)):
         curves = []
         for seed in SEEDS:
@@ -136,7 +114,7 @@ def learning(python: str, folder: Path) -> None:
 
 def killed(python: str, folder: Path) -> None:
     """A server that is killed while it samples: the seconds until it is back, and what became of the updates."""
-    model = save_model(folder / "tiny-killed", "tiny", tied=False)
+    model = save_letters(folder / "tiny-killed", **SMALL, tie_word_embeddings=False)
     for victim in ("EngineCore", "api_server"):
 
         def kill(update: kedge.Update, victim: str = victim) -> None:

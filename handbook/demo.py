@@ -16,6 +16,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from bench.tables import renewed
 from handbook.lines import Level, Line, draw_lines
 from handbook.palette import KL, MARK, POLICY, QUALITY, REFERENCES, SCORE, START
 from handbook.style import label_axes, limit_axis, new_axes
@@ -27,8 +28,6 @@ from kedge.system.intervals import Interval
 __all__ = ["DemoRecord", "draw_curve", "draw_demo", "duration", "read_demo", "results_block", "with_results"]
 
 RECORD = Path(__file__).parent / "demo.json"
-BEGIN = "<!-- demo:begin -->\n"
-END = "<!-- demo:end -->"
 WRITERS = {"sft": "SFT policy", "references": "reference summaries", "ppo": "**PPO policy**"}
 LEVELS = {"sft": ("SFT policy", START), "ppo": ("PPO policy", POLICY), "references": ("references", REFERENCES)}
 """Name and color of each writer's baseline in the picture."""
@@ -88,14 +87,12 @@ comparisons. KL between the PPO policy and the SFT policy: {record.kl:.1f} nats 
 quarter of PPO the critic
 explains {100 * record.explained_variance:.0f} % of the variance of the returns. Total time on two cores: \
 {record.seconds:.0f} s. On
-another kind of processor, rounding and thus the sampled texts differ, and the figures change within these intervals.
-"""
+another kind of processor, rounding and thus the sampled texts differ, and the figures change within these intervals."""
 
 
 def with_results(text: str, record: DemoRecord) -> str:
     """A page with the table between its markers renewed."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + results_block(record) + END + rest.split(END)[1]
+    return renewed(text, "demo", results_block(record))
 
 
 def draw_demo(record: DemoRecord, folder: Path) -> None:

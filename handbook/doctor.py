@@ -5,20 +5,18 @@ from __future__ import annotations
 import inspect
 import re
 
+from bench.tables import renewed
 from kedge.inspect.doctor import RULES, Rule
 from kedge.inspect.look import look_of
 
 __all__ = ["with_rules"]
 
-BEGIN = "<!-- rules: begin -->\n"
-END = "<!-- rules: end -->"
 MEANS_BEFORE = "Try: "
 
 
 def with_rules(text: str) -> str:
     """The page with the sections of all rules between its markers renewed."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + _sections() + END + rest.split(END)[1]
+    return renewed(text, "rules", _sections())
 
 
 def _sections() -> str:
@@ -30,7 +28,7 @@ def _sections() -> str:
         title, _, rest = inspect.getdoc(module).partition(": ")  # pyright: ignore[reportOptionalMemberAccess]
         text += f"\n## {title}\n\n{rest[:1].upper()}{rest[1:]}\n"
         text += "".join(_section(rule) for rule in rules if rule.check.__module__ == name)
-    return f"{text}\n"
+    return text
 
 
 def _section(rule: Rule) -> str:

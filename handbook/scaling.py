@@ -27,6 +27,7 @@ from bench.cluster import (
     typical_shape,
     update_time,
 )
+from bench.tables import renewed
 from handbook.palette import INK, MARK, MUTED, POLICY, REFERENCES, SCORE, START, VALUE
 from handbook.style import label_axes, new_axes
 from handbook.svg import save_svg
@@ -59,11 +60,8 @@ def best_of(size: float, cards: int, *, synchronous: bool = False) -> UpdateTime
 def with_scaling(text: str) -> str:
     """The page with those tables renewed that it has markers for."""
     for name, table in TABLES.items():
-        begin = f"<!-- {name}:begin -->\n"
-        end = f"<!-- {name}:end -->"
-        if begin in text:
-            before, rest = text.split(begin)
-            text = before + begin + table() + end + rest.split(end)[1]
+        if f"<!-- {name}:begin -->" in text:
+            text = renewed(text, name, table())
     return text
 
 
@@ -146,7 +144,7 @@ def sizes_table() -> str:
             f"of a training card | {best.card_seconds / 3.6:,.0f} on {best.layout.cards}: {_short(best.seconds)} s | "
             f"{best.bottleneck} |"
         )
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def cards_table() -> str:
@@ -166,7 +164,7 @@ def cards_table() -> str:
             f"| {number} | {name} | {_short(best.seconds)} | {best.card_seconds / 3.6:,.0f} | {best.bottleneck} | "
             f"{_short(synchronous.seconds)} |"
         )
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def memory_table() -> str:
@@ -177,7 +175,7 @@ def memory_table() -> str:
         held = [update_time(example(size), Layout(CARDS["H100"], number)).trainer for number in numbers]
         cells = [f"{each.bytes / 1e9:.0f}" for each in held]
         lines.append(f"| {size / 1e9:g}B | {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def published_table() -> str:
@@ -190,7 +188,7 @@ def published_table() -> str:
             if row.kind == name:
                 lines.append(f"| {row.name} | {row.layout.cards} {row.layout.card.name} | {row.seconds:g} | "
                              f"{_short(seconds)} | {row.seconds / seconds:.2f} |")  # fmt: skip
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def sources_table() -> str:
@@ -201,7 +199,7 @@ def sources_table() -> str:
         of_it = [row for row in rows if row.source == source]
         notes = dict.fromkeys(row.note or "prompts of 160 tokens" for row in of_it)
         lines.append(f"| {source} | {len(of_it)} | {'; '.join(notes)} |")
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def accelerators_table() -> str:
@@ -215,7 +213,7 @@ def accelerators_table() -> str:
             f"| {card.name} | {card.flops / 1e12:,.0f} | {card.memory / 1e9:.0f} | {card.bandwidth / 1e12:g} | "
             f"{card.link / 1e9:.0f} | {card.network / 1e9:.0f} | {card.source} |"
         )
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def syncs_table() -> str:
@@ -224,7 +222,7 @@ def syncs_table() -> str:
     for row, seconds in checked_syncs():
         cards = f"{row.layout.training_cards} + {row.layout.rollout_cards} {row.layout.card.name}"
         lines.append(f"| {row.name} | {cards} | {row.seconds:g} | {seconds:.2f} |")
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def _phase(update: UpdateTime, name: str) -> float:

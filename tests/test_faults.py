@@ -11,7 +11,7 @@ from bench.faults import running
 from bench.faults.case import Case
 from bench.faults.catalogue import CASES
 from bench.faults.faulty import FAULTS
-from bench.faults.matrix import insert_between_markers, write_matrix
+from bench.faults.matrix import write_matrix
 from bench.faults.running import Found, Outcome
 from bench.processes import BenchError
 from kedge.config import config_from_settings
@@ -91,29 +91,17 @@ def test_rank_one_or_two_is_found_and_serious_is_an_alarm(rule: str, findings: t
     assert Outcome("case", rule, 0, 1.0, findings).good is good
 
 
-def test_the_matrix_shows_what_was_found(tmp_path: Path) -> None:
+def test_the_matrix_shows_what_was_found() -> None:
     outcomes = [
         Outcome("one", "b", 0, 4.0, (SERIOUS, NOTE)),
         Outcome("one", "b", 1, 4.0, (SERIOUS, SERIOUS, NOTE)),
         Outcome("two", "", 1, 6.0, (SERIOUS,)),
     ]
-    page = tmp_path / "page.md"
-    page.write_text("# Before\n<!-- faults: begin -->old<!-- faults: end -->\nafter\n", encoding="utf-8")
-    insert_between_markers(page, write_matrix(outcomes))
-    text = page.read_text(encoding="utf-8")
-    assert "old" not in text
-    assert text.startswith("# Before\n")
-    assert text.endswith("\nafter\n")
+    text = write_matrix(outcomes)
     assert "| one | ✓ ✗ | a | **b**, a | **b** |" in text
     assert "| two | ✗ | a | – | – |" in text
     assert "Seeds 0, 1: in 1 of 2 faulty runs" in text
     assert "0 of 1 healthy runs" in text
-
-
-def test_a_page_without_markers_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text("nothing", encoding="utf-8")
-    with pytest.raises(BenchError, match="lacks the markers"):
-        insert_between_markers(tmp_path / "page.md", "text")
 
 
 def test_a_run_that_cannot_start_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from bench.faults.case import Case
 from bench.faults.catalogue import CASES
 from bench.faults.demo import demo_outcomes
-from bench.faults.matrix import insert_between_markers, write_matrix
+from bench.faults.matrix import write_matrix
 from bench.faults.running import Outcome, examine_case, follow_advice, run_case_apart, save_outcomes
 from bench.processes import BenchError
+from bench.tables import renewed
 
 BENCH = Path(__file__).parents[1]
 WORK = BENCH / ".work" / "faults"
@@ -35,7 +36,8 @@ def main() -> int:
         else:
             outcomes += map(printed, demo_outcomes(WORK, rerun=rerun))
             save_outcomes(outcomes, RECORD)
-            insert_between_markers(PAGE, write_matrix(outcomes))
+            block = f"\n{write_matrix(outcomes)}\n"
+            PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), "faults", block), encoding="utf-8")
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Final, get_args
 
 from bench.faults.running import Outcome
-from bench.processes import BenchError
 from kedge.inspect.doctor import Severity
 
-__all__ = ["insert_between_markers", "write_matrix"]
+__all__ = ["write_matrix"]
 
-BEGIN = "<!-- faults: begin -->"
-END = "<!-- faults: end -->"
 NONE: Final = "–"
 SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 
@@ -39,20 +35,6 @@ def write_matrix(outcomes: Sequence[Outcome]) -> str:
         _table(columns, map(_fault_row, _by_case(faults))),
         _table(["healthy run", "no alarm", "serious", "warnings", "notes"], map(_healthy_row, _by_case(healthy))),
     ])  # fmt: skip
-
-
-def insert_between_markers(path: Path, text: str) -> None:
-    """Replace the text between the two markers of a file.
-
-    Raises:
-        BenchError: The file lacks the markers.
-    """
-    page = path.read_text(encoding="utf-8")
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise BenchError(f"{path} lacks the markers {BEGIN} and {END} around the matrix")
-    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 def _by_case(outcomes: Sequence[Outcome]) -> list[Group]:

@@ -7,19 +7,16 @@ from statistics import median
 from typing import Any
 
 from bench.plan.cases import CASES, Case
+from bench.tables import renewed
 
-__all__ = ["BEGIN", "END", "Results", "summary", "with_table"]
+__all__ = ["Results", "summary", "with_table"]
 
-BEGIN = "<!-- plan:begin -->"
-END = "<!-- plan:end -->"
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def with_table(page: str, results: Results) -> str:
     """The page with the table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{_table(results)}\n\n{summary(results)}\n{END}{after}"
+    return renewed(page, "plan", f"{_table(results)}\n\n{summary(results)}")
 
 
 def summary(results: Results) -> str:

@@ -10,16 +10,15 @@ from typing import Any
 
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
+from bench.tables import renewed
 from kedge.config import load_config
 from kedge.stages.planning.devices import DEVICES
 from kedge.stages.planning.plan import count_stage
 from kedge.stages.planning.report import MachinePlan
 from kedge.stages.planning.rows import Lengths
 
-__all__ = ["GIB", "RUNS", "SIZES", "SIZES_BEGIN", "SIZES_END", "plan_of_size", "with_sizes"]
+__all__ = ["GIB", "RUNS", "SIZES", "plan_of_size", "with_sizes"]
 
-SIZES_BEGIN = "<!-- sizes:begin -->"
-SIZES_END = "<!-- sizes:end -->"
 GIB = 2**30
 PROMPT = 512
 RESPONSE = 512
@@ -62,9 +61,7 @@ CARDS = ("4090", "a100-40", "h100", "h200")
 
 def with_sizes(page: str) -> str:
     """The page with the table between its marks."""
-    before, _, rest = page.partition(SIZES_BEGIN)
-    _, _, after = rest.partition(SIZES_END)
-    return f"{before}{SIZES_BEGIN}\n{_table()}\n{SIZES_END}{after}"
+    return renewed(page, "sizes", _table())
 
 
 def _table() -> str:

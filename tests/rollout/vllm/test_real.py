@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import kedge
 from bench import vllm as bench
+from bench.ahead import save_letters
 from kedge.errors import EngineError
 from tests.environments import worlds
 from tests.tiny import tiny_tokenizer
@@ -49,7 +50,7 @@ def run(model: Path, out: Path, num_updates: int, **settings: Any) -> list[dict[
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_sampler_and_trainer_agree_before_and_after_every_update_of_the_weights(tmp_path, tied):
-    model = bench.save_model(tmp_path / "model", "tiny", tied=tied)
+    model = save_letters(tmp_path / "model", **bench.SMALL, tie_word_embeddings=tied)
     rows = run(model, tmp_path / "run", 21)
     assert len(rows) == 21
     assert max(row["policy/sampler_ratio_max"] for row in rows) < 1 + 1e-4
@@ -60,11 +61,10 @@ def test_sampler_and_trainer_agree_before_and_after_every_update_of_the_weights(
 def test_episodes_of_several_turns_are_trained_on_the_tokens_that_were_sampled(tmp_path):
     """The server's and the trainer's probabilities agree in every turn, after each update of the weights."""
     tokenizer = tiny_tokenizer()
-    sizes = {**bench.SIZES["tiny"], "num_key_value_heads": 1, "head_dim": 32, "initializer_range": 0.1}
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(tokenizer)}
     torch.manual_seed(0)
     model = tmp_path / "model"
-    LlamaForCausalLM(LlamaConfig(**sizes, **special, max_position_embeddings=256)).save_pretrained(model)
+    LlamaForCausalLM(LlamaConfig(**bench.SMALL, **special, max_position_embeddings=256)).save_pretrained(model)
     tokenizer.save_pretrained(model)
     settings = {"rollout.num_prompts": 2, "rollout.max_new_tokens": 60, "runtime.precision": "fp32"}
     settings |= {"rollout.engine": "vllm", "rollout.vllm.servers": PYTHON, "rollout.vllm.memory": 0.1}
@@ -85,7 +85,7 @@ def test_episodes_of_several_turns_are_trained_on_the_tokens_that_were_sampled(t
 
 
 def test_a_saved_model_with_a_value_head_is_served_as_it_is(tmp_path):
-    model = bench.save_model(tmp_path / "model", "tiny", tied=False)
+    model = save_letters(tmp_path / "model", **bench.SMALL)
     trained = tmp_path / "run" / "model"
     bench.run(None, model, tmp_path / "run", num_updates=1)
     assert (trained / "value_head" / "model.safetensors").is_file()
@@ -105,7 +105,7 @@ def test_a_saved_model_with_a_value_head_is_served_as_it_is(tmp_path):
 
 
 def test_a_model_that_vllm_refuses_is_one_line(tmp_path):
-    model = bench.save_model(tmp_path / "model", "tiny", tied=False)
+    model = save_letters(tmp_path / "model", **bench.SMALL)
     with pytest.raises(EngineError, match=r"vLLM does not start: .*no-such-argument"):
         run(model, tmp_path / "run", 1, **{"rollout.vllm.args": "--no-such-argument"})
     assert not servers_of(tmp_path)
@@ -114,7 +114,7 @@ def test_a_model_that_vllm_refuses_is_one_line(tmp_path):
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_server_ends_with_a_run_that_is_stopped_in_any_way(tmp_path, signum):
     """In the middle of sampling. A shell's background job ignores Ctrl-C, and so would the run that it starts."""
-    model = bench.save_model(tmp_path / "model", "tiny", tied=False)
+    model = save_letters(tmp_path / "model", **bench.SMALL)
     program = (
         "import sys; from pathlib import Path; from bench import vllm\n"
         "vllm.run(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), num_updates=10_000,"

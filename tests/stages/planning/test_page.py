@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.plan.cases import CASES
-from bench.plan.page import BEGIN, END, with_table
+from bench.plan.page import with_table
 from bench.plan.pictures import draw_measured
 
 PPO, CRITIC = CASES[0], next(case for case in CASES if case.stage == "critic")
@@ -17,8 +17,9 @@ RESULTS = {
 
 
 def test_the_table_has_a_row_per_measured_run_and_its_errors() -> None:
-    lines = with_table(f"before\n{BEGIN}\nold\n{END}\nafter", RESULTS).splitlines()
-    assert (lines[0], lines[1], lines[-2], lines[-1]) == ("before", BEGIN, END, "after")
+    begin, end = "<!-- plan:begin -->", "<!-- plan:end -->"
+    lines = with_table(f"before\n{begin}\nold\n{end}\nafter", RESULTS).splitlines()
+    assert (lines[0], lines[1], lines[-2], lines[-1]) == ("before", begin, end, "after")
     rows = [line for line in lines if line.startswith("| llama")]
     assert rows[0].endswith("| 110.0 | 100.0 | +10.0 % | 120 | 200 | 1.0 s | 2.0 s |")
     assert ": kedge critic |" in rows[1]
