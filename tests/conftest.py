@@ -54,9 +54,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True)
-def from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def from_python() -> None:
     """A test that runs the `kedge` command in this process does not make the next ones part of it."""
-    monkeypatch.setattr(invocation, "_running", False)
+    invocation._running = False
 
 
 @pytest.fixture
