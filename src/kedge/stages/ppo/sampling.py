@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.shaping import GroupScores, group_scores
-from kedge.config import word
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
 from kedge.logs.experience_metrics import describe_groups, describe_lengths, describe_responses
@@ -197,7 +196,7 @@ class Sampling:
     def sampled(self, trainer: Trainer, clock: Stopwatch) -> SampledBatch:
         """The responses of the trainer's current update; arguments and exceptions as for `batch`."""
         wanted = size = trainer.settings.rollout.num_prompts
-        mode = word(trainer.settings.ppo.constant_groups) if trainer.trains_policy else "keep"
+        mode = trainer.settings.constant_groups if trainer.trains_policy else "keep"
         prompts: list[Prompt] = []
         rollouts: list[Rollout] = []
         parts: list[ScoredRollout] = []

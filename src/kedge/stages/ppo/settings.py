@@ -32,7 +32,7 @@ from kedge.rollout import Estimation
 from kedge.system.importing import find_named
 from kedge.training.controllers import Coefficients, Controllers, ValueWarmup
 from kedge.training.objective import Objective
-from kedge.training.optimizer import learning_rate_at
+from kedge.training.optimizer import Schedule, learning_rate_at
 
 __all__ = [
     "OwnFunctions",
@@ -102,8 +102,13 @@ def _loaded(field: str, name: object) -> Callable[..., object] | None:
 class PpoSettings:
     """The settings of an update; `at` returns another update's.
 
+    What the configuration has as it is used is read from it; the rest is resolved once.
+
     Attributes:
         config: The run's configuration, with the update's values of the scheduled fields.
+        ppo: Its section `ppo`.
+        rollout: Its section `rollout`.
+        seed: The run's seed, from which every random stream is derived.
         scheduled: The scheduled fields with their values in this update.
         exact: The engine's log probabilities equal the trainer's.
         own: The user's own parts of the algorithm.
@@ -111,9 +116,19 @@ class PpoSettings:
         loss: The total loss, without the current coefficients and the unit of the returns.
         surrogate: The policy loss, given the coefficient of its KL penalty.
         clip: The limits (ε, ε_high) of single tokens' ratios; None if no token has such limits.
+        kl_in: Where the KL to the reference is charged.
+        constant_groups: Treatment of groups of responses that all score the same.
+        masks_truncated: No step is taken on responses without a stop token.
+        max_grad_norm: Largest gradient norm; None or 0 for no clipping.
+        decay: Shape of the learning rate after its rise.
+        warmup_fraction: Share of the updates during which it rises.
+        learns_in_returns_std: The unit of the value loss is the standard deviation of the returns.
     """
 
     config: Config
+    ppo: PpoConfig
+    rollout: RolloutConfig
+    seed: int
     scheduled: Mapping[str, float]
     exact: bool
     own: OwnFunctions
@@ -121,6 +136,13 @@ class PpoSettings:
     loss: Objective
     surrogate: partial[Surrogate]
     clip: tuple[float, float] | None
+    kl_in: Literal["reward", "score", "loss"]
+    constant_groups: str
+    masks_truncated: bool
+    max_grad_norm: float | None
+    decay: Schedule
+    warmup_fraction: float
+    learns_in_returns_std: bool
 
     @classmethod
     def of(
@@ -146,6 +168,9 @@ class PpoSettings:
         is_clipped = ppo.policy_loss == "clipped" and ppo.ratio == "token"
         return cls(
             config=config,
+            ppo=ppo,
+            rollout=config.rollout,
+            seed=config.runtime.seed,
             scheduled=scheduled or {},
             exact=exact,
             own=own,
@@ -153,6 +178,13 @@ class PpoSettings:
             loss=_loss_of(config, surrogate(kl_coef=ppo.surrogate_kl_coef)),
             surrogate=surrogate,
             clip=clip if is_clipped else None,
+            kl_in=cast('Literal["reward", "score", "loss"]', word(ppo.kl_in)),
+            constant_groups=str(word(ppo.constant_groups)),
+            masks_truncated=config.rollout.masks_truncated,
+            max_grad_norm=config.optimization.of("ppo").max_grad_norm,
+            decay=ppo.decay,
+            warmup_fraction=ppo.warmup_fraction,
+            learns_in_returns_std=learns_in_returns_std(config),
         )
 
     def at(self, update: int) -> PpoSettings:
@@ -169,21 +201,6 @@ class PpoSettings:
         return PpoSettings.of(self.config, exact=False, scheduled=self.scheduled, own=self.own)
 
     @property
-    def ppo(self) -> PpoConfig:
-        """The section `ppo`."""
-        return self.config.ppo
-
-    @property
-    def rollout(self) -> RolloutConfig:
-        """The section `rollout`."""
-        return self.config.rollout
-
-    @property
-    def seed(self) -> int:
-        """The run's seed, from which every random stream is derived."""
-        return self.config.runtime.seed
-
-    @property
     def measures_distance(self) -> bool:
         """True if a controller needs the distance that each update moves the policy."""
         return self.ppo.policy_loss == "kl_penalty_adaptive"
@@ -195,7 +212,7 @@ class PpoSettings:
 
     def estimation_with(self, coefficients: Coefficients) -> Estimation:
         """Settings that turn scores into advantages with the current β; 0 if the KL is in the loss."""
-        return replace(self.estimation, kl_coef=0.0 if word(self.ppo.kl_in) == "loss" else coefficients.kl_coef)
+        return replace(self.estimation, kl_coef=0.0 if self.kl_in == "loss" else coefficients.kl_coef)
 
     def objective(self, experience: Experience, coefficients: Coefficients, *, train_policy: bool = True) -> Objective:
         """The total loss of an update.
@@ -208,9 +225,9 @@ class PpoSettings:
         return replace(
             self.loss,
             surrogate=self.surrogate(kl_coef=coefficients.surrogate_kl_coef),
-            value_unit=_returns_unit(experience) if learns_in_returns_std(self.config) else 1.0,
+            value_unit=_returns_unit(experience) if self.learns_in_returns_std else 1.0,
             entropy_coef=coefficients.entropy_coef,
-            kl_coef=coefficients.kl_coef if word(self.ppo.kl_in) == "loss" else 0.0,
+            kl_coef=coefficients.kl_coef if self.kl_in == "loss" else 0.0,
             train_policy=train_policy,
         )
 
@@ -234,8 +251,8 @@ class PpoSettings:
                 update - 1 - (warmup_updates if train_policy else 0),
                 num_policy_updates,
                 learning_rate=peak,
-                schedule=ppo.decay if train_policy else "constant",
-                warmup_steps=round(ppo.warmup_fraction * num_policy_updates),
+                schedule=self.decay if train_policy else "constant",
+                warmup_steps=round(self.warmup_fraction * num_policy_updates),
             )
             for name, peak in peaks.items()
         }
