@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import yaml
-from huggingface_hub import hf_hub_download
 from jinja2 import Environment, StrictUndefined, Template
+from transformers.utils.hub import cached_file
 
 from kedge.data.chat import PromptForm
 from kedge.errors import ModelError
@@ -109,9 +109,16 @@ def _parsed(values: object) -> Origin | None:
 def _from_hub(name: str) -> Path | None:
     try:
         with quiet_transformers():
-            return Path(hf_hub_download(name, ORIGIN_FILE))
-    except Exception:  # not a hub id, no such file, or the network: most models have no origin
+            found = cached_file(
+                name,
+                ORIGIN_FILE,
+                _raise_exceptions_for_gated_repo=False,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+            )
+    except (OSError, ValueError):  # not a hub id, or no such repository
         return None
+    return None if found is None else Path(found)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kedge.config import Config, changed_settings, effective_settings, load_config, word
-from kedge.config.loading.load import differences
+from kedge.config import Config, changed_settings, differences, effective_settings, load_config, word
 from kedge.errors import ConfigError, DataError
 from kedge.inspect.record import read_config, read_json_object
 from kedge.logs.progress import say
@@ -236,13 +235,13 @@ def _before_and_now(config: Config, folder: Path) -> list[dict[str, Any]]:
 
 
 def changes_so_far(config: Config, folder: Path, stage: str, done: int) -> str:
-    """What was changed during the run in a folder, and when, in one line; empty if nothing was.
+    """Describe what was changed during the run in a folder, and when; empty if nothing was.
 
     Args:
         config: The configuration to resume it with.
         folder: The run's folder.
         stage: Its stage.
-        done: Updates, or optimizer steps, so far; 0 starts anew.
+        done: Updates, or optimizer steps, so far; 0 if it starts over.
     """
     if not done:
         return ""

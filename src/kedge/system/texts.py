@@ -46,7 +46,7 @@ def markdown(text: str) -> str:
 
 
 def error_text(error: BaseException, limit: int = 300) -> str:
-    """The message of an error of code that is not kedge's, on one line, truncated if long; its type if it has none."""
+    """The message of an error of code that is not kedge's, on one line, truncated if long; or its type."""
     try:
         text = " ".join(str(error).split()) or type(error).__name__
     except Exception:  # `__str__` is user code as well

@@ -102,7 +102,7 @@ def _loaded(field: str, name: object) -> Callable[..., object] | None:
 class PpoSettings:
     """The settings of an update; `at` returns another update's.
 
-    What the configuration has as it is used is read from it; the rest is resolved once.
+    Values that are used as configured are read from `ppo` and `rollout`; the others are resolved once.
 
     Attributes:
         config: The run's configuration, with the update's values of the scheduled fields.
