@@ -1,9 +1,10 @@
 """PPO against a reward model of people's taste, seen by another: SmolLM2-135M-Instruct and AlpacaEval's pairs.
 
-    python -m bench.preferences train.jsonl other.jsonl [--out FOLDER] [--processes N]
+    python -m bench.preferences train.jsonl other.jsonl stories.jsonl dialogues.jsonl [--seed N] [--processes N]
 
-Rows have a `prompt`, a `chosen` and a `rejected` response; the prompts of the second file are only asked. What is done
-already in the folder is not repeated; the results go to bench/results/preferences.json, their table to docs/results.md.
+Rows of the first two have a `prompt`, a `chosen` and a `rejected` response; the prompts of the second are only asked.
+The other two are those of bench.tax. What is done already in the folder is not repeated; the results go to
+bench/results/preferences.json, their table to docs/results.md.
 The plan, written before the first run:
 
 - The prompts of the first file are split in halves. The policy is fine-tuned on the chosen responses of the first half;
@@ -20,6 +21,10 @@ The plan, written before the first run:
 - Expected: both scores rise in all arms, the proxy's more than gold's, and most without a penalty. Without the length's
   price responses get longer, and the win rate at equal length stays below the plain one; with the price they do not,
   and the two agree.
+- Added before its runs: all of it with a second seed, fine-tuning and reward models included, and the perplexity of
+  bench.tax's texts: that of the start against SmolLM2's own, those of the arms against the start's. Expected: the same
+  order as with the first seed, if it was more than noise; fine-tuning costs a few percent, and PPO, which moves by less
+  than a nat, at most one more.
 """
 
 from __future__ import annotations
@@ -44,8 +49,10 @@ import kedge
 from bench.machine import describe_machine
 from bench.processes import BenchError, environment, fresh
 from bench.tables import renewed
+from bench.tax import TEXTS, change, nats, percents, read_texts
 from kedge.errors import KedgeError
 from kedge.logs.json_lines import read_json_lines
+from kedge.models.sources import find_model
 from kedge.rewards import RewardTerm
 from kedge.system.intervals import Interval, mean_interval, resampled_interval, share_interval
 from kedge.system.output import replace_file
@@ -59,6 +66,7 @@ PAIRS: Final = 8
 TOKENS: Final = 112
 """Of a response, at most: the longest of the data have 100."""
 RESAMPLES: Final = 1000
+READ: Final = ("stories", "dialogues")
 COMMON: Final[dict[str, Any]] = {
     "preset": "small-instruct",
     "checkpoint.keep_best": "none",
@@ -83,22 +91,26 @@ ARMS: Final[Mapping[str, Mapping[str, Any]]] = {
 def main() -> int:
     """Run what is missing, write the record, and renew the table. Returns 2 on an error."""
     parser = argparse.ArgumentParser(prog="python -m bench.preferences", description=__doc__)
-    parser.add_argument("train", type=Path)
-    parser.add_argument("other", type=Path)
+    for name in ("train", "other", *READ):
+        parser.add_argument(name, type=Path)
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / ".work" / "preferences", help="for the runs")
+    parser.add_argument("--seed", type=int, default=0, help="of everything that is trained and sampled")
     parser.add_argument("--processes", type=int, default=1, help="runs at a time")
     options = parser.parse_args()
     try:
         halves = split(read_rows(options.train))
         asked = distinct([*halves[1], *read_rows(options.other)])
-        run = partial(measured, options.out, distinct(halves[0]), asked)
+        texts = {name: read_texts(getattr(options, name))[:TEXTS] for name in READ}
+        folder = options.out / f"seed-{options.seed}"
+        run = partial(measured, folder, options.seed, distinct(halves[0]), asked, texts)
         with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            pool.submit(prepare, options.out, halves).result()
+            pool.submit(prepare, folder, options.seed, halves).result()
             arms = dict(zip(["start", *ARMS], pool.map(run, [None, *ARMS]), strict=True))
-        models = {name: agreement(options.out / name) for name in ("proxy", "gold")}
-        record = {"machine": describe_machine(1), "reward models": models, "arms": arms}
+        models = {name: agreement(folder / name) for name in ("proxy", "gold")}
+        record = json.loads(RECORD.read_text(encoding="utf-8"))
+        record[str(options.seed)] = {"machine": describe_machine(1), "reward models": models, "arms": arms}
         replace_file(RECORD, [(json.dumps(record, indent=1) + "\n").encode()])
-        print(block := table(arms))
+        print(block := table({seed: each["arms"] for seed, each in record.items()}))
         PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), "preferences", block), encoding="utf-8")
     except (BenchError, KedgeError) as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -150,11 +162,11 @@ def some_of_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for group in of_prompt.values() for row in group[:PAIRS]]
 
 
-def prepare(folder: Path, halves: Sequence[Sequence[dict[str, Any]]]) -> None:
+def prepare(folder: Path, seed: int, halves: Sequence[Sequence[dict[str, Any]]]) -> None:
     """Fine-tune the start and train both reward models."""
     folder.mkdir(parents=True, exist_ok=True)
     demonstrations = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in halves[0]]
-    given = {name: COMMON[name] for name in ("preset", "checkpoint.keep_best")}
+    given = {name: COMMON[name] for name in ("preset", "checkpoint.keep_best")} | {"runtime.seed": seed}
     if fresh(folder / "sft"):
         settings = {**given, "sft.learning_rate": 1e-4, "sft.batch_size": 32}
         kedge.sft(model=MODEL, demonstrations=demonstrations, out=folder / "sft", **settings)
@@ -181,19 +193,34 @@ def characters(completions: Sequence[str], **columns: Any) -> list[float]:
     return [float(len(text)) for text in completions]
 
 
-def price(folder: Path, prompts: Sequence[dict[str, Any]]) -> float:
+def price(folder: Path, seed: int, prompts: Sequence[dict[str, Any]]) -> float:
     """The proxy's score per character among four responses of the start to the same prompt, by least squares."""
     policy, proxy = folder / "sft" / "model", folder / "proxy" / "model"
-    rows = scored(policy, prompts, str(proxy), folder / "slope", **{"generate.num_responses": 4})
+    more = {"generate.num_responses": 4, "runtime.seed": seed}
+    rows = scored(policy, prompts, str(proxy), folder / "slope", **more)
     known = np.array([(row["score"], len(row["completion"])) for row in rows]).reshape(-1, 4, 2)
     scores, lengths = np.moveaxis(known - known.mean(axis=1, keepdims=True), -1, 0)
     return float((scores * lengths).sum() / (lengths**2).sum())
 
 
 def measured(
-    folder: Path, prompts: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]], arm: str | None
+    folder: Path,
+    seed: int,
+    prompts: Sequence[dict[str, Any]],
+    asked: Sequence[dict[str, Any]],
+    texts: Mapping[str, Sequence[str]],
+    arm: str | None,
 ) -> dict[str, Any]:
-    """Train an arm, None for the start: what the reward models say of its responses, and their lengths."""
+    """Train an arm, None for the start: what the reward models say of its responses, their lengths, and perplexities.
+
+    Args:
+        folder: What is prepared, and for the runs.
+        seed: Of PPO and of sampling.
+        prompts: To train on.
+        asked: To judge the end by.
+        texts: Read by the model at the end; their nats per token are told, by name.
+        arm: Of `ARMS`.
+    """
     out = folder / (arm or "start").replace(" ", "-").replace(",", "")
     if (done := out / "preferences.json").is_file():
         return json.loads(done.read_text(encoding="utf-8"))
@@ -202,17 +229,20 @@ def measured(
     if arm is not None:
         terms = [RewardTerm(judges["proxy"], name="proxy"), RewardTerm(judges["gold"], weight=0.0, name="gold")]
         if arm == PRICED:
-            found["price"] = price(folder, prompts)
+            found["price"] = price(folder, seed, prompts)
             terms.append(RewardTerm("bench.preferences:characters", weight=-found["price"], name="length"))
-        given = {**COMMON, **PPO, **ARMS[arm]}
+        given = {**COMMON, **PPO, **ARMS[arm], "runtime.seed": seed}
         result = kedge.ppo(model=model, prompts=prompts, reward=terms, out=out, resume=True, **given)
         model = result.model
         for name in ("score/proxy", "score/gold", "response/length", "objective/kl", "value/explained_variance"):
             found[name] = [row.get(name) for row in result.metrics]
     for name, judge in judges.items():
-        rows = scored(model, asked, judge, out / name)
+        rows = scored(model, asked, judge, out / name, **{"runtime.seed": seed})
         found[name] = [row["score"] for row in rows]
         found["length"] = [len(row["completion"]) for row in rows]
+    found |= {name: nats(str(model), rows) for name, rows in texts.items()}
+    if arm is None:
+        found |= {f"{name}/before": nats(find_model(MODEL), rows) for name, rows in texts.items()}
     done.write_text(json.dumps(found), encoding="utf-8")
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
     return found
@@ -244,29 +274,36 @@ def at_equal_length(wins: Sequence[float], longer: Sequence[float]) -> Interval:
     return resampled_interval(fitted(np.arange(count)), resamples, count, bounds=(0.0, 1.0))
 
 
-def table(arms: Mapping[str, Mapping[str, Any]]) -> str:
-    """Scores, lengths and win rates of each arm."""
-    start = arms["start"]
+def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Scores, lengths, win rates and perplexities of each arm with each seed."""
+    asked = len(next(iter(seeds.values()))["start"]["gold"])
     lines = [
-        f"One response to each of {len(start['gold'])} prompts that no run was trained on; scores and lengths are "
-        "means, wins are shares of\ngold's verdicts over the start's responses, with 95 % intervals.\n",
-        "| | KL, nats | proxy | gold | characters | wins | at equal length |",
-        "|---|---|---|---|---|---|---|",
+        f"One response to each of {asked} prompts that no run was trained on; scores and lengths are means, wins are "
+        "shares of\ngold's verdicts over the start's responses, with 95 % intervals. Stories, dialogues: change of the "
+        f"perplexity of {TEXTS} texts\neach, of the start against SmolLM2 itself, of the others against the start.\n",
+        "| | seed | KL, nats | proxy | gold | characters | wins | at equal length | stories | dialogues |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for arm, found in arms.items():
-        cells = ["" if arm == "start" else f"{fmean(found['objective/kl'][-4:]):.1f}"]
-        cells += [str(mean_interval(found[name])) for name in ("proxy", "gold")]
-        long = mean_interval(found["length"])
-        cells.append(f"{long.value:.0f} ({long.low:.0f}–{long.high:.0f})")
-        if arm != "start":
-            pairs = list(zip(found["gold"], start["gold"], strict=True))
-            wins = [0.5 if one == other else float(one > other) for one, other in pairs]
-            longer = [one - other for one, other in zip(found["length"], start["length"], strict=True)]
-            cells += [str(share_interval(wins)), str(at_equal_length(wins, longer))]
-        else:
-            cells += ["", ""]
-        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    for seed, arms in seeds.items():
+        lines += [f"| {arm} | {seed} | {' | '.join(_cells(found, arms['start']))} |" for arm, found in arms.items()]
     return "\n".join(lines)
+
+
+def _cells(found: Mapping[str, Any], start: Mapping[str, Any]) -> list[str]:
+    """An arm's row."""
+    is_start = found is start
+    cells = ["" if is_start else f"{fmean(found['objective/kl'][-4:]):.1f}"]
+    cells += [str(mean_interval(found[name])) for name in ("proxy", "gold")]
+    long = mean_interval(found["length"])
+    cells.append(f"{long.value:.0f} ({long.low:.0f}–{long.high:.0f})")
+    pairs = list(zip(found["gold"], start["gold"], strict=True))
+    wins = [0.5 if one == other else float(one > other) for one, other in pairs]
+    longer = [one - other for one, other in zip(found["length"], start["length"], strict=True)]
+    cells += ["", ""] if is_start else [str(share_interval(wins)), str(at_equal_length(wins, longer))]
+    for name in READ:
+        before = start.get(f"{name}/before" if is_start else name)
+        cells.append("" if before is None else percents(change(found[name], before)))
+    return cells
 
 
 if __name__ == "__main__":

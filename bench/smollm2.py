@@ -51,7 +51,7 @@ from bench.study.child import run_unit
 from bench.study.task import Problem
 from bench.study.unit import Budget, Outcome, Unit, append_outcome, read_outcomes
 from bench.tables import renewed
-from bench.tax import TEXTS, beginnings, change, nats, read_texts
+from bench.tax import TEXTS, beginnings, change, nats, percents, read_texts
 from kedge.logs.critic_checks import describe_check
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
 from kedge.models.sources import find_model
@@ -311,10 +311,7 @@ def close_table(outcomes: Mapping[str, Outcome]) -> str:
     ]
     for arm, each in found.items():
         cells = [f"{each.scores[-1]:.2f}", f"{each.last['objective/kl']:.1f}" if "objective/kl" in each.last else "–"]
-        cells += [
-            "{} % ({} to {})".format(*(f"{100 * math.expm1(each.last[f'{name}/change{end}']):+.1f}" for end in ENDS))
-            for name in READ
-        ]
+        cells += [percents(Interval(*(each.last[f"{name}/change{end}"] for end in ENDS))) for name in READ]
         cells += [_pairs(each.checks[0], *which) if each.checks else "" for which in PAIRS.items()]
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)

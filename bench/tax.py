@@ -109,6 +109,12 @@ def change(after: Sequence[float], before: Sequence[float]) -> Interval:
     return mean_interval([one - other for one, other in zip(after, before, strict=True)])
 
 
+def percents(changed: Interval) -> str:
+    """A change of log perplexity, as percents of the perplexity."""
+    value, low, high = (f"{100 * math.expm1(each):+.1f}" for each in (changed.value, changed.low, changed.high))
+    return f"{value} % ({low} to {high})"
+
+
 def measured(folder: Path, texts: Mapping[str, Sequence[str]], arm: str | None) -> dict[str, Any]:
     """Train an arm, None for the start: nats per token of each text, and the scores of the held-out questions."""
     out = folder / (arm or "start").replace(" ", "-").replace(",", "")
@@ -165,9 +171,7 @@ def table(arms: Mapping[str, Mapping[str, Any]]) -> str:
         cells.append("" if arm == "start" else f"{found['kl'][-1]:.1f}" if found["kl"][-1] is not None else "–")
         for name in ("stories", "dialogues"):
             cells.append(f"{math.exp(sum(found[name]) / len(found[name])):.1f}")
-            changed = change(found[name], start[name])
-            percents = [f"{100 * math.expm1(each):+.1f}" for each in (changed.value, changed.low, changed.high)]
-            cells.append("" if arm == "start" else f"{percents[0]} % ({percents[1]} to {percents[2]})")
+            cells.append("" if arm == "start" else percents(change(found[name], start[name])))
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
