@@ -16,7 +16,7 @@ from kedge.config import load_config, schedule_in_words
 from kedge.errors import ConfigError
 from kedge.logs.json_lines import EVALUATIONS_FILE, MetricsLog, read_json_lines
 from kedge.models import find_model
-from kedge.rewards import RewardTerm
+from kedge.rewards import RewardTerm, Verdict
 from kedge.runs.run import Resume
 from kedge.stages.ppo import measurements, run_ppo
 from kedge.system.output import best_checkpoint, kept_checkpoints
@@ -139,6 +139,18 @@ def test_a_resumed_run_is_the_same_to_the_bit(whole, policy, tmp_path, monkeypat
     line = f"score {first['eval/score']:.2f} (", f" at the start, {last['eval/score']:.2f} ("
     [said] = [each for each in capsys.readouterr().err.splitlines() if each.startswith("held-out prompts: ")]
     assert all(part in said for part in line)
+
+
+def test_a_response_without_a_score_keeps_the_reasons_of_the_others(policy, tmp_path):
+    def judged(prompts: list[str], **_: Any) -> list[Verdict | None]:
+        return [None if text == HELD_OUT[0] else Verdict(1.0, f"because of {text}") for text in prompts]
+
+    config = configure(policy, tmp_path / "run", eval_every=1, num_updates=1)
+    run_ppo(config, prompts=PROMPTS, eval_prompts=HELD_OUT, reward=judged)
+    for row in read_json_lines(tmp_path / "run" / EVALUATIONS_FILE):
+        assert [(each["number"], each["reason"]) for each in row["responses"]] == [
+            (number, f"because of {HELD_OUT[number]}") for number in (1, 2)
+        ]
 
 
 def scripted(monkeypatch, scores: list[float]) -> None:

@@ -23,14 +23,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kedge.algorithm.advantages import RewardToGo
-from kedge.algorithm.experience import Rollout
+from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.prefix_test import PrefixTest, prefix_test
 from kedge.data import Prompt
 from kedge.errors import NonfiniteScoreError, UnscoredError
 from kedge.logs.critic_checks import CheckedPrefix, check_line, check_row, describe_check
 from kedge.logs.experience_metrics import describe_experience, describe_samples, without_scores
+from kedge.logs.json_lines import Sample
 from kedge.rewards import Responses
-from kedge.rewards.score import describe_responses
+from kedge.rewards.score import ScoredRollout, describe_responses
 from kedge.rollout.continuations import sample_continuations
 from kedge.stages.evaluation.judges import Judge, ScoredResponses
 from kedge.stages.ppo.log import Event, PpoLog
@@ -143,14 +144,7 @@ class Measurements:
         found = describe_experience(experience)
         found = found if has_scores else without_scores(found)
         metrics |= {name: found[source] for name, source in FIGURES.items() if source in found}
-        samples = describe_samples(
-            experience,
-            scored.prompts,
-            trainer.roles.tokenizer,
-            count=len(scored.prompts),
-            reasons=scored.terms.row_reasons(),
-            has_scores=has_scores,
-        )
+        samples = _described(trainer, scored, experience)
         responses = [
             {"number": number, "prompt": each.prompt, "completion": each.response}
             | {"score": each.score, "length": len(each.tokens)}
@@ -257,16 +251,20 @@ class FixedPrompts:
         except (UnscoredError, NonfiniteScoreError):  # unlike a training batch without scores, this is not an error
             return
         experience = trainer.evaluate(scored)
-        samples = describe_samples(
-            experience,
-            scored.prompts,
-            trainer.roles.tokenizer,
-            count=len(scored.prompts),
-            reasons=scored.reasons,
-            has_scores=not trainer.roles.reward.is_empty,
-        )
-        numbers = scored.rollout.group.tolist()
-        self._log.samples.write(update, [sample.as_fixed(n) for n, sample in zip(numbers, samples, strict=True)])
+        samples = zip(scored.rollout.group.tolist(), _described(trainer, scored, experience), strict=True)
+        self._log.samples.write(update, [sample.as_fixed(number) for number, sample in samples])
+
+
+def _described(trainer: Trainer, scored: ScoredRollout, experience: Experience) -> list[Sample]:
+    """All responses that have a score, with their values per token."""
+    return describe_samples(
+        experience,
+        scored.prompts,
+        trainer.roles.tokenizer,
+        count=len(scored.prompts),
+        reasons=scored.reasons,
+        has_scores=not trainer.roles.reward.is_empty,
+    )
 
 
 @contextmanager
