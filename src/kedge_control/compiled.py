@@ -119,7 +119,6 @@ class CompiledUpdate:
             generator=generator,
             max_grad_norm=max_grad_norm,
             check_step=check_step,
-            repeated=self.learner.repeated,
         )
 
     def _state(self) -> tuple[State, list[Tensor]]:

@@ -278,7 +278,7 @@ class ControlLearner:
         return CriticOutputs(values=_table(self.policy.values(batch.observations, batch.memory, alone=True), batch))
 
     def repeated(self, batch: ControlExperience, attempt: Callable[[], T]) -> T:
-        """The result of all passes over a batch; see `within_memory`."""
+        """See `Learner` and `within_memory`."""
         return within_memory(self.micro_batch, batch.row_lengths, attempt, ranks=self.ranks)
 
 

@@ -28,7 +28,6 @@ from kedge.training.update import (
     UpdateResult,
     critic_pass,
     minibatches_of,
-    once,
     reduce_steps,
     search_minibatch,
 )
@@ -115,7 +114,6 @@ def trpo_update(
             max_grad_norm=max_grad_norm,
             first_step=1 + len(critic_steps),
             check_step=check_step,
-            repeated=once,
         )
         critic_steps += steps
         result.num_critic_gradients += len(steps) + (not complete)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
 from kedge.algorithm.policy_losses import unclipped_policy_loss
 from kedge.errors import NumericsError
 from kedge.system.ranks import ALONE, Ranks
+from kedge.training.learner import T
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
 from kedge.training.update import UpdateResult
@@ -84,6 +85,9 @@ class TinyLearner(nn.Module):
     def values(self, states: Tensor, *, head_alone: bool = False) -> Tensor:
         features = (self.value_trunk or self.trunk)(states).tanh()
         return self.value_head(features.detach() if head_alone and self.value_trunk is None else features)
+
+    def repeated(self, batch: Transitions, attempt: Callable[[], T]) -> T:
+        return attempt()
 
     def micro_batches(self, batch: Transitions) -> Iterator[tuple[Tensor, Transitions]]:
         for rows in torch.arange(batch.num_rows).split(self.rows_per_part):

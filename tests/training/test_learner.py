@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from kedge.errors import ConfigError
 from kedge.logs.experience_metrics import repetition
 from kedge.models import ActorCritic, LanguageModel
 from kedge.system.ranks import ALONE
+from kedge.training.learner import T
 from kedge.training.objective import Metric
 from kedge.training.optimizer import build_optimizer
 from kedge.training.update import MetricTotals, ppo_update, reduce_steps
@@ -232,6 +233,9 @@ class ControlLearner(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.policy, self.critic = nn.Linear(2, 3), nn.Linear(2, 1)
+
+    def repeated(self, batch: Transitions, attempt: Callable[[], T]) -> T:
+        return attempt()
 
     def micro_batches(self, batch: Transitions) -> Iterator[tuple[Tensor, Transitions]]:
         for rows in torch.arange(len(batch.states)).split(50):

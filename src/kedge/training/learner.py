@@ -110,6 +110,10 @@ class Learner(Protocol[B]):
         """The values alone, differentiable with respect to the parameters that only the critic has."""
         ...
 
+    def repeated(self, batch: B, attempt: Callable[[], T]) -> T:
+        """The result of all passes over a batch, which are made again in smaller parts where memory runs out."""
+        ...
+
 
 @dataclass
 class LanguageLearner:
@@ -198,7 +202,7 @@ class LanguageLearner:
         return self._forward(batch.rollout)
 
     def repeated(self, batch: Experience, attempt: Callable[[], T]) -> T:
-        """The result of all passes over a batch; see `within_memory`."""
+        """See `Learner` and `within_memory`."""
         prompts = batch.rollout.shared_prompts(self.actor_critic.shares_up_to)
         lengths = batch.rollout.row_lengths
         return within_memory(self.micro_batch_tokens, lengths, attempt, prompts=prompts, ranks=self.ranks)

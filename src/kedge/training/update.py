@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +17,7 @@ from kedge.errors import ConfigError
 from kedge.system.ranks import ALONE, Ranks
 from kedge.system.ranks.sharding import clip_shards
 from kedge.training.guard import BadValue, StepCheck, first_nonfinite, largest_ratio, refuse_nonfinite
-from kedge.training.learner import B, Batch, Learner, T
+from kedge.training.learner import B, Batch, Learner
 from kedge.training.objective import Metric, Objective, Reduction
 from kedge.training.optimizer import clip_by_owner, clip_gradients, scale_output_gradients
 from kedge.training.optimizer_kinds import Optimizer
@@ -27,12 +26,10 @@ __all__ = [
     "EpochPass",
     "ExtraLoss",
     "MetricTotals",
-    "Repeated",
     "UpdateResult",
     "critic_pass",
     "distance_moved",
     "minibatches_of",
-    "once",
     "ppo_update",
     "reduce_steps",
     "search_minibatch",
@@ -159,19 +156,6 @@ class UpdateResult:
         return {**reduced, **first, "policy/optimizer_steps": self.num_steps, **extra, **moved}
 
 
-class Repeated(Protocol):
-    """Makes all passes over a batch, and where memory runs out, makes them again in smaller parts."""
-
-    def __call__(self, batch: Any, attempt: Callable[[], T], /) -> T:
-        """The result of the attempt."""
-        ...
-
-
-def once(batch: object, attempt: Callable[[], T]) -> T:
-    """Makes all passes once."""
-    return attempt()
-
-
 def ppo_update(
     learner: Learner[B],
     optimizer: Optimizer,
@@ -187,7 +171,6 @@ def ppo_update(
     early_stop_kl: float | None = None,
     extra_loss: ExtraLoss | None = None,
     check_step: StepCheck = refuse_nonfinite,
-    repeated: Repeated = once,
 ) -> UpdateResult:
     """Train policy and critic on one batch of experience.
 
@@ -214,7 +197,6 @@ def ppo_update(
             skipped. The critic's are taken: they do not move the policy.
         extra_loss: An additional loss, added to every step.
         check_step: Called before each step; False refuses the step and skips the rest of the update.
-        repeated: Makes the passes over a minibatch, again where memory runs out; see `LanguageLearner.repeated`.
 
     Raises:
         ConfigError: Only the critic is to be trained, and the learner has no critic.
@@ -240,7 +222,6 @@ def ppo_update(
                 early_stop_kl=early_stop_kl,
                 extra_loss=extra_loss,
                 check_step=check_step,
-                repeated=repeated,
             )
             visited = result.passes[-1]
             learner.ranks.fill_in(visited.visited, visited.logprobs, visited.entropies)
@@ -258,7 +239,6 @@ def ppo_update(
                 max_grad_norm=max_grad_norm,
                 first_step=result.num_steps + len(result.critic_steps),
                 check_step=check_step,
-                repeated=repeated,
             )
             result.critic_steps += steps
             result.num_critic_gradients += len(steps) + (not complete)
@@ -280,7 +260,6 @@ def _policy_pass(
     early_stop_kl: float | None,
     extra_loss: ExtraLoss | None,
     check_step: StepCheck,
-    repeated: Repeated,
 ) -> Sequence[Int[Tensor, " rows"]]:
     """Take a step on the total loss for each minibatch and record it; return the minibatches that were skipped."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -291,7 +270,7 @@ def _policy_pass(
             minibatch = objective.prepared(minibatch)
         more = extra_loss() if extra_loss else ()
         passes = partial(_gradients, learner, optimizer, objective, minibatch, rows, result.passes[-1], more)
-        totals = repeated(minibatch, passes)
+        totals = learner.repeated(minibatch, passes)
         learner.ranks.sum_gradients(parameters)
         metrics = {**totals.values(learner.ranks), **clip_by_owner(optimizer, max_grad_norm, learner.ranks)}
         result.num_gradients += 1
@@ -346,7 +325,6 @@ def critic_pass(
     max_grad_norm: float | None,
     first_step: int,
     check_step: StepCheck,
-    repeated: Repeated,
 ) -> tuple[list[dict[str, float]], bool]:
     """Take one step on the value term per minibatch, on the parameters that only the critic has.
 
@@ -362,7 +340,6 @@ def critic_pass(
         max_grad_norm: Maximum norm of the critic's gradient; None or 0 disables clipping.
         first_step: Number of the first step within the update, for `check_step`.
         check_step: Called before each step; False refuses the step and ends the pass.
-        repeated: As for `ppo_update`.
 
     Returns:
         The metrics of each step taken, and whether all were taken.
@@ -375,7 +352,7 @@ def critic_pass(
     for shuffled in minibatches:
         rows = shuffled.to(experience.old_logprobs.device)
         minibatch = experience.select(rows)
-        totals = repeated(minibatch, partial(_critic_gradients, learner, optimizer, objective, minibatch))
+        totals = learner.repeated(minibatch, partial(_critic_gradients, learner, optimizer, objective, minibatch))
         learner.ranks.sum_gradients(parameters)
         scale_output_gradients(optimizer)
         trained = [each for each in parameters if each.grad is not None]
@@ -466,7 +443,7 @@ def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter], ranks: Rank
 
 
 @torch.no_grad()
-def distance_moved(learner: Learner[B], experience: B, *, repeated: Repeated = once) -> float:
+def distance_moved(learner: Learner[B], experience: B) -> float:
     """KL from the sampling policy to the current one: the mean over the actions of the policy's own, where it gives
     one, else of ρ − 1 − log ρ, nats.
 
@@ -484,7 +461,7 @@ def distance_moved(learner: Learner[B], experience: B, *, repeated: Repeated = o
                 total += float((log_ratio.expm1() - log_ratio if outputs.kl is None else outputs.kl).sum())
         return total
 
-    return learner.ranks.sums([repeated(experience, summed)])[0] / int(experience.action_mask.sum())
+    return learner.ranks.sums([learner.repeated(experience, summed)])[0] / int(experience.action_mask.sum())
 
 
 def minibatches_of(num_rows: int, num_minibatches: int, generator: torch.Generator) -> Sequence[Int[Tensor, " rows"]]:

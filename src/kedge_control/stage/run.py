@@ -195,9 +195,9 @@ def improve(
         before_changes()
         result = parts.compiled(experience, numbers, **epochs)
     else:
-        epochs |= {"early_stop_kl": use.early_stop_kl, "repeated": learner.repeated}
+        epochs |= {"early_stop_kl": use.early_stop_kl}
         result = ppo_update(learner, optimizer, experience, objective, **epochs)
     optimizer.zero_grad(set_to_none=True)
     # The input of an adaptive penalty, and the sign of an update that went too far; one more pass.
-    distance = distance_moved(learner, experience, repeated=learner.repeated)
+    distance = distance_moved(learner, experience)
     return result, {"policy/distance_moved": distance, "policy/learning_rate": rate}

@@ -32,7 +32,7 @@ from kedge.rollout import Estimation
 from kedge.system.importing import find_named
 from kedge.training.controllers import Coefficients, Controllers, ValueWarmup
 from kedge.training.objective import Objective
-from kedge.training.optimizer import Schedule, learning_rate_at
+from kedge.training.optimizer import learning_rate_at
 
 __all__ = [
     "OwnFunctions",
@@ -118,11 +118,6 @@ class PpoSettings:
         clip: The limits (ε, ε_high) of single tokens' ratios; None if no token has such limits.
         kl_in: Where the KL to the reference is charged.
         constant_groups: Treatment of groups of responses that all score the same.
-        masks_truncated: No step is taken on responses without a stop token.
-        max_grad_norm: Largest gradient norm; None or 0 for no clipping.
-        decay: Shape of the learning rate after its rise.
-        warmup_fraction: Share of the updates during which it rises.
-        learns_in_returns_std: The unit of the value loss is the standard deviation of the returns.
     """
 
     config: Config
@@ -138,11 +133,6 @@ class PpoSettings:
     clip: tuple[float, float] | None
     kl_in: Literal["reward", "score", "loss"]
     constant_groups: str
-    masks_truncated: bool
-    max_grad_norm: float | None
-    decay: Schedule
-    warmup_fraction: float
-    learns_in_returns_std: bool
 
     @classmethod
     def of(
@@ -180,11 +170,6 @@ class PpoSettings:
             clip=clip if is_clipped else None,
             kl_in=cast('Literal["reward", "score", "loss"]', word(ppo.kl_in)),
             constant_groups=str(word(ppo.constant_groups)),
-            masks_truncated=config.rollout.masks_truncated,
-            max_grad_norm=config.optimization.of("ppo").max_grad_norm,
-            decay=ppo.decay,
-            warmup_fraction=ppo.warmup_fraction,
-            learns_in_returns_std=learns_in_returns_std(config),
         )
 
     def at(self, update: int) -> PpoSettings:
@@ -225,7 +210,7 @@ class PpoSettings:
         return replace(
             self.loss,
             surrogate=self.surrogate(kl_coef=coefficients.surrogate_kl_coef),
-            value_unit=_returns_unit(experience) if self.learns_in_returns_std else 1.0,
+            value_unit=_returns_unit(experience) if learns_in_returns_std(self.config) else 1.0,
             entropy_coef=coefficients.entropy_coef,
             kl_coef=coefficients.kl_coef if self.kl_in == "loss" else 0.0,
             train_policy=train_policy,
@@ -251,8 +236,8 @@ class PpoSettings:
                 update - 1 - (warmup_updates if train_policy else 0),
                 num_policy_updates,
                 learning_rate=peak,
-                schedule=self.decay if train_policy else "constant",
-                warmup_steps=round(self.warmup_fraction * num_policy_updates),
+                schedule=ppo.decay if train_policy else "constant",
+                warmup_steps=round(ppo.warmup_fraction * num_policy_updates),
             )
             for name, peak in peaks.items()
         }

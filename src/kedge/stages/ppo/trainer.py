@@ -244,7 +244,7 @@ class Trainer:
         self._learner = None
         result = self._epochs(learner, experience) if takes_steps else UpdateResult(refused=True)
         if settings.measures_distance:
-            result.distance_moved = distance_moved(learner, experience, repeated=learner.repeated)
+            result.distance_moved = distance_moved(learner, experience)
         result.reused_first_pass = learner.reused_first_pass
         return result
 
@@ -356,14 +356,13 @@ class Trainer:
                 objective,
                 num_epochs=ppo.num_epochs,
                 num_minibatches=ppo.num_minibatches,
-                max_grad_norm=settings.max_grad_norm,
+                max_grad_norm=settings.config.optimization.of("ppo").max_grad_norm,
                 num_critic_epochs=ppo.num_critic_epochs,
                 early_stop_kl=ppo.early_stop_kl,
                 generator=stream(settings.seed, "minibatches", update),
                 critic_generator=stream(settings.seed, "critic minibatches", update),
                 extra_loss=pretraining.draw(update) if pretraining and trains_policy else None,
                 check_step=_unchecked if self.guard is None else self.guard.allows,
-                repeated=learner.repeated,
             )
         # Nothing reads them again, and the next update's sampling and passes need the memory.
         optimizer.zero_grad(set_to_none=True)
