@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass, replace
-from queue import SimpleQueue
 from typing import Any
 
 from torch import Tensor
@@ -170,10 +169,9 @@ class SamplingAhead:
         self._engine = engine
         self._check = check
         self._say = say
-        self._drawn = _Drawn()
         self._lines: list[str] = []
         self._checked: Rollout | None = None
-        self._sampling = Sampling(self._drawn, trainer, check=self._note, say=self._lines.append)
+        self._sampling = Sampling(None, trainer, check=self._note, say=self._lines.append)
         # Tokenizers are not safe to use from two threads.
         self._tokenizer = deepcopy(trainer.roles.tokenizer)
         self._jobs: deque[_Job] = deque()
@@ -259,11 +257,13 @@ class SamplingAhead:
 
     def _start(self, update: int, *, version: int) -> _Job:
         before = self._prompts.state_dict()
-        self._drawn.put(self._prompts.next(self._trainer.run_settings.rollout.num_prompts))
-        sampled = self._engine.start(lambda engine, sent: self._sample(update, version, engine, sent))
+        drawn = self._prompts.next(self._trainer.run_settings.rollout.num_prompts)
+        sampled = self._engine.start(lambda engine, sent: self._sample(update, version, drawn, engine, sent))
         return _Job(update, before, sampled)
 
-    def _sample(self, update: int, version: int, engine: Engine, sent: Mapping[str, float]) -> _Sampled:
+    def _sample(
+        self, update: int, version: int, prompts: list[Prompt], engine: Engine, sent: Mapping[str, float]
+    ) -> _Sampled:
         """Runs in the background: draws from no global generator, and uses nothing that the trainer changes."""
         started = time.perf_counter()
         clock = Stopwatch(self._trainer.run.device)
@@ -271,7 +271,7 @@ class SamplingAhead:
         self._lines.clear()
         trainer = self._trainer.behind(update, version, engine, self._tokenizer)
         try:
-            batch = self._sampling.sampled(trainer, clock)
+            batch = self._sampling.sampled(trainer, clock, lambda _: prompts)
         except NonfiniteScoreError as error:
             raise _Rejected(error, self._checked) from None
         finally:
@@ -282,21 +282,6 @@ class SamplingAhead:
 
     def _note(self, rollout: Rollout) -> None:
         self._checked = rollout
-
-
-class _Drawn:
-    """The prompts that were drawn for the updates under way, in order."""
-
-    def __init__(self) -> None:
-        self._waiting: SimpleQueue[list[Prompt]] = SimpleQueue()
-
-    def put(self, prompts: list[Prompt]) -> None:
-        self._waiting.put(prompts)
-
-    def next(self, num_prompts: int) -> list[Prompt]:
-        prompts = self._waiting.get_nowait()
-        assert len(prompts) == num_prompts, "a single round"
-        return prompts
 
 
 def _packed(batch: SampledBatch, tensors: dict[str, Tensor], prompts: Sequence[Prompt]) -> Any:

@@ -42,7 +42,7 @@ from kedge.stages.arguments import Data, Model, StrPath, Weighted, resolved_argu
 from kedge.stages.ppo.ahead import prompt_stream
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.given import given_rollout, is_ids, rows_and_ids
-from kedge.stages.ppo.main import Updates, opened_updates
+from kedge.stages.ppo.main import opened_updates
 from kedge.stages.ppo.result import checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles, longest_prompt
 from kedge.stages.ppo.sampling import SampledBatch, Sampling
@@ -223,7 +223,8 @@ class PpoTrainer:
         self._updates = opening.enter_context(opened_updates(config, run, roles, self._loop, callback=on_update))
         self._trainer = self._updates.trainer
         self._stream = prompt_stream(config, self._trainer, self._loop) if has_prompts else None
-        self._sampling = _GivenBatches(self._updates, self._own_reward)
+        self._sampling = Sampling(None, self._trainer, check=self._updates.guard.check_rollout, say=self._say)
+        self._published: Mapping[str, float] = {}
         self._updates.restore(self._loop)
         self._room = longest_prompt(config, roles.actor_critic, list(roles.reward.weighted_models.values()))
         self._clock: Stopwatch | None = None
@@ -422,7 +423,7 @@ class PpoTrainer:
         # A second batch of the same update gets other random numbers.
         again = ("again", self._num_sampled) if self._num_sampled else ()
         self._num_sampled += 1
-        self._sampling.published = self._trainer.publish(number - 1)
+        self._published = self._trainer.publish(number - 1)
         with self._clock.phase("rollout"):
             rollout = self._trainer.sample(
                 rows, "rollout", number, *again, prompt_ids=prompt_ids, max_new_tokens=max_new_tokens
@@ -471,8 +472,9 @@ class PpoTrainer:
         number = self._begin()
         assert self._clock is not None
         self._scores = scores or []
-        self._sampling.put(batch, by_caller=scores is not None)
-        metrics = self._updates.make(number, self._sampling, self._clock)
+        reward = None if scores is None else self._own_reward
+        given = _GivenBatch(batch, self._trainer, reward, self._sampling, self._published)
+        metrics = self._updates.make(number, given, self._clock)
         batch._trained.append(number)
         self._clock = None
         self._num_sampled = 0
@@ -628,48 +630,31 @@ def _check(config: Config, *, has_prompts: bool, has_reward: bool) -> None:
             raise ConfigError(f"data.{name} orders the run's prompts: give the trainer prompts=")
 
 
-class _GivenBatches:
-    """The batches that the caller gives to `update`; see `Batches`.
+@dataclass(frozen=True)
+class _GivenBatch:
+    """A batch that the caller gives to `update`; see `Batches`.
 
-    Args:
-        updates: The run's updates.
-        own_reward: The scores that the caller gives.
+    Attributes:
+        given: The batch.
+        trainer: The run's.
+        own_reward: The scores that the caller gives; None to have the batch scored.
+        sampling: Scores it.
+        published: Cost of sending the weights to the engine.
     """
 
-    def __init__(self, updates: Updates, own_reward: Any) -> None:
-        self._trainer: Trainer = updates.trainer
-        self._own_reward = own_reward
-        self._batch: Batch | None = None
-        self._by_caller = False
-        self.published: Mapping[str, float] = {}
-        guard = updates.guard
-        self._sampling = Sampling(
-            self, self._trainer, check=guard.check_rollout, say=updates.log.progress.say, sampled=self._rollout
-        )
-
-    def put(self, batch: Batch, *, by_caller: bool) -> None:
-        """Set the next batch, and whether the caller has scored it."""
-        self._batch = batch
-        self._by_caller = by_caller
-
-    def next(self, num_prompts: int) -> list[Prompt]:
-        """The prompts of the batch, however many are asked for."""
-        assert self._batch is not None
-        return list(self._batch._rows)
+    given: Batch
+    trainer: Trainer
+    own_reward: Any
+    sampling: Sampling
+    published: Mapping[str, float]
 
     def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
-        """The batch that was set, with its scores."""
-        assert self._batch is not None
-        trainer = self._trainer
-        if not self._batch._is_of(update - 1):
-            trainer.settings = trainer.settings.inexact()
-        scorer = trainer.scored_by(self._own_reward) if self._by_caller else trainer
-        return self._sampling.sampled(scorer, clock)
+        """The batch, with its scores."""
+        if not self.given._is_of(update - 1):
+            self.trainer.settings = self.trainer.settings.inexact()
+        scorer = self.trainer if self.own_reward is None else self.trainer.scored_by(self.own_reward)
+        return self.sampling.sampled(scorer, clock, lambda _: list(self.given._rows), self.given.rollout)
 
     def metrics(self) -> dict[str, float]:
         """Cost of sending the weights to the engine."""
         return dict(self.published)
-
-    def _rollout(self) -> Rollout:
-        assert self._batch is not None
-        return self._batch.rollout

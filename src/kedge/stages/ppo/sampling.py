@@ -16,22 +16,14 @@ from typing import Any, Protocol
 
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.shaping import GroupScores, group_scores
-from kedge.data import Prompt
+from kedge.data import Prompt, PromptStream
 from kedge.errors import UnscoredError
 from kedge.logs.experience_metrics import describe_groups, describe_lengths, describe_responses
 from kedge.rewards.score import ScoredRollout, join_scored
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.runtime import Stopwatch
 
-__all__ = ["Batches", "Prompts", "SampledBatch", "Sampling", "next_round_size"]
-
-
-class Prompts(Protocol):
-    """Source of prompts, such as a `PromptStream`."""
-
-    def next(self, num_prompts: int) -> list[Prompt]:
-        """The next prompts."""
-        ...
+__all__ = ["Batches", "SampledBatch", "Sampling", "next_round_size"]
 
 
 @dataclass(frozen=True)
@@ -149,30 +141,28 @@ class Sampling:
     """Draws prompts, samples and scores responses, and chooses those to train on.
 
     Args:
-        prompts: The stream of prompts. How many an update draws depends on the scores.
+        prompts: What `batch` draws from; None if `sampled` alone is called. How many an update draws depends on the
+            scores.
         trainer: Samples and scores.
         check: Called with the responses of each round before they are scored.
         say: Prints a line to the user.
-        sampled: Returns responses that exist already; None to sample them.
         note: Called with the prompts of groups and the variance of each one's scores; returns the share of prompts
             that the next pass leaves out. None where prompts are not chosen by their scores.
     """
 
     def __init__(
         self,
-        prompts: Prompts,
+        prompts: PromptStream | None,
         trainer: Trainer,
         *,
         check: Callable[[Rollout], None] = lambda _: None,
         say: Callable[[str], None],
-        sampled: Callable[[], Rollout] | None = None,
         note: Callable[[Sequence[Prompt], Sequence[float]], float] | None = None,
     ) -> None:
         self._prompts = prompts
         self._trainer = trainer
         self._check = check
         self._say = say
-        self._existing = sampled
         self._note = note
         self._shown: set[str] = set()
         self._published: Mapping[str, float] = {}
@@ -180,7 +170,8 @@ class Sampling:
     def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
         """The responses of an update; see `Batches`."""
         self._published = self._trainer.publish(update - 1)
-        batch = self.sampled(self._trainer, clock)
+        assert self._prompts is not None
+        batch = self.sampled(self._trainer, clock, self._prompts.next)
         if self._note is not None:
             groups = batch.groups
             compared = groups.count > 1
@@ -193,8 +184,25 @@ class Sampling:
         """Cost of sending the weights to the engine, which the clock of `batch` lacks, and the resting prompts."""
         return dict(self._published)
 
-    def sampled(self, trainer: Trainer, clock: Stopwatch) -> SampledBatch:
-        """The responses of the trainer's current update; arguments and exceptions as for `batch`."""
+    def sampled(
+        self,
+        trainer: Trainer,
+        clock: Stopwatch,
+        draw: Callable[[int], list[Prompt]],
+        existing: Rollout | None = None,
+    ) -> SampledBatch:
+        """The responses of the trainer's current update.
+
+        Args:
+            trainer: Samples and scores.
+            clock: Times the phases.
+            draw: Returns as many prompts as a round needs.
+            existing: The responses to the prompts, however many are drawn; None to sample them.
+
+        Raises:
+            RewardError: A reward failed or returned invalid scores.
+            UnscoredError: No response has a score.
+        """
         wanted = size = trainer.settings.rollout.num_prompts
         mode = trainer.settings.constant_groups if trainer.trains_policy else "keep"
         prompts: list[Prompt] = []
@@ -204,15 +212,15 @@ class Sampling:
         num_sampled = num_rounds = 0
         while True:
             with clock.phase("rollout"):
-                drawn = self._prompts.next(size)
+                drawn = draw(size)
                 names = ("resample", num_rounds) if num_rounds else ()
-                if self._existing is None:
+                if existing is None:
                     sampled = [trainer.sample(drawn, "rollout", trainer.update, *names)]
                 else:
-                    sampled = [self._existing()]
+                    sampled = [existing]
                     wanted = len(drawn)
             try:
-                scored = self._score(trainer, sampled, drawn, names, failures, clock)
+                scored = self._score(trainer, sampled, drawn, names, failures, clock, is_given=existing is not None)
                 parts.append(scored.renumbered(len(prompts)))
             except UnscoredError as error:
                 if not num_rounds:
@@ -241,6 +249,8 @@ class Sampling:
         names: tuple[str | int, ...],
         failures: list[Mapping[str, float]],
         clock: Stopwatch,
+        *,
+        is_given: bool,
     ) -> ScoredRollout:
         """Score a round's responses; if the advantage needs it, sample and score a greedy response to each prompt."""
         streams = ("rollout", trainer.update, *names)  # episodes start as those that they are compared with
@@ -251,7 +261,7 @@ class Sampling:
         if not trainer.settings.needs_baseline:
             return scored
         # Prompts of given responses may have other tokens than their texts, and the responses another limit.
-        given: dict[str, Any] = {} if self._existing is None else sampling_of(sampled[0], len(prompts))
+        given: dict[str, Any] = sampling_of(sampled[0], len(prompts)) if is_given else {}
         with clock.phase("rollout"):
             sampled.append(trainer.sample(prompts, *streams, groups=range(len(prompts)), greedy=True, **given))
         with clock.phase("reward"):
