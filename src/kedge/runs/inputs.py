@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.data import Prompt, Sources, read_prompts
 from kedge.data.chat import prompt_form
+from kedge.data.fields import Role, columns_of
 from kedge.data.readers import read_rows
 from kedge.logs.progress import say
 from kedge.models.loading import Bases
@@ -33,6 +34,7 @@ __all__ = [
     "load_rewards",
     "load_rows",
     "prompt_columns",
+    "reading",
 ]
 
 
@@ -72,13 +74,13 @@ def load_prompts(
         DataError: The data cannot be read, or too many rows are unusable.
     """
     data = config.data
-    limit = data.max_prompt_tokens if room is None else min(data.max_prompt_tokens, room)
+    options = reading(config, "prompts", tokenizer, room=room)
+    limit = options["max_prompt_tokens"]
     table = read_prompts(
         Sources(tuple(getattr(data, role))) if prompts is None else prompts,
-        max_prompt_tokens=limit,
         max_rejected_fraction=data.max_rejected_fraction,
         rejected_to=run.rejected_file,
-        **_reading(config, tokenizer),
+        **options,
     )
     own = limit == data.max_prompt_tokens
     name = f"data.max_prompt_tokens={limit}" if own else f"the {limit} tokens that the context leaves"
@@ -102,16 +104,34 @@ def given_prompts(
     Raises:
         DataError: A prompt cannot be used.
     """
-    limit = config.data.max_prompt_tokens if room is None else min(config.data.max_prompt_tokens, room)
-    options = _reading(config, tokenizer)
-    return _with_all_columns(
-        read_prompts(prompts, max_prompt_tokens=limit, max_rejected_fraction=0.0, **options).records
-    )
+    options = reading(config, "prompts", tokenizer, room=room)
+    return _with_all_columns(read_prompts(prompts, max_rejected_fraction=0.0, **options).records)
 
 
-def _reading(config: Config, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def reading(
+    config: Config, role: Role, tokenizer: PreTrainedTokenizerBase, *, room: int | None = None
+) -> dict[str, Any]:
+    """How the rows of a role are parsed: the fields of `ReadingOptions`.
+
+    Args:
+        config: The limits and the form of the data.
+        role: The role.
+        tokenizer: Renders conversations and measures lengths.
+        room: Longest prompt or, with its answer, longest row that a model allows, tokens; None for no limit.
+    """
     data = config.data
-    return {"tokenizer": tokenizer, "template": data.template, "truncate": data.truncate, "columns": data.columns}
+    longest = data.max_prompt_tokens if role == "prompts" else data.max_length
+    longest = longest if room is None else min(longest, room)
+    is_mixed_in = role == "pretraining"  # other text than the task's
+    return {
+        "tokenizer": tokenizer,
+        "template": "none" if is_mixed_in else data.template,
+        "max_prompt_tokens": longest if role == "prompts" else None if is_mixed_in else data.max_prompt_tokens,
+        "max_length": None if role == "prompts" else longest,
+        "truncate": data.truncate,
+        "columns": columns_of(data.columns, role) if is_mixed_in else data.columns,
+        "train_on": data.train_on,
+    }
 
 
 def _with_all_columns(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -148,17 +168,15 @@ def load_rows(
         DataError: The data cannot be read, or too many rows are unusable.
     """
     data = config.data
-    longest = min(data.max_length, context_length or data.max_length)
+    options = reading(config, role, tokenizer, room=context_length)
+    longest = options["max_length"]
     sources = getattr(data, role) if rows is None else ()
     table = read_rows(
         Sources(tuple(sources)) if rows is None else rows,
         role,
-        max_length=longest,
-        max_prompt_tokens=data.max_prompt_tokens,
-        train_on=data.train_on,
         max_rejected_fraction=data.max_rejected_fraction,
         rejected_to=run.rejected_file,
-        **_reading(config, tokenizer),
+        **options,
     )
     own = longest == data.max_length
     limits = {

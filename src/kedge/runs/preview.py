@@ -17,6 +17,7 @@ from kedge.data.records import table_rows
 from kedge.data.tokens import character_tokenizer
 from kedge.errors import ConfigError, DataError
 from kedge.models import load_tokenizer
+from kedge.runs.inputs import reading
 
 __all__ = ["preview_data"]
 
@@ -60,23 +61,14 @@ def preview_data(
     first = next((row.value for row in islice(rows_of(source), 100) if row.fault is None), None)
     stage = stage or _likely_stage(first, config.data.columns)
     role = ROLES[stage]
-    data = config.data
     trusted = config.runtime.trust_remote_code
     tokenizer = (
-        load_tokenizer(config.model, trust_remote_code=trusted, chat_template=data.chat_template)
+        load_tokenizer(config.model, trust_remote_code=trusted, chat_template=config.data.chat_template)
         if config.model
         else None
     )
-    limited = tokenizer is not None
-    options = ReadingOptions(
-        tokenizer or character_tokenizer(),
-        template=data.template,
-        max_prompt_tokens=data.max_prompt_tokens if limited else None,
-        max_length=data.max_length if limited and role != "prompts" else None,
-        truncate=data.truncate,
-        columns=data.columns,
-        train_on=data.train_on,
-    )
+    limits = {} if tokenizer is not None else {"max_prompt_tokens": None, "max_length": None}
+    options = ReadingOptions(**{**reading(config, role, tokenizer or character_tokenizer()), **limits})
     table = read_table(source, role, options, num_rows=num_rows)
     rows = len(table.records) + len(table.rejected)
     if not rows:
@@ -102,7 +94,7 @@ def preview_data(
         columns=_kinds(first),
         lengths=lengths,
         examples=[parts_of(record, options.tokenizer) for record in table.records[:num_examples]],
-        unit="tokens" if limited else "characters",
+        unit="tokens" if tokenizer is not None else "characters",
     )
 
 

@@ -30,7 +30,7 @@ from kedge.stages.planning.plan import (
     rlhf_stages,
 )
 from kedge.stages.planning.report import MachinePlan, Phase
-from kedge.stages.planning.rows import Lengths, quantiles
+from kedge.stages.planning.rows import Lengths, lengths_of, quantiles
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.trainer import Trainer
@@ -176,6 +176,21 @@ def test_pretraining_texts_are_planned_as_a_phase(tmp_path: Path) -> None:
         for batch in (1, 2)
     ]
     assert flops[1] == pytest.approx(2 * flops[0])
+
+
+def test_rows_are_planned_as_a_run_reads_them(tmp_path: Path) -> None:
+    """Demonstrations with a prompt that is too long are left out, and texts to mix in have no template."""
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text(json.dumps({"text": "Once there was a sailor."}) + "\n")
+    mixed = {"ppo.ptx_coef": 1.0, "data.pretraining": [str(texts)], "data.template": "tldr"}
+    found = lengths_of(ppo_config(tmp_path, **mixed), "ppo").pretraining
+    assert found is not None
+    assert not found.assumed
+    rows = tmp_path / "rows.jsonl"
+    prompts = ["The boat", "The boat sails. " * 20]
+    rows.write_text("".join(json.dumps({"prompt": prompt, "completion": " and so on"}) + "\n" for prompt in prompts))
+    given = {"data.demonstrations": [str(rows)], "data.max_prompt_tokens": 16, "data.max_length": 400}
+    assert len(lengths_of(ppo_config(tmp_path, **given), "sft").prompts) == 1
 
 
 def test_a_cache_that_has_grown_is_planned_as_one(tmp_path: Path) -> None:

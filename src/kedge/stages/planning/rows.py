@@ -11,12 +11,12 @@ import torch
 from kedge.algorithm.experience import Rollout
 from kedge.config import Config
 from kedge.data import Sources
-from kedge.data.fields import columns_of
 from kedge.data.parsing import ReadingOptions
 from kedge.data.readers import read_table
 from kedge.data.tokens import encode_example, encode_prompt
 from kedge.errors import KedgeError
 from kedge.models import load_tokenizer
+from kedge.runs.inputs import reading
 from kedge.system.ranks import ALONE
 
 __all__ = ["Lengths", "Rows", "lengths_of", "quantiles"]
@@ -162,23 +162,13 @@ def _read(config: Config, role: Any) -> tuple[Any, list[Any], int | None] | None
     sources: list[str] = getattr(config.data, role)
     if not sources or config.model is None:
         return None
-    data = config.data
     try:
         trusted = config.runtime.trust_remote_code
-        tokenizer = load_tokenizer(config.model, trust_remote_code=trusted, chat_template=data.chat_template)
+        tokenizer = load_tokenizer(config.model, trust_remote_code=trusted, chat_template=config.data.chat_template)
     except KedgeError:  # a config.json is enough for a plan
         return None
-    options = ReadingOptions(
-        tokenizer,
-        data.template,
-        data.max_prompt_tokens if role == "prompts" else None,
-        None if role == "prompts" else data.max_length,
-        data.truncate,
-        columns_of(data.columns, role) if role == "pretraining" else data.columns,
-        data.train_on,
-    )
-    reader = "demonstrations" if role == "pretraining" else role
-    table = read_table(Sources(tuple(sources)), reader, options, num_rows=SAMPLE)
+    options = ReadingOptions(**reading(config, role, tokenizer))
+    table = read_table(Sources(tuple(sources)), role, options, num_rows=SAMPLE)
     if not table.records:
         return None
     return tokenizer, table.records, len(table.records) if len(table.records) < SAMPLE else None

@@ -10,9 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
 from kedge.data import Mixture, Prompt, encode_example, room_for_prompt
-from kedge.data.fields import columns_of
 from kedge.data.prompts import difficulties
-from kedge.data.readers import read_demonstrations
+from kedge.data.readers import read_rows
 from kedge.data.sources import Sources
 from kedge.errors import ConfigError, ModelError
 from kedge.logs.progress import say
@@ -35,7 +34,15 @@ from kedge.rewards.score import MissingEos
 from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
 from kedge.runs.frozen import bases_of, freeze_models, hold_bases_of, measuring_scores
-from kedge.runs.inputs import Rewards, configured_rewards, load_player, load_prompts, load_rewards, prompt_columns
+from kedge.runs.inputs import (
+    Rewards,
+    configured_rewards,
+    load_player,
+    load_prompts,
+    load_rewards,
+    prompt_columns,
+    reading,
+)
 from kedge.runs.run import Run, offloads_optimizer
 from kedge.stages.evaluation.judges import Judge, load_judge
 from kedge.stages.ppo.critics import load_actor_critic
@@ -246,15 +253,12 @@ def _load_pretraining(
 ) -> PretrainingMix | None:
     if not config.ppo.ptx_coef:
         return None
-    table = read_demonstrations(
+    table = read_rows(
         Sources(tuple(config.data.pretraining)),
-        tokenizer=tokenizer,
-        max_length=min(config.data.max_length, policy.context_length or config.data.max_length),
-        truncate=config.data.truncate,
-        train_on=config.data.train_on,
-        columns=columns_of(config.data.columns, "pretraining"),
+        "pretraining",
         max_rejected_fraction=config.data.max_rejected_fraction,
         rejected_to=run.rejected_file,
+        **reading(config, "pretraining", tokenizer, room=policy.context_length),
     )
     run.data.note("pretraining", table, config.data.pretraining, tokenizer)
     return PretrainingMix(
