@@ -8,22 +8,6 @@ from dataclasses import dataclass, replace
 from bench.recipe import Workload
 from bench.systems import Job, Measurement, Runner
 
-__all__ = [
-    "ALIKE",
-    "DEFAULT",
-    "PADDING_SHARES",
-    "PEER",
-    "SFT",
-    "SFT_BF16",
-    "SHARED",
-    "Case",
-    "Results",
-    "cpu_cases",
-    "family_cases",
-    "gpu_cases",
-    "measure_case",
-]
-
 Results = dict[str, dict[str, list[Measurement]]]
 """Measurements per round, by case and job."""
 

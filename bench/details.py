@@ -23,8 +23,6 @@ from bench.processes import BenchError
 from bench.study.statistics import with_interval
 from bench.table1 import KL, RETURN, TASKS, final_return, longest, mean_of, scores_of
 
-__all__ = ["DETAILS", "Detail", "main", "table"]
-
 HERE = Path(__file__).parent
 RECORD = HERE / "results" / "details.jsonl"
 WORK = HERE / ".work" / "details"

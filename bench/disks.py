@@ -33,8 +33,6 @@ from bench.tables import Table
 from kedge.logs.json_lines import MEASURED
 from tests.tiny import save_tiny_policy
 
-__all__ = ["STAGES", "Tally", "main"]
-
 MEGABYTES = 24
 OPTIONS = "loop,noauto_da_alloc,data=writeback,commit=1"
 LONGEST = 300.0

@@ -26,8 +26,6 @@ from kedge.environments.player import Limits, Player
 from kedge.models import load_language_model, load_tokenizer, named_stop_tokens, own_stop_tokens, resolve_precision
 from kedge.rollout import Sampler
 
-__all__ = ["Long", "Uneven", "main"]
-
 TURN = 8
 LONGEST = 32
 ENDS = [".", ",", *(f"Ġ{word}" for word in ("the", "a", "and", "to", "of", "in"))]

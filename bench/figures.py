@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from bench.systems import Measurement
 
-__all__ = ["Spread", "flop_limit", "growths", "ratios", "seconds_per_token", "spread"]
-
 
 class Spread(NamedTuple):
     """A figure over the rounds."""

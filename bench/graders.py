@@ -42,8 +42,6 @@ from kedge.rewards.verify.programs import check_code
 from kedge.rewards.worker.sandbox import open_sandbox
 from kedge.system.output import replace_file
 
-__all__ = ["HOSTILE", "KINDS", "Problem", "Task", "corrupt", "hostile", "main", "read", "table"]
-
 ROOT: Final = Path(__file__).parents[1]
 RECORD: Final = ROOT / "bench" / "results" / "graders.json"
 PAGE: Final = ROOT / "docs" / "rewards.md"

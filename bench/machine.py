@@ -11,8 +11,6 @@ from pathlib import Path
 
 from kedge.system.version import __version__
 
-__all__ = ["available_cores", "describe_machine", "describe_versions"]
-
 PACKAGES = ("torch", "transformers")
 PEER_PACKAGES = ("trl", "torch", "transformers", "accelerate")
 CPU_INFO = Path("/proc/cpuinfo")

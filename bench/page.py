@@ -20,8 +20,6 @@ from bench.tables import (
 )
 from bench.targets import target_table
 
-__all__ = ["FAMILY", "cpu_tables", "write_page"]
-
 COMPARED = {
     "variable": "Variable lengths, 5.8 million parameters",
     "full": "Full lengths, 5.8 million parameters",

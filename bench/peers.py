@@ -30,8 +30,6 @@ from bench.machine import available_cores, describe_machine, describe_versions
 from bench.processes import BenchError, run_alone
 from bench.tables import Table, with_spread
 
-__all__ = ["RECORD", "main", "peers_section"]
-
 HERE = Path(__file__).parent
 WORK = HERE / ".work" / "peers"
 RECORD = HERE / "results" / "peers.json"

@@ -166,7 +166,7 @@ def prepare(folder: Path, seed: int, halves: Sequence[Sequence[dict[str, Any]]])
     """Fine-tune the start and train both reward models."""
     folder.mkdir(parents=True, exist_ok=True)
     demonstrations = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in halves[0]]
-    given = {name: COMMON[name] for name in ("preset", "checkpoint.keep_best")} | {"runtime.seed": seed}
+    given: dict[str, Any] = {name: COMMON[name] for name in ("preset", "checkpoint.keep_best")} | {"runtime.seed": seed}
     if fresh(folder / "sft"):
         settings = {**given, "sft.learning_rate": 1e-4, "sft.batch_size": 32}
         kedge.sft(model=MODEL, demonstrations=demonstrations, out=folder / "sft", **settings)

@@ -13,8 +13,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BenchError", "Finished", "environment", "fresh", "run_alone"]
-
 GIB = 2**30
 TICK = 0.005
 """Polling interval in seconds: short compared with an update, and negligible load."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 
-__all__ = ["DEMONSTRATIONS_FILE", "FACTS_FILE", "PROMPTS_FILE", "Workload"]
-
 PROMPTS_FILE = "prompts.jsonl"
 DEMONSTRATIONS_FILE = "demonstrations.jsonl"
 FACTS_FILE = "facts.json"

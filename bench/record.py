@@ -10,8 +10,6 @@ from typing import Any
 from bench.cases import Results
 from bench.systems import Measurement
 
-__all__ = ["Record"]
-
 
 @dataclass(frozen=True)
 class Record:

@@ -23,8 +23,6 @@ from bench.peers import QUESTION, Result, documentation, measure, model_folder
 from bench.processes import BenchError
 from bench.tables import Table, with_spread
 
-__all__ = ["RECORD", "main", "sampling_section"]
-
 HERE = Path(__file__).parent
 WORK = HERE / ".work" / "sampling"
 RECORD = HERE / "results" / "sampling.json"

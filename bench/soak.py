@@ -26,8 +26,6 @@ from bench.workload import make_workload
 from kedge.config import Config, config_from_settings
 from kedge.stages.ppo import run_ppo
 
-__all__ = ["FIGURES_FILE", "Reading", "Soak", "soak"]
-
 FIGURES_FILE = "soak.json"
 WORKLOAD = Workload(
     size="XS", hazard=6.0, max_response=8, min_prompt=4, max_prompt=8, context_length=32, num_prompts=32

@@ -14,8 +14,6 @@ from typing import Any, Literal
 from bench.processes import BenchError, Finished, run_alone
 from bench.recipe import DEMONSTRATIONS_FILE, FACTS_FILE, PROMPTS_FILE, Workload
 
-__all__ = ["PHASES", "Job", "Machine", "Measurement", "Runner"]
-
 LEARNING_RATE = 1e-9
 """Every step is computed but has almost no effect: a learning policy changes its lengths, differently per system."""
 PHASES = ("rollout", "reward", "experience", "train")

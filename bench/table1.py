@@ -25,8 +25,6 @@ from bench.control.tables import machine_line, markdown
 from bench.processes import BenchError
 from bench.study.statistics import Strata, with_interval
 
-__all__ = ["VARIANTS", "Variant", "final_return", "longest", "main", "mean_of", "scores_of", "table"]
-
 HERE = Path(__file__).parent
 RECORD = HERE / "results" / "table1.jsonl"
 WORK = HERE / ".work" / "table1"

@@ -12,20 +12,6 @@ from bench.figures import flop_limit, growths, ratios, seconds_per_token, spread
 from bench.processes import BenchError
 from bench.systems import PHASES, Job, Measurement
 
-__all__ = [
-    "MISSING",
-    "PERCENT",
-    "Table",
-    "comparison_table",
-    "gpu_table",
-    "growth_table",
-    "in_unit",
-    "renewed",
-    "sft_table",
-    "vocabulary_table",
-    "with_spread",
-]
-
 MISSING = "–"
 PERCENT = " %"
 GIB = 2**30

@@ -12,8 +12,6 @@ from bench.figures import growths, ratios
 from bench.systems import Measurement
 from bench.tables import MISSING, PERCENT, Table, in_unit, with_spread
 
-__all__ = ["TARGETS", "Target", "target_table"]
-
 
 @dataclass(frozen=True)
 class Target:

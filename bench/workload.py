@@ -37,8 +37,6 @@ from transformers import (
 from bench.recipe import DEMONSTRATIONS_FILE, FACTS_FILE, PROMPTS_FILE, Workload
 from kedge.data import encode_completion, encode_prompt
 
-__all__ = ["build_models", "build_tokenizer", "draw_rows", "make_workload", "source_texts"]
-
 SHAPES: dict[str, dict[str, int]] = {
     "XS": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
     "S": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 4},

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["architectures_page"]
-
 TABLE = Path(__file__).parent / "architectures.json"
 
 HEAD = """\

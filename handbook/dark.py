@@ -8,8 +8,6 @@ from pathlib import PurePosixPath
 
 from handbook.palette import DARK
 
-__all__ = ["dark_name", "dark_svg", "with_dark_pictures"]
-
 
 def dark_svg(svg: str) -> str:
     """The picture with each color replaced by its counterpart on a dark page, and without a background."""

@@ -25,8 +25,6 @@ from kedge.stages.demo.gold_evaluation import CurvePoint
 from kedge.stages.demo.report import WITHOUT_KL
 from kedge.system.intervals import Interval
 
-__all__ = ["DemoRecord", "draw_curve", "draw_demo", "duration", "read_demo", "results_block", "with_results"]
-
 RECORD = Path(__file__).parent / "demo.json"
 WRITERS = {"sft": "SFT policy", "references": "reference summaries", "ppo": "**PPO policy**"}
 LEVELS = {"sft": ("SFT policy", START), "ppo": ("PPO policy", POLICY), "references": ("references", REFERENCES)}

@@ -9,8 +9,6 @@ from bench.tables import renewed
 from kedge.inspect.doctor import RULES, Rule
 from kedge.inspect.look import look_of
 
-__all__ = ["with_rules"]
-
 MEANS_BEFORE = "Try: "
 
 

@@ -13,8 +13,6 @@ from kedge.config.schema.field import field_doc
 from kedge.config.schema.rewards import RewardTermConfig
 from kedge.system.stage import stages as all_stages
 
-__all__ = ["fields_page"]
-
 HEAD = """\
 # Every field
 

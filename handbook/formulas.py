@@ -7,8 +7,6 @@ import re
 
 from latex2mathml.converter import convert
 
-__all__ = ["mathml", "with_formulas"]
-
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from kedge.config.libraries import LIBRARIES
 
-__all__ = ["libraries_page"]
-
 TEXT = Path(__file__).with_name("other-libraries.md")
 
 

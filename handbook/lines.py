@@ -12,8 +12,6 @@ from matplotlib.axes import Axes
 from handbook.palette import MUTED, Quantity
 from handbook.style import DASHED, limit_axis
 
-__all__ = ["Level", "Line", "draw_lines"]
-
 LABEL_WIDTH = 18
 """Characters per line of a label."""
 

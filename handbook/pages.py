@@ -7,8 +7,6 @@ from handbook.fields import fields_page
 from handbook.libraries import libraries_page
 from handbook.token_page import token_page
 
-__all__ = ["generated_pages"]
-
 
 def generated_pages() -> dict[str, str]:
     """The text of each page, by its file name in `docs/`."""

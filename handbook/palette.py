@@ -9,25 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = [
-    "DARK",
-    "GRID",
-    "INK",
-    "KL",
-    "MARK",
-    "MUTED",
-    "PAPER",
-    "POLICY",
-    "QUALITY",
-    "REFERENCES",
-    "RETURN",
-    "SCORE",
-    "START",
-    "VALUE",
-    "WIN_RATE",
-    "Quantity",
-]
-
 INK: Final = "#1f2933"
 MUTED: Final = "#66727f"
 GRID: Final = "#e4e7eb"

@@ -32,8 +32,6 @@ from kedge.training.learner import LanguageLearner
 from kedge.training.runtime import stream
 from kedge.training.update import ppo_update
 
-__all__ = ["RECORD"]
-
 RECORD = Path(__file__).parent / "token.json"
 SEED = 0
 NUM_UPDATES = 10

@@ -32,8 +32,6 @@ from handbook.palette import INK, MARK, MUTED, POLICY, REFERENCES, SCORE, START,
 from handbook.style import label_axes, new_axes
 from handbook.svg import save_svg
 
-__all__ = ["SCALING_PICTURES", "draw_scaling", "with_scaling"]
-
 SIZES: Final = (1.5e9, 8e9, 32e9, 70e9)
 SHOWN: Final = tuple(number for number in NUMBERS if number >= 4)
 PHASES: Final = (

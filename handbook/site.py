@@ -13,8 +13,6 @@ from handbook.dark import dark_name, dark_svg, with_dark_pictures
 from handbook.formulas import with_formulas
 from handbook.tables import with_readable_tables
 
-__all__ = ["on_files", "on_page_content", "on_page_markdown"]
-
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the counterpart of each chart for dark pages."""

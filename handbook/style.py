@@ -17,8 +17,6 @@ from matplotlib.ticker import MaxNLocator
 
 from handbook.palette import GRID, INK, MUTED, PAPER, Quantity
 
-__all__ = ["DASHED", "label_axes", "limit_axis", "new_axes", "wrap_labels"]
-
 DASHED: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (4, 3))}
 """Style of baselines."""
 

@@ -10,8 +10,6 @@ from matplotlib.figure import Figure
 
 from handbook.style import wrap_labels
 
-__all__ = ["save_svg"]
-
 SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "kedge",

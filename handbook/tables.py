@@ -6,8 +6,6 @@ import html
 import re
 from collections.abc import Iterator
 
-__all__ = ["with_readable_tables"]
-
 LONG_CELL = 60
 """Characters; a table with longer cells in three columns or more is stacked on a narrow screen. Others scroll."""
 

@@ -21,8 +21,6 @@ from kedge.algorithm import (
     shape_rewards,
 )
 
-__all__ = ["TokenUpdate", "compute_update", "read_record"]
-
 
 @dataclass(frozen=True)
 class TokenUpdate:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from handbook.token import TokenUpdate, compute_update, read_record
 
-__all__ = ["token_page"]
-
 TEXT = Path(__file__).parent / "token.md"
 
 

@@ -15,8 +15,6 @@ from handbook.style import DASHED, label_axes, new_axes
 from handbook.svg import save_svg
 from handbook.token import TokenUpdate
 
-__all__ = ["PICTURES", "draw_pictures"]
-
 OTHERS = POLICY
 FOLLOWED = MARK
 

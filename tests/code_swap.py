@@ -11,8 +11,6 @@ from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FunctionType
 
-__all__ = ["LiveFunctions", "changed_functions", "live_functions", "swap_code"]
-
 LiveFunctions = dict[str, list[FunctionType]]
 """Function objects by the file of their code."""
 

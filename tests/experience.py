@@ -13,8 +13,6 @@ from kedge.algorithm.experience import Experience, Rollout
 from kedge.models import ActorCritic, LanguageModel
 from kedge.rollout import Estimation, Models, collect_experience
 
-__all__ = ["collected"]
-
 
 def collected(
     rollout: Rollout, scores: Tensor, actor_critic: ActorCritic, reference: LanguageModel | None, **settings: Any

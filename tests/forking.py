@@ -14,8 +14,6 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Finished", "fork_context", "forked_kedge"]
-
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 120
 """Seconds for a command."""

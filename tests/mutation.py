@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["SOURCE", "Mutation", "Place", "StaleMutationError", "find"]
-
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from tests.mutation import Mutation
 from tests.mutation_table_reliability import RELIABILITY
 
-__all__ = ["MUTATIONS"]
-
 ADVANTAGES = "tests/algorithm/test_advantages.py"
 SETTINGS = "tests/stages/ppo/test_settings.py"
 CRITIC = "tests/algorithm/test_critic.py"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.mutation import Mutation
 
-__all__ = ["RELIABILITY"]
-
 CHECKPOINT = "tests/training/checkpoint/test_checkpoint.py"
 CRASHES = "tests/training/checkpoint/test_checkpoint_crashes.py"
 KEEPER = "tests/training/checkpoint/test_resume.py"

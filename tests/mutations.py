@@ -20,8 +20,6 @@ from tests.mutation import SOURCE, Mutation, find
 from tests.mutation_table import MUTATIONS
 from tests.trial import Trial, copy_source, run_tests
 
-__all__ = ["main", "mutate", "try_mutation", "try_without"]
-
 
 def mutate(mutation: Mutation, copy: Path) -> None:
     """Apply a mutation to a copy of the source.

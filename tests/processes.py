@@ -5,8 +5,6 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Process", "children_with_a_group", "members", "processes"]
-
 
 class Process(NamedTuple):
     """A process, its parent and its group."""

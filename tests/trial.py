@@ -20,8 +20,6 @@ from tests.code_swap import swap_code
 from tests.forking import ROOT, fork_context
 from tests.mutation import SOURCE
 
-__all__ = ["Trial", "copy_source", "run_tests"]
-
 PACKAGE_NAMES = ("kedge", "kedge_control")
 TIMEOUT = 120
 """Seconds for one mutation's test, which usually takes less than one; all of them together have two more each."""

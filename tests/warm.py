@@ -16,8 +16,6 @@ import tests.conftest  # noqa: F401  before kedge
 import kedge  # isort: skip
 from tests.code_swap import live_functions
 
-__all__ = ["LIVE", "PACKAGES"]
-
 PACKAGES = Path(kedge.__file__).resolve().parents[1]
 
 SLOW = [

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["CARDS", "Card"]
-
 
 @dataclass(frozen=True)
 class Card:

@@ -10,8 +10,6 @@ from bench.cluster.published import KINDS, SYNCS, UPDATES, KindName, PublishedSy
 from bench.cluster.update import update_time
 from bench.cluster.work import Layout, Workload
 
-__all__ = ["Band", "band_of", "checked_syncs", "checked_updates"]
-
 HOPPER = frozenset({"H100", "H800", "H200"})
 
 

@@ -16,8 +16,6 @@ from bench.cluster.update import UpdateTime
 from bench.cluster.work import Workload
 from kedge.errors import ConfigError
 
-__all__ = ["ClusterPlan", "card_of", "plan_cluster"]
-
 MOST_CARDS: Final = 16_384
 LONGER: Final = {"prompt": 2.0, "response": 3.0}
 """Longest length in units of the mean, where it is not given."""

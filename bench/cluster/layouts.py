@@ -9,8 +9,6 @@ from bench.cluster.cards import Card
 from bench.cluster.update import UpdateTime, update_time
 from bench.cluster.work import Layout, Workload
 
-__all__ = ["NUMBERS", "Wish", "cheapest", "layouts", "sweep"]
-
 NUMBERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Numbers of cards that are tried if none is given."""
 

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-__all__ = ["Lengths"]
-
 POINTS = 96
 """Of the midpoint rule over a batch's lengths; twice as many change no time by 1 %."""
 

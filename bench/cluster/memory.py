@@ -8,8 +8,6 @@ from bench.cluster.practice import Practice
 from bench.cluster.shape import ModelShape
 from bench.cluster.work import Layout, Workload
 
-__all__ = ["MICRO_BATCHES", "ServerMemory", "TrainerMemory", "rows_of_a_server", "server_memory", "trainer_memory"]
-
 MICRO_BATCHES = (16_384, 8_192, 4_096, 2_048)
 """Tokens of a micro-batch per card; the largest that fits is taken."""
 

@@ -10,8 +10,6 @@ from bench.cluster.rollout import attention_flops
 from bench.cluster.shape import ModelShape
 from bench.cluster.work import Layout, Workload
 
-__all__ = ["Pass", "experience_time", "sync_time", "training_time"]
-
 GATHERED = 2.0
 """Bytes per parameter that a card receives when sharded weights are gathered in bf16."""
 

@@ -10,8 +10,6 @@ from bench.cluster.cards import CARDS
 from bench.cluster.shape import ModelShape
 from bench.cluster.work import Layout, Workload
 
-__all__ = ["KINDS", "SYNCS", "SYNC_KIND", "UPDATES", "Kind", "KindName", "PublishedSync", "PublishedUpdate"]
-
 KindName: TypeAlias = Literal["dense-hopper", "dense-gb200", "mixture", "mi300", "assumed"]
 
 

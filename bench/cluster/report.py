@@ -9,8 +9,6 @@ from bench.cluster.layouts import cheapest
 from bench.cluster.update import UpdateTime
 from bench.cluster.work import Layout, Workload
 
-__all__ = ["layout_name", "plan_report"]
-
 MOST_LAYOUTS = 8
 GIGABYTE = 1e9
 

@@ -10,8 +10,6 @@ from bench.cluster.memory import rows_of_a_server
 from bench.cluster.practice import Practice
 from bench.cluster.work import Layout, Workload
 
-__all__ = ["Limit", "Rollout", "attention_flops", "decode_step", "rollout_time"]
-
 Limit = Literal["memory bandwidth", "arithmetic", "the fixed time of a step", "the longest responses"]
 
 

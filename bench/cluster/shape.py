@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from kedge.errors import ConfigError, ModelError
 
-__all__ = ["ModelShape", "parse_parameters", "read_shape", "typical_shape"]
-
 SUFFIXES: Final = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _SYNONYMS: Final = {
     "hidden_size": ("n_embd", "d_model"),

@@ -10,8 +10,6 @@ from bench.cluster.practice import Practice
 from bench.cluster.rollout import Rollout, rollout_time
 from bench.cluster.work import Layout, Workload
 
-__all__ = ["UpdateTime", "update_time"]
-
 
 @dataclass(frozen=True)
 class UpdateTime:

@@ -8,8 +8,6 @@ from typing import Literal
 from bench.cluster.cards import Card
 from bench.cluster.shape import ModelShape
 
-__all__ = ["Layout", "Workload"]
-
 
 @dataclass(frozen=True)
 class Workload:

@@ -12,8 +12,6 @@ from typing import Any
 
 import gymnasium
 
-__all__ = ["main"]
-
 ACTIONS = 1024
 """Random actions, drawn beforehand."""
 

@@ -17,8 +17,6 @@ from bench.control.recipes import Recipe
 from bench.processes import BenchError, environment
 from kedge.system.output import replace_file
 
-__all__ = ["Job", "Outcome", "Peers", "read_outcomes", "run_job", "run_jobs"]
-
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
 NUM_MARKS: Final = 64

@@ -7,7 +7,7 @@ that factor. For the comparison kedge's KL is divided in the same way; the KL of
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,14 +21,13 @@ from bench.processes import BenchError, environment
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
 from kedge.algorithm.policy_losses import unclipped_policy_loss
 from kedge.system.ranks import ALONE, Ranks
+from kedge.training.learner import T
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
 from kedge_control.experience import ControlExperience, ControlLearner
 from kedge_control.networks import ControlActorCritic
 from kedge_control.spaces import spaces_of
 from kedge_control.trpo import TrustRegion, trpo_update
-
-__all__ = ["Compared", "compare", "oracle_table"]
 
 NAMES = {
     "mlp_extractor.policy_net.0": "policy_trunk.0",
@@ -136,6 +135,10 @@ class MeanOverNumbers:
     def evaluate_critic(self, batch: ControlExperience) -> CriticOutputs:
         """See `Learner`."""
         return self.learner.evaluate_critic(batch)
+
+    def repeated(self, batch: ControlExperience, attempt: Callable[[], T]) -> T:
+        """See `Learner`."""
+        return self.learner.repeated(batch, attempt)
 
 
 def _parameters(policy: ControlActorCritic) -> list[str]:

@@ -16,8 +16,6 @@ import kedge
 from bench.control.recipes import QUIET, kedge_settings, recipe_of
 from kedge.errors import NumericsError
 
-__all__ = ["main"]
-
 train = kedge.control
 """Looked up beforehand: the package imports what a function needs when it is looked up."""
 

@@ -11,8 +11,6 @@ from bench.control.tables import learning_table, machine_line, speed_table
 from bench.details import table as detail_table
 from bench.table1 import longest, table
 
-__all__ = ["CHOSEN_ON", "LEVELS", "page"]
-
 LEVELS: Final = {
     "CartPole-v1": (475.0, 80_000),
     "HalfCheetah-v5": (1443.0, 1_000_000),

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["QUIET", "RECIPES", "AtariRecipe", "ClassicRecipe", "Recipe", "TrpoRecipe", "kedge_settings", "recipe_of"]
-
 QUIET: Final[Mapping[str, Any]] = {
     "runtime.num_threads": 1,
     "runtime.report": False,

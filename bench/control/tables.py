@@ -9,8 +9,6 @@ from statistics import median
 from bench.control.jobs import Outcome
 from kedge.system.intervals import mean_interval
 
-__all__ = ["learning_table", "machine_line", "markdown", "speed_table"]
-
 NAMES = {"kedge": "kedge", "sb3": "Stable-Baselines3", "cleanrl": "CleanRL", "alone": "environment alone"}
 
 

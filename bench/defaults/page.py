@@ -11,8 +11,6 @@ from bench.tables import MISSING, Table
 from kedge.config import Config
 from kedge.config.presets import PRESETS
 
-__all__ = ["critic_tables", "tables", "write_page"]
-
 RATE = "ppo.learning_rate"
 HEAD_RATE = "ppo.value_head_rate"
 CRITIC = "ppo.critic"

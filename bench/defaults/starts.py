@@ -15,8 +15,6 @@ from kedge.models.untrained import train_tokenizer
 from kedge.stages.demo import recipe
 from kedge.stages.demo.world import World
 
-__all__ = ["SETTINGS", "Start", "built_in", "vowels"]
-
 NUM_TEXTS: Final = 512
 SEED: Final = 0
 """Seed of the models; the runs have their own."""

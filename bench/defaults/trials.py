@@ -15,8 +15,6 @@ from kedge.config import config_from_settings
 from kedge.logs.json_lines import read_metrics
 from kedge.stages.ppo import run_ppo
 
-__all__ = ["Trial", "figures_of", "read_trials", "run_trial", "save_trials"]
-
 ADVANTAGES: Mapping[str, Any] = {"ppo.gae_lambda": 0.95}
 """Of every run: that of the recorded runs, which are compared with new ones."""
 LATE = 3

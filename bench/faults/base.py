@@ -21,8 +21,6 @@ from kedge.stages.demo.world import Post, World
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 
-__all__ = ["CRITIC_FREE", "EXAMINED", "GOLD_WEIGHT", "IN_GROUPS", "QUIET", "SHARED", "SMALL", "Base", "make_base"]
-
 NUM_DEMONSTRATIONS: Final = 7000
 NUM_COMPARISONS: Final = 1200
 NUM_SAMPLED_COMPARISONS: Final = 1000

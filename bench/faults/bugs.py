@@ -32,21 +32,6 @@ from kedge.rollout import Sampler
 from kedge.system.ranks import Ranks
 from kedge.training.optimizer import clip_gradients
 
-__all__ = [
-    "advantages_flipped",
-    "critic_frozen",
-    "critic_sees_the_prompt_alone",
-    "dropout_on",
-    "entropy_flipped",
-    "eos_masked",
-    "gradient_spikes",
-    "kl_sign_flipped",
-    "memory_leak",
-    "off_by_one",
-    "stale_sampler",
-    "temperature_ignored",
-]
-
 Bug = AbstractContextManager[Any]
 
 

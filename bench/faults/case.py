@@ -15,20 +15,6 @@ from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 
-__all__ = [
-    "TASKS",
-    "Case",
-    "Rows",
-    "Terms",
-    "function",
-    "gold_judge",
-    "monitored",
-    "reward_model",
-    "run_case",
-    "sft_policy",
-    "untrained",
-]
-
 Rows = list[dict[str, Any]]
 Terms = Callable[[Base], list[dict[str, Any]]]
 """The value of `config.reward`."""

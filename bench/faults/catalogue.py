@@ -8,6 +8,4 @@ from bench.faults.case import Case
 from bench.faults.faulty import FAULTS
 from bench.faults.healthy import HEALTHY
 
-__all__ = ["CASES"]
-
 CASES: Final[dict[str, Case]] = {case.name: case for case in (*FAULTS, *HEALTHY)}

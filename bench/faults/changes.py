@@ -13,8 +13,6 @@ from bench.faults.case import Rows
 from kedge.stages.demo.main import demo_config
 from kedge.stages.sft import run_sft
 
-__all__ = ["eos_masked_policy", "few", "longer_preferred", "random_labels", "some_too_long"]
-
 
 def few(count: int) -> Callable[[Rows], Rows]:
     """Keep only the first rows."""

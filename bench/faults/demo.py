@@ -9,8 +9,6 @@ from bench.faults.running import Outcome, examine_run, run_apart
 from kedge.stages.demo.main import run_demo
 from kedge.stages.demo.report import WITH_KL, WITHOUT_KL
 
-__all__ = ["demo_outcomes"]
-
 SEED: Final = 0
 PARTS: Final = {
     "the demo: SFT": ("sft", ""),

@@ -10,8 +10,6 @@ from bench.faults.case import TASKS, Case, function, monitored, reward_model, sf
 from bench.faults.changes import eos_masked_policy, few, longer_preferred, random_labels, some_too_long
 from kedge.stages.demo import recipe
 
-__all__ = ["FAULTS"]
-
 AGGRESSIVE: Final = {"ppo.kl_coef": 0.05, "ppo.learning_rate": 1e-3, "ppo.schedule": "constant", "ppo.num_updates": 20}
 """A policy with the freedom and the time to find out what the reward pays for."""
 

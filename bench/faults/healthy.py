@@ -8,8 +8,6 @@ from bench.faults.base import CRITIC_FREE, IN_GROUPS, SHARED
 from bench.faults.case import TASKS, Case, function, gold_judge, monitored, reward_model, untrained
 from bench.faults.changes import few
 
-__all__ = ["HEALTHY"]
-
 PENALTY: Final = {"source": "kedge.rewards.penalties:repetitive"}
 
 HEALTHY: Final = (

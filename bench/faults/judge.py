@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kedge.stages.demo.world import World, judge_summary
 
-__all__ = ["gold"]
-
 
 def gold(completions: list[str], index: list[int], *, world: int) -> list[float]:
     """The judge's quality of each summary, in [0, 1].

@@ -9,8 +9,6 @@ from typing import Final, get_args
 from bench.faults.running import Outcome
 from kedge.inspect.doctor import Severity
 
-__all__ = ["write_matrix"]
-
 NONE: Final = "–"
 SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 

@@ -6,22 +6,6 @@ import math
 import random
 import time
 
-__all__ = [
-    "by_prompt",
-    "constant",
-    "dividing",
-    "faint",
-    "long",
-    "noise",
-    "picky",
-    "raising",
-    "repeating",
-    "short",
-    "slow",
-    "solved",
-    "tuneful",
-]
-
 
 def by_prompt(prompts: list[str], completions: list[str]) -> list[float]:
     """A score that depends on the prompt alone."""

@@ -21,18 +21,6 @@ from kedge.inspect.doctor import Finding, diagnose
 from kedge.inspect.record import read_run
 from kedge.system.output import is_run
 
-__all__ = [
-    "Found",
-    "Outcome",
-    "examine_case",
-    "examine_run",
-    "follow_advice",
-    "run_apart",
-    "run_case_apart",
-    "run_folder",
-    "save_outcomes",
-]
-
 MOST_REPETITIONS = 3
 """Number of times that a user follows the advice before giving up."""
 

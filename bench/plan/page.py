@@ -9,8 +9,6 @@ from typing import Any
 from bench.plan.cases import CASES, Case
 from bench.tables import renewed
 
-__all__ = ["Results", "summary", "with_table"]
-
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 

@@ -15,8 +15,6 @@ from handbook.palette import INK, MARK, MUTED, POLICY, REFERENCES, SCORE, START,
 from handbook.style import label_axes, new_axes
 from handbook.svg import save_svg
 
-__all__ = ["draw_kinds", "draw_measured", "draw_pictures"]
-
 SHOWN: Final = "1.5B (Qwen2.5)"
 KINDS: Final[Mapping[str, str]] = {
     "weights": POLICY,

@@ -16,8 +16,6 @@ from transformers import (
 
 from kedge.models.sources import quiet_transformers
 
-__all__ = ["save_shallow", "text_of"]
-
 SPARE = 8
 """Rows of the embedding without a word, for tokens that transformers adds to the tokenizers of some architectures."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -17,8 +17,6 @@ from kedge.stages.planning.plan import count_stage
 from kedge.stages.planning.report import MachinePlan
 from kedge.stages.planning.rows import Lengths
 
-__all__ = ["GIB", "RUNS", "SIZES", "plan_of_size", "with_sizes"]
-
 GIB = 2**30
 PROMPT = 512
 RESPONSE = 512

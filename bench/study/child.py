@@ -27,8 +27,6 @@ from bench.study.unit import Budget, Outcome, Unit
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
 from kedge.system.output import replace_file
 
-__all__ = ["main", "run_unit"]
-
 EXPLAINED: Final = "value/explained_variance"
 KEPT: Final = (
     "reward/score_mean", "reward/score_std", "objective/kl", "policy/entropy", "policy/clip_fraction",

@@ -13,8 +13,6 @@ from bench.study.tables import TITLES, compared, tables
 from bench.study.unit import Outcome
 from handbook.svg import save_svg
 
-__all__ = ["draw_page", "write_page"]
-
 FINDINGS: Final = Path(__file__).with_name("findings.md")
 """Written by hand after the runs: what came out, what did not, and what follows."""
 PICTURE: Final = "study-{}.svg"

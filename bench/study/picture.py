@@ -14,8 +14,6 @@ from bench.study.unit import Budget, Outcome
 from handbook.palette import POLICY, REFERENCES, START
 from handbook.style import label_axes, new_axes
 
-__all__ = ["draw_curves"]
-
 COLORS: Final = {
     "ppo": START,
     "ppo-lambda-1": "#b83280",

@@ -12,8 +12,6 @@ import yaml
 
 from bench.study.unit import Budget, Unit
 
-__all__ = ["PLAN", "Ablation", "Algorithm", "Plan", "TaskPlan", "read_plan"]
-
 PLAN: Final = Path(__file__).with_name("plan.yaml")
 
 RATE = "ppo.learning_rate"

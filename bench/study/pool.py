@@ -14,8 +14,6 @@ from typing import Any
 from bench.processes import BenchError, environment
 from bench.study.unit import Outcome, Unit
 
-__all__ = ["Pool"]
-
 ROOT = Path(__file__).parents[2]
 
 

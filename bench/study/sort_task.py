@@ -10,8 +10,6 @@ from bench.study.sorting import character_tokenizer, demonstrations, numbers, ve
 from bench.study.task import QUIET, Problem, Task
 from kedge.models.untrained import save_untrained_llama
 
-__all__ = ["SORT"]
-
 MODEL: Final[dict[str, Any]] = {
     "hidden_size": 64,
     "num_layers": 3,

@@ -17,8 +17,6 @@ from transformers import PreTrainedTokenizerFast
 
 from kedge.models.untrained import END_TOKEN, PAD_TOKEN
 
-__all__ = ["character_tokenizer", "demonstrations", "numbers", "scratchpad", "verify"]
-
 NUM_DIGITS: Final = 6
 SLIP: Final = 0.2
 """Share of the demonstrations' steps with a slip: a third of them end right."""

@@ -13,8 +13,6 @@ import numpy as np
 
 from kedge.system.intervals import Interval
 
-__all__ = ["Strata", "improvement", "interquartile_mean", "with_interval"]
-
 NUM_RESAMPLES: Final = 2000
 CONFIDENCE: Final = 0.95
 

@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from bench.study.task import Problem, Task
 
-__all__ = ["StoryFiles", "stories_task"]
-
 CRITIC: Final[dict[str, Any]] = {
     "critic.num_prompts": 2048,
     "critic.num_responses": 1,

@@ -11,8 +11,6 @@ from typing import Any
 from bench.study.plan import Plan
 from bench.study.unit import Outcome, Unit, read_outcomes
 
-__all__ = ["PARTS", "Study"]
-
 PARTS = ("tuning", "comparison", "ablation")
 
 

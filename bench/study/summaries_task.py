@@ -20,8 +20,6 @@ from kedge.stages.demo.world import Post, World
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 
-__all__ = ["SUMMARIES"]
-
 SEED: Final = 0
 CRITIC: Final[dict[str, Any]] = {
     "critic.num_prompts": 2048,

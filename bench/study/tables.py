@@ -14,8 +14,6 @@ from bench.study.study import Study
 from bench.study.unit import Outcome
 from bench.tables import MISSING, Table
 
-__all__ = ["TITLES", "compared", "tables"]
-
 MOST: Final = 0.9
 """Share of plain PPO's gain. At its whole gain the curves are flat, and noise decides when they get there."""
 

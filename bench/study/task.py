@@ -12,8 +12,6 @@ from typing import Any, Final
 
 import kedge
 
-__all__ = ["QUIET", "Problem", "Task", "critic_folder", "start_folder"]
-
 QUIET: Final[Mapping[str, Any]] = {
     "runtime.num_threads": 1,
     "runtime.report": False,

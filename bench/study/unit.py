@@ -14,8 +14,6 @@ import numpy as np
 from bench.processes import BenchError
 from kedge.system.output import replace_file
 
-__all__ = ["Budget", "Outcome", "Unit", "append_outcome", "read_outcomes"]
-
 
 @dataclass(frozen=True)
 class Budget:

@@ -47,7 +47,7 @@ from kedge.runs.claim import claims
 from kedge.runs.loaded_models import LoadedModel, NamedModels
 from kedge.runs.preview import preview_data as show_data
 from kedge.runs.run import resumed
-from kedge.runs.training import Callback, Update
+from kedge.runs.training import Callback
 from kedge.stages.arguments import (
     Data,
     Model,
@@ -72,27 +72,6 @@ if TYPE_CHECKING:
     from kedge.stages.rlhf import RlhfResult
     from kedge.stages.sft import SftResult
     from kedge.stages.sweep import SweepResult
-
-__all__ = [
-    "LoadedModel",
-    "Update",
-    "check_critic",
-    "critic",
-    "doctor",
-    "dry_run",
-    "evaluate",
-    "generate",
-    "merge",
-    "pass_at_k",
-    "ppo",
-    "preview_data",
-    "push",
-    "reward",
-    "rlhf",
-    "sft",
-    "sweep",
-    "write_report",
-]
 
 P = ParamSpec("P")
 R = TypeVar("R")

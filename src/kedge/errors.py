@@ -12,27 +12,6 @@ from typing import Any
 from kedge.system.texts import printable
 from kedge.system.version import DISTRIBUTION
 
-__all__ = [
-    "ConfigError",
-    "DataError",
-    "EngineError",
-    "EnvError",
-    "KedgeError",
-    "LostContactError",
-    "ModelError",
-    "NonfiniteScoreError",
-    "NumericsError",
-    "OutOfMemoryError",
-    "OutputError",
-    "PushError",
-    "RewardError",
-    "ShapeError",
-    "UnscoredError",
-    "install_line",
-    "is_panic",
-]
-
-
 LONGEST_MESSAGE = 2000
 
 

@@ -22,8 +22,6 @@ from torch.distributions import Bernoulli, Categorical, Normal, TanhTransform, k
 from kedge.errors import ConfigError
 from kedge_control.spaces import Array, Spaces
 
-__all__ = ["ActionBounds", "ActionDistribution", "ActionHead"]
-
 ActionBounds = Literal["clip", "squash", "none"]
 
 # 24 nodes: the entropy of a squashed number is exact to 1e-4 nats for σ up to 2.

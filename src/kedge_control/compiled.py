@@ -26,8 +26,6 @@ from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.update import UpdateResult, minibatches_of, ppo_update
 from kedge_control.experience import ControlExperience, ControlLearner
 
-__all__ = ["CompiledUpdate", "MakeObjective", "Numbers"]
-
 MOST_GRAPHS = 2
 """Sizes of minibatches for which a graph is compiled; others take their steps without one."""
 

@@ -26,8 +26,6 @@ from kedge.system.texts import error_text, typed_error_text
 from kedge.training.stopping import Terminated
 from kedge_control.spaces import Array, Spaces, checked_observation, observation_buffer, spaces_of
 
-__all__ = ["Checked", "Environments", "InProcess", "Record", "close_quietly", "place_of"]
-
 MOST_ACTIONS = 200_000
 """Actions of an episode that are kept: replaying more would take minutes, and so would saving them in every update."""
 

@@ -18,8 +18,6 @@ from kedge_control.networks import ControlActorCritic
 from kedge_control.normalization import Normalization
 from kedge_control.steps import Steps
 
-__all__ = ["ControlExperience", "ControlLearner", "experience_of"]
-
 T = TypeVar("T")
 
 SEQUENCE_LENGTH = 32

@@ -27,8 +27,6 @@ from kedge.training.stopping import Terminated
 from kedge_control.environments import Checked, Environments, InProcess, close_quietly, place_of
 from kedge_control.spaces import Spaces, spaces_of
 
-__all__ = ["EnvironmentSource", "EnvironmentSpec", "Vectorization", "make_environment", "make_environments"]
-
 Vectorization = Literal["sync", "async"]
 
 EnvironmentSource: TypeAlias = "str | Callable[..., Any]"

@@ -17,8 +17,6 @@ from kedge_control.actions import ActionBounds, ActionDistribution, ActionHead
 from kedge_control.environments import place_of
 from kedge_control.spaces import Array, Spaces
 
-__all__ = ["Acting", "Activation", "ControlActorCritic", "FeatureNetwork", "acting_function", "blank_where"]
-
 Activation = Literal["tanh", "relu"]
 
 FeatureNetwork: TypeAlias = Callable[[Spaces], nn.Module]

@@ -19,8 +19,6 @@ from gymnasium.wrappers.utils import RunningMeanStd
 from kedge_control.spaces import Array
 from kedge_control.steps import Steps
 
-__all__ = ["Normalization", "RewardScaling"]
-
 RewardScaling = Literal["std", "sign", "none"]
 
 # As in Gymnasium and baselines; it also keeps a constant input finite.

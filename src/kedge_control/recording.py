@@ -17,8 +17,6 @@ from kedge_control.saving import ControlPolicy
 from kedge_control.spaces import Array
 from kedge_control.steps import Episode
 
-__all__ = ["record_episode"]
-
 
 def record_episode(
     spec: EnvironmentSpec,

@@ -17,8 +17,6 @@ from kedge_control.normalization import Normalization
 from kedge_control.spaces import Array, observation_buffer
 from kedge_control.steps import Episode, MemoryRecord, Steps
 
-__all__ = ["Memory", "collect_steps", "play_episodes"]
-
 
 class Memory:
     """The LSTM's state in each environment, from one rollout to the next; empty for a policy without a memory.

@@ -23,8 +23,6 @@ from kedge_control.networks import Activation, ControlActorCritic, FeatureNetwor
 from kedge_control.normalization import Normalization, RewardScaling
 from kedge_control.spaces import Count, Spaces, checked_observation, observation_buffer
 
-__all__ = ["ControlPolicy", "load_control_policy", "save_control_policy"]
-
 WEIGHTS_FILE = "policy.safetensors"
 DESCRIPTION_FILE = "control.json"
 

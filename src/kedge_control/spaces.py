@@ -12,8 +12,6 @@ from gymnasium import Space, spaces
 
 from kedge.errors import ConfigError
 
-__all__ = ["ActionKind", "Array", "Spaces", "checked_observation", "observation_buffer", "spaces_of"]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 
 ActionKind = Literal["discrete", "multi_discrete", "multi_binary", "continuous"]

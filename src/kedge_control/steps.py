@@ -11,8 +11,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Episode", "Episodes", "MemoryRecord", "Steps"]
-
 
 @dataclass(frozen=True)
 class MemoryRecord:

@@ -32,8 +32,6 @@ from kedge.training.update import (
     search_minibatch,
 )
 
-__all__ = ["TrustRegion", "trpo_update"]
-
 MatrixProduct: TypeAlias = Callable[[Tensor], Tensor]
 """Multiplies a symmetric positive semi-definite matrix by a vector."""
 

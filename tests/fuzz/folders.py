@@ -15,8 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from tests.fuzz.values import JSON, TEXTS
 
-__all__ = ["BOOBY_TRAP", "Damage", "booby_trapped_pickle", "copied", "damages", "edit_json"]
-
 Damage = tuple[str, Callable[[Path], object]]
 
 BOOBY_TRAP = "import pathlib; pathlib.Path({path!r}).touch()\n"

@@ -18,8 +18,6 @@ from kedge.cli import main
 from kedge.errors import KedgeError
 from kedge.system.output import DIAGNOSTIC_FILES
 
-__all__ = ["Hang", "case_counts", "debris", "fuzz", "kedge", "line_or_result", "lines_of", "within"]
-
 T = TypeVar("T")
 
 LONGEST_LINE = 2500

@@ -2,8 +2,6 @@
 
 from hypothesis import strategies as st
 
-__all__ = ["JSON", "TEXTS"]
-
 # Troublesome for terminals, file systems, shells, markup or parsers.
 AWKWARD = [
     "",

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from kedge.errors import RewardError
-from kedge.rewards import load_function, names_function
+from kedge.rewards import load_function
 from kedge.rewards.penalties import too_long
+from kedge.system.texts import names_function
 
 RUN_CONTROL = "kedge.control(env='CartPole-v1')"
 SWEEP = "kedge.sweep('ppo', {'num_epochs': [1, 2]}, model='m', prompts='p.jsonl', reward='r.py:f')"

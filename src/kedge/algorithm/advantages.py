@@ -16,24 +16,6 @@ from typing_extensions import TypedDict, Unpack
 from kedge.algorithm.masking import check_counted, check_positive, check_same_shape, check_share, keep_counted
 from kedge.errors import ShapeError
 
-__all__ = [
-    "Advantage",
-    "AdvantageInputs",
-    "Advantages",
-    "GeneralizedAdvantage",
-    "LengthAdaptiveLambda",
-    "NStepAdvantage",
-    "Need",
-    "RewardToGo",
-    "TotalReward",
-    "generalized_advantages",
-    "required",
-    "reward_to_go",
-    "tokens_of",
-    "total_reward",
-]
-
-
 Need = Literal["values", "group", "baseline"]
 """Requirement of an estimator beyond rewards: a critic, several responses to a prompt, or a greedy one's score."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kedge.algorithm.masking import check_finite, check_positive
 
-__all__ = ["adapt_entropy_coef", "adapt_kl_coef_schulman", "adapt_kl_coef_ziegler"]
-
 
 def adapt_kl_coef_ziegler(kl_coef: float, kl: float, *, kl_target: float, num_episodes: int, horizon: int) -> float:
     """Change β in proportion to the relative KL error, by at most the fraction 0.2 · num_episodes / horizon.

@@ -22,8 +22,6 @@ from kedge.algorithm.masking import (
 )
 from kedge.errors import ConfigError
 
-__all__ = ["Bins", "HistogramLoss", "ValueLoss", "clipped_value_loss", "explained_variance", "histogram_value_loss"]
-
 
 class ValueLoss(NamedTuple):
     """A value loss, and the share of counted tokens with a strictly larger clipped error."""

@@ -28,17 +28,6 @@ from kedge.algorithm.masking import check_same_shape
 from kedge.algorithm.shaping import total_scores
 from kedge.errors import ShapeError
 
-__all__ = [
-    "ENDINGS",
-    "CriticOutputs",
-    "Experience",
-    "PolicyOutputs",
-    "Rollout",
-    "check_masks",
-    "join_rollouts",
-    "join_rows",
-]
-
 ENDINGS = ("completed", "truncated", "max_turns", "max_tokens", "context_overflow", "timeout")
 """How an episode ended: the environment ended it, or cut it off; the limit of turns, or of tokens in the middle of a
 turn; an answer that no longer fitted; a call that took too long."""

@@ -22,15 +22,6 @@ from kedge.algorithm.advantages import (
 )
 from kedge.algorithm.masking import check_counted, check_same_shape, keep_counted, rounding_of
 
-__all__ = [
-    "GreedyBaselineAdvantage",
-    "GroupMeanAdvantage",
-    "LeaveOneOutAdvantage",
-    "OptimalBaselineAdvantage",
-    "ProcessAdvantage",
-]
-
-
 Comparison = Callable[[Float[Tensor, "responses steps"], Bool[Tensor, "responses steps"]], Tensor]
 """Compares the numbers of one group: one row per response; float64."""
 

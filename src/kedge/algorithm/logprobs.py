@@ -14,17 +14,6 @@ from torch.autograd.function import once_differentiable
 from kedge.algorithm.masking import check_choice, check_counted, check_positive, keep_counted
 from kedge.errors import ConfigError, ShapeError
 
-__all__ = [
-    "BandOf",
-    "Mismatch",
-    "response_log_ratios",
-    "sampler_mismatch",
-    "token_logprobs",
-    "token_logprobs_and_entropy",
-    "truncated_importance_weights",
-    "within_ratio_band",
-]
-
 BandOf = Literal["token", "sequence"]
 
 

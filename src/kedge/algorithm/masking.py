@@ -16,24 +16,6 @@ from typing_extensions import TypedDict
 
 from kedge.errors import ConfigError, ShapeError
 
-__all__ = [
-    "Aggregation",
-    "Averaging",
-    "aggregate",
-    "aggregation_normalizer",
-    "check_choice",
-    "check_counted",
-    "check_finite",
-    "check_positive",
-    "check_same_shape",
-    "check_share",
-    "keep_counted",
-    "masked_mean",
-    "masked_whiten",
-    "rounding_of",
-]
-
-
 Aggregation = Literal["token", "sequence", "constant"]
 
 

@@ -15,8 +15,6 @@ from kedge.algorithm.advantages import AdvantageInputs, Advantages, Need
 from kedge.algorithm.masking import keep_counted
 from kedge.errors import ShapeError
 
-__all__ = ["OwnAdvantage", "function_name", "own_values"]
-
 
 @dataclass(frozen=True)
 class OwnAdvantage:

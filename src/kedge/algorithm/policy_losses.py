@@ -28,23 +28,6 @@ from kedge.algorithm.masking import (
 from kedge.algorithm.own import function_name, own_values
 from kedge.errors import ConfigError, ShapeError
 
-__all__ = [
-    "PolicyLoss",
-    "Ratio",
-    "Surrogate",
-    "SurrogateOptions",
-    "Tokens",
-    "cispo_policy_loss",
-    "clip_ranges",
-    "clipped_policy_loss",
-    "double_sided_policy_loss",
-    "kl_penalty_policy_loss",
-    "named_surrogate",
-    "own_policy_loss",
-    "positive_nll",
-    "unclipped_policy_loss",
-]
-
 
 def named_surrogate(
     name: str,

@@ -9,8 +9,6 @@ from torch.nn.functional import logsigmoid
 from kedge.algorithm.masking import check_same_shape
 from kedge.errors import ShapeError
 
-__all__ = ["ranking_loss"]
-
 
 def ranking_loss(
     scores: Float[Tensor, "prompts K"],

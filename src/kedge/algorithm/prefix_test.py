@@ -13,8 +13,6 @@ from kedge.algorithm.masking import check_same_shape
 from kedge.errors import ShapeError
 from kedge.system.intervals import Interval, resampled_interval, share_interval
 
-__all__ = ["PrefixTest", "ordered_pairs", "prefix_test", "rank_correlations"]
-
 NUM_BINS = 10
 """Bins of the calibration."""
 

@@ -17,8 +17,6 @@ from kedge.algorithm.masking import check_counted
 from kedge.errors import ShapeError
 from kedge.system.intervals import Interval, resampled_interval
 
-__all__ = ["Readout", "ReadoutSums", "explained_variance_interval", "fit_readout"]
-
 PENALTIES = tuple(10.0**power for power in range(-7, 2))
 """Ridge penalties that are tried, in units of the features' variance."""
 

@@ -21,22 +21,6 @@ from kedge.algorithm.masking import (
 )
 from kedge.errors import ConfigError, ShapeError
 
-__all__ = [
-    "GroupScores",
-    "KLEstimator",
-    "KLScope",
-    "MissingEosMode",
-    "ScoreAt",
-    "ShapedRewards",
-    "group_scores",
-    "kl_estimate",
-    "kl_loss",
-    "penalize_missing_eos",
-    "sequence_kl",
-    "shape_rewards",
-    "total_scores",
-]
-
 KLEstimator = Literal["k1", "k2", "k3"]
 ScoreAt = Literal["last", "after_last"]
 KLScope = Literal["token", "sequence"]

@@ -15,8 +15,6 @@ from torch import Tensor
 from kedge.errors import ShapeError
 from kedge.system.intervals import Interval, share_interval
 
-__all__ = ["Calibration", "calibration", "majority_at_k", "pass_at_k", "win_rate", "wins"]
-
 
 @dataclass(frozen=True)
 class Calibration:

@@ -10,8 +10,6 @@ from kedge.cli.options import PresetName, Reward, Seed, weighted_rewards
 from kedge.config import load_config
 from kedge.errors import ConfigError
 
-__all__ = ["chat"]
-
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=.*", re.DOTALL)
 
 

@@ -10,8 +10,6 @@ from kedge.config import PRESETS, full_name, stage_of
 from kedge.errors import ConfigError
 from kedge.system.stage import stages
 
-__all__ = ["Command", "Group"]
-
 
 class Command(TyperCommand):
     """A command."""

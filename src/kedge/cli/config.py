@@ -21,8 +21,6 @@ from kedge.config import (
 from kedge.errors import ConfigError
 from kedge.system.stage import registered_stages, value_of
 
-__all__ = ["app"]
-
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Show, check and explain the configuration.")
 
 

@@ -6,8 +6,6 @@ import typer
 
 from kedge.cli.options import ConfigFile, Overrides, PresetName
 
-__all__ = ["data"]
-
 
 def data(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=".jsonl file, dataset folder or id.")],

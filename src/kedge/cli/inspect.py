@@ -9,8 +9,6 @@ import typer
 
 from kedge.system.texts import printable
 
-__all__ = ["doctor", "report", "watch"]
-
 
 def _path(text: str) -> Path:
     """A path; the shell does not replace the `~` of `--out=~/page.html`."""

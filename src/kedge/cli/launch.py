@@ -12,8 +12,6 @@ from kedge.cli.command import Command
 from kedge.errors import ConfigError
 from kedge.system.stage import find_stage, stages
 
-__all__ = ["RANKED", "Launch", "launch"]
-
 RANKED = [stage.name for stage in stages().values() if stage.is_ranked]
 EXAMPLE = "kedge launch --nodes 2 --devices 8 -- ppo --model MODEL … --out runs/ppo"
 

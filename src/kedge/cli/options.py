@@ -19,24 +19,6 @@ from kedge.stages.descriptions import REWARD
 from kedge.system.stage import Flag, stages
 from kedge.system.texts import printable
 
-__all__ = [
-    "IN_MEMORY",
-    "AnyPreset",
-    "ConfigFile",
-    "Out",
-    "Overrides",
-    "PresetName",
-    "Reward",
-    "Seed",
-    "announced",
-    "literal_prompts",
-    "parameter",
-    "parameters_of",
-    "preset_option",
-    "settings_of",
-    "weighted_rewards",
-]
-
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Candidates for an override, each with a description.

@@ -9,8 +9,6 @@ from kedge.config import initial_critic, load_config, preset_conflicts
 from kedge.errors import ConfigError
 from kedge.system.stage import find_stage, stages
 
-__all__ = ["plan"]
-
 PLANNED = ("sft", "reward", "critic", "ppo", "rlhf")
 """The stages that can be planned."""
 

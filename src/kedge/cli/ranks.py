@@ -16,8 +16,6 @@ import typer
 from kedge.errors import KedgeError, LostContactError, PushError
 from kedge.system.ranks.start import end_together, is_first_to_fail, is_lost_contact, join_ranks
 
-__all__ = ["LOST_CONTACT", "run_as_rank"]
-
 LOST_CONTACT = 3
 """Exit status of a rank that ends because another one is gone."""
 

@@ -39,8 +39,6 @@ from kedge.system.output import CONFIG_FILE, check_output, is_run
 from kedge.system.stage import Stage, imported, stages
 from kedge.system.texts import printable
 
-__all__ = ["add_stages"]
-
 
 def _command_of(stage: Stage) -> Callable[..., None]:
     """The function of a stage's command; its signature is what typer makes options of."""

@@ -13,8 +13,6 @@ from kedge.config import Config, check_stage, full_name, load_config
 from kedge.errors import ConfigError
 from kedge.system.stage import stages
 
-__all__ = ["sweep"]
-
 SWEPT = {stage.name: stage for stage in stages().values() if stage.is_swept}
 *_FIRST, _LAST = SWEPT
 LISTED = f"{', '.join(_FIRST)} or {_LAST}"

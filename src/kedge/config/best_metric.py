@@ -8,8 +8,6 @@ from kedge.errors import ConfigError
 from kedge.system.stage import Stage, find_stage, value_of
 from kedge.system.term_names import distinct_names, source_name
 
-__all__ = ["BestMetric", "best_metric", "metric_in_chain"]
-
 
 @dataclass(frozen=True)
 class BestMetric:

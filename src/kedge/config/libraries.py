@@ -6,8 +6,6 @@ from pathlib import Path
 
 from kedge.config.table import read_table
 
-__all__ = ["LIBRARIES", "foreign_answer", "foreign_names"]
-
 LIBRARIES: dict[str, dict[str, list[tuple[str, str]]]] = {}
 for library, title, names, here in read_table(Path(__file__).with_suffix(".tsv")):
     LIBRARIES.setdefault(library, {}).setdefault(title, []).append((names, here))

@@ -11,8 +11,6 @@ from kedge.config.schema.root import Config
 from kedge.config.schema.section import word
 from kedge.errors import ConfigError
 
-__all__ = ["SCHEDULABLE", "check_schedules", "config_at", "count_epochs", "scheduled_values"]
-
 SCHEDULABLE = (
     "optimization.max_grad_norm",
     "ppo.clip_range",

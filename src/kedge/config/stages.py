@@ -6,8 +6,6 @@ from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 from kedge.system.stage import find_stage, stages, value_of
 
-__all__ = ["check_stage"]
-
 
 def check_stage(config: Config, name: str) -> None:
     """Check that the configuration is complete for a stage.

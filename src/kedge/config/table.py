@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-__all__ = ["read_table"]
-
 
 def read_table(path: Path) -> list[list[str]]:
     """The rows of a file, without empty lines and lines that start with `#`."""

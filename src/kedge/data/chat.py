@@ -24,21 +24,6 @@ from kedge.system.workers.process import WorkerEnded, WorkerProcess, WorkerTimeo
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "TLDR_ENDING",
-    "PromptForm",
-    "apply_template",
-    "closing_of",
-    "end_of_turn",
-    "prompt_form",
-    "render_answer",
-    "render_as_of",
-    "render_demonstration",
-    "render_prompt",
-    "special_tokens",
-]
-
-
 _CLOSINGS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[object, str, str]] = WeakKeyDictionary()
 """Of each tokenizer, its chat template and how this closes the last answer and earlier ones."""
 

@@ -12,27 +12,6 @@ from kedge.data.records import RowError, is_missing
 from kedge.errors import DataError
 from kedge.system.texts import unwritable
 
-__all__ = [
-    "MAY_BE_EMPTY",
-    "POST",
-    "Fields",
-    "Messages",
-    "Role",
-    "check_fields",
-    "columns_of",
-    "decoded",
-    "entries_of",
-    "field_of",
-    "is_conversation",
-    "is_given",
-    "messages_of",
-    "name_missing_columns",
-    "number_of",
-    "rename_columns",
-    "text_of",
-]
-
-
 Fields: TypeAlias = "Mapping[str, Any]"
 Messages: TypeAlias = "list[dict[str, str]]"
 

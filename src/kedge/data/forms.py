@@ -27,9 +27,6 @@ from kedge.data.tokens import encode_example, encode_prompt, is_character_tokeni
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["is_comparison", "ranked_answers", "standard_form"]
-
-
 _CONVERSATIONS = ("conversations", "conversation")
 _MAY_BE_CONVERSATIONS = (*_CONVERSATIONS, "messages", "prompt", "completion", "chosen", "rejected")
 

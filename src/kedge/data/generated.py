@@ -16,8 +16,6 @@ from typing import Any
 from kedge.errors import DataError, install_line
 from kedge.system.texts import error_text
 
-__all__ = ["PREFIX", "find_entry", "generated_rows", "open_task"]
-
 PREFIX = "reasoning-gym:"
 
 APART = 1_000_000

@@ -40,8 +40,6 @@ from kedge.data.truncation import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ReadingOptions", "parse_comparison", "parse_demonstration", "parse_prompt"]
-
 
 class Post(NamedTuple):
     """A forum post as a prompt."""

@@ -16,9 +16,6 @@ from kedge.system.texts import printable
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["DataUsage", "Part", "Preview", "example_lines", "parts_of"]
-
-
 BARS = "▁▂▃▄▅▆▇█"
 NUM_BINS = 16
 PLAIN_WIDTH = 100

@@ -13,8 +13,6 @@ from kedge.data.fields import field_of, number_of
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, RowError
 from kedge.errors import ConfigError, DataError
 
-__all__ = ["Mixture", "PromptStream", "RecordT", "Split", "difficulties", "room_for_prompt", "split_eval"]
-
 
 def room_for_prompt(context_lengths: Iterable[int | None], max_new_tokens: int) -> int | None:
     """Tokens that the shortest context leaves for a prompt; None for no limit.

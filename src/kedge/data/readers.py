@@ -24,8 +24,6 @@ from kedge.data.records import (
 from kedge.data.sources import Source, numbered_rows
 from kedge.errors import DataError
 
-__all__ = ["read_comparisons", "read_demonstrations", "read_prompts", "read_rows", "read_table"]
-
 _PARSERS: dict[str, Callable[[object, ReadingOptions], Any]] = {
     "demonstrations": parse_demonstration,
     "pretraining": parse_demonstration,

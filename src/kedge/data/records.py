@@ -16,27 +16,6 @@ from kedge.errors import DataError
 from kedge.system.output import writing
 from kedge.system.texts import error_text
 
-__all__ = [
-    "MAX_REJECTED_FRACTION",
-    "Comparison",
-    "Demonstration",
-    "Prompt",
-    "Ranking",
-    "Rejection",
-    "Row",
-    "RowError",
-    "Table",
-    "check_rejections",
-    "check_row_count",
-    "hint_of",
-    "is_missing",
-    "listed_rows",
-    "one_line_errors",
-    "parquet_rows",
-    "table_rows",
-    "write_rejections",
-]
-
 
 @dataclass(frozen=True)
 class Demonstration:

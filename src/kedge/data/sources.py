@@ -17,9 +17,6 @@ from kedge.errors import DataError
 from kedge.system.memory import free_memory, memory_limit, private_memory
 from kedge.system.texts import pointer_fault
 
-__all__ = ["Source", "Sources", "is_data_file", "numbered_rows", "rows_of"]
-
-
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     **{".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows, ".parquet": parquet_rows},
     **{".csv": csv_rows, ".tsv": csv_rows},

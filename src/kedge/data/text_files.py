@@ -21,8 +21,6 @@ from kedge.data.records import Row, listed_rows
 from kedge.errors import DataError
 from kedge.system.texts import error_text
 
-__all__ = ["COMPRESSIONS", "csv_rows", "json_rows"]
-
 # A file without line breaks, or an endless one, must not exhaust memory.
 _LONGEST_LINE = 2**27
 _LONGEST_FILE = 2**31

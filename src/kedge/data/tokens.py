@@ -21,25 +21,6 @@ from kedge.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "EncodedExample",
-    "Padded",
-    "Rendered",
-    "character_tokenizer",
-    "encode_completion",
-    "encode_example",
-    "encode_prompt",
-    "encode_text",
-    "end_with_eos",
-    "is_character_tokenizer",
-    "num_shared",
-    "pad_left",
-    "special_wrapping",
-    "token_pieces",
-    "turn_pieces",
-]
-
-
 # The space character in SentencePiece ("▁") and in GPT-2's byte alphabet ("Ġ").
 _SPACE_MARKS = ("▁", "Ġ")
 _ANCHOR = "\n"

@@ -14,18 +14,6 @@ from kedge.data.tokens import encode_completion, encode_prompt, encode_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "Truncate",
-    "num_tokens",
-    "render_tldr",
-    "tldr_response",
-    "too_long",
-    "truncate_answer",
-    "truncate_conversation",
-    "truncate_prompt",
-]
-
-
 Truncate: TypeAlias = Literal["never", "keep_start", "keep_end"]
 
 # The decoder's replacement for a character with bytes on both sides of a cut.

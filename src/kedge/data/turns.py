@@ -24,8 +24,6 @@ from kedge.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["PlainTurns", "TemplateTurns", "ToolUse", "Turns", "opened_conversation"]
-
 QUESTION = "How deep is it?"
 ANSWER = "Nine fathoms."
 THOUGHT = "<think>\nThe lead says nine.\n</think>\n\n"

@@ -19,8 +19,6 @@ from kedge.system.workers.codec import decode, encode
 from kedge.system.workers.log import CallLog
 from kedge.system.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
 
-__all__ = ["Environment"]
-
 STARTUP_SECONDS = 120.0
 GRACE = 5.0
 """Seconds after a call's limit at which its process is killed: it could not be interrupted."""

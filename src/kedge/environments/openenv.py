@@ -22,8 +22,6 @@ from kedge.environments.shapes import Step, as_text
 from kedge.errors import EnvError, install_line
 from kedge.system.texts import error_text
 
-__all__ = ["PREFIX", "OpenEnv", "find_served"]
-
 PREFIX = "openenv:"
 """Before the address of a server, where an environment is named."""
 LARGEST_MESSAGE = 2**24

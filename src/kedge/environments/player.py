@@ -21,8 +21,6 @@ from kedge.environments.client import Environment
 from kedge.environments.shapes import Turn
 from kedge.errors import DataError
 
-__all__ = ["CUT_OFF", "Earned", "Episodes", "Limits", "Player"]
-
 CUT_OFF = ("truncated", "context_overflow", "timeout")
 """Endings that are not of the task: the state has a value, which the critic's stands for."""
 

@@ -26,8 +26,6 @@ from kedge.system.texts import typed_error_text
 from kedge.system.workers.event_loop import event_loop
 from kedge.system.workers.serving import serve
 
-__all__ = ["Session", "main"]
-
 
 class Session:
     """The episodes of an environment.

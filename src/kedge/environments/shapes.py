@@ -42,8 +42,6 @@ from typing import Any, Literal, cast
 from kedge.environments.tools import Tools
 from kedge.errors import EnvError
 
-__all__ = ["Ending", "Game", "Step", "ToolUser", "Turn", "adapter_of", "as_text"]
-
 Ending = Literal["completed", "truncated", "timeout"]
 """How an environment ends an episode; kedge ends it for other reasons, see `ENDINGS`."""
 

@@ -12,8 +12,6 @@ from typing import Any
 from kedge.errors import EnvError
 from kedge.system.texts import error_text
 
-__all__ = ["Call", "Tools"]
-
 RESERVED = frozenset({"reset", "step", "get_reward", "close"})
 """Public methods of an environment that are not tools."""
 

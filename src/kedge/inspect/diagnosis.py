@@ -16,8 +16,6 @@ from kedge.inspect.resolved import value_warmup_of
 from kedge.logs.json_lines import CRITIC_CHECKS_FILE, METRICS_FILE, read_metrics, read_rows
 from kedge.system.output import INCIDENTS_FILE, ROLES_FILE, is_run
 
-__all__ = ["LiveDoctor", "diagnose_run", "examine_run"]
-
 EVERY = 4
 """Updates between two diagnoses of a run in progress; a tenth of the updates so far once that is more."""
 

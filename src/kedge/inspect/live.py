@@ -29,8 +29,6 @@ from kedge.system.output import (
     is_sweep,
 )
 
-__all__ = ["has_run", "serve_run"]
-
 REBUILD_SHARE = 10
 """Rebuilding the data takes at most one part in this many of the time: the machine belongs to the run."""
 

@@ -13,8 +13,6 @@ from kedge.system.stage import imported, stages
 if TYPE_CHECKING:
     from kedge.inspect.doctor.rule import Rule
 
-__all__ = ["Look", "Panel", "Row", "has_part", "look_of", "matches"]
-
 
 @dataclass(frozen=True)
 class Row:

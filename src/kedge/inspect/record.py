@@ -35,8 +35,6 @@ from kedge.system.output import (
 )
 from kedge.system.term_names import distinct_names, source_name
 
-__all__ = ["QUIET_SECONDS", "RESULTS", "RunRecord", "read_config", "read_json_object", "read_run", "readable"]
-
 QUIET_SECONDS = 60.0
 """Seconds without a write, and at least three updates' time, after which a run counts as stopped."""
 

@@ -21,17 +21,6 @@ from kedge.inspect.sweeps import read_sweep
 from kedge.logs.progress import say
 from kedge.system.output import SUMMARY_FILE, is_run, is_sweep, replace_file, writing
 
-__all__ = [
-    "REPORT_FILE",
-    "Ending",
-    "collect_page",
-    "leave_report",
-    "report_as_html",
-    "report_as_text",
-    "runs_in",
-    "write_report",
-]
-
 REPORT_FILE = "report.html"
 MARKED_WITHIN = 4096
 """Bytes at the start of a file that are searched for the marker of a report."""

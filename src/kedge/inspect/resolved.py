@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kedge.inspect.record import RunRecord
 
-__all__ = ["KL_COSTS", "charges_kl", "critic_of", "learns_from_teacher", "value_warmup_of"]
-
 CRITIC_FREE = ("to_go", "total", "rloo", "grpo", "dr_grpo", "reinforce++", "reinforce++_baseline", "remax", "opo")
 """Advantages that need no values."""
 

@@ -15,21 +15,6 @@ from kedge.inspect.look import look_of
 from kedge.system.intervals import Interval, mean_interval
 from kedge.system.output import SWEEP_FILE
 
-__all__ = [
-    "Goal",
-    "Row",
-    "Setting",
-    "Sweep",
-    "SweptRun",
-    "choose_goal",
-    "compare",
-    "final_value",
-    "find_goal",
-    "last_line",
-    "leaders",
-    "read_sweep",
-]
-
 MOST_ERROR = 300
 """Characters of a failed run's error."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from kedge.algorithm.prefix_test import PrefixTest
 
-__all__ = ["CheckedPrefix", "check_line", "check_row", "describe_check"]
-
 FIGURES = {
     "critic/pairs_within": "pairs_within",
     "critic/pairs_within_ceiling": "ceiling_within",

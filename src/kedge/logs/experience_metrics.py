@@ -18,23 +18,6 @@ from kedge.algorithm.shaping import group_scores
 from kedge.data.tokens import turn_pieces
 from kedge.logs.json_lines import OF_SCORES, Sample
 
-__all__ = [
-    "DETAILS_FILE",
-    "WIDEST",
-    "correlation",
-    "describe_experience",
-    "describe_groups",
-    "describe_lengths",
-    "describe_masked",
-    "describe_responses",
-    "describe_samples",
-    "describe_truncation",
-    "describe_update",
-    "reference_error",
-    "repetition",
-    "without_scores",
-]
-
 DETAILS_FILE = "details.jsonl"
 """The distributions of each update, a row per update."""
 NUM_QUANTILES = 21

@@ -17,8 +17,6 @@ from kedge.data.tokens import turn_pieces
 from kedge.logs.json_lines import JsonLines, plain_json
 from kedge.system.output import INCIDENTS_FILE, replace_file
 
-__all__ = ["add_incident", "describe_row", "truncate_incidents"]
-
 
 def add_incident(folder: Path, incident: Mapping[str, Any]) -> None:
     """Append a row and flush it to disk, because the run may end right after. The first incident creates the file.

@@ -21,28 +21,6 @@ from kedge.errors import DataError, ShapeError
 from kedge.system.durable import replace_contents, sync, sync_folder
 from kedge.system.output import replace_file, writing
 
-__all__ = [
-    "CRITIC_CHECKS_FILE",
-    "EVALUATIONS_FILE",
-    "MEASURED",
-    "METRICS_FILE",
-    "OF_SCORES",
-    "SAMPLES_FILE",
-    "EvaluationsLog",
-    "JsonLines",
-    "MetricsLog",
-    "RunLog",
-    "Sample",
-    "SamplesLog",
-    "plain_json",
-    "read_json_lines",
-    "read_metrics",
-    "read_rows",
-    "read_samples",
-    "rows_until",
-    "truncate_rows",
-]
-
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 CRITIC_CHECKS_FILE = "critic_checks.jsonl"

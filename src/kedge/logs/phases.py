@@ -9,8 +9,6 @@ from pathlib import Path
 from kedge.logs.json_lines import JsonLines
 from kedge.system.output import PROGRESS_FILE
 
-__all__ = ["JUDGING", "OnPhase", "PhaseLog"]
-
 JUDGING = "judge"
 """The phase where a judge reads all responses of a side at once."""
 

@@ -19,8 +19,6 @@ from kedge.system.output import (
     writing,
 )
 
-__all__ = ["create_run_folder", "discard_run_folder", "write_config"]
-
 BEFORE_RESULTS = frozenset({CONFIG_FILE, DATA_FILE, PROGRESS_FILE, ROLES_FILE})
 """Files that a run writes before it has any result."""
 

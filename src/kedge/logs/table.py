@@ -16,8 +16,6 @@ from kedge.logs.progress import format_figure
 from kedge.system.intervals import Interval
 from kedge.system.texts import printable
 
-__all__ = ["Cell", "print_table"]
-
 Cell = Interval | float | str | None
 
 PLAIN_WIDTH = 80

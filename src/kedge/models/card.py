@@ -21,17 +21,6 @@ from kedge.models.sources import find_model, quiet_transformers
 from kedge.system.texts import markdown, names_function, printable
 from kedge.system.version import DISTRIBUTION, __version__
 
-__all__ = [
-    "ORIGIN_FILE",
-    "CardSample",
-    "ModelCard",
-    "Origin",
-    "hub_id",
-    "public_name",
-    "public_settings",
-    "read_origin",
-]
-
 ORIGIN_FILE = "kedge.json"
 """In a model's folder. It marks models that kedge made, also on the hub."""
 

@@ -17,16 +17,6 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from kedge.system.ranks import Ranks
 
-__all__ = [
-    "Loaded",
-    "built_without_weights",
-    "give_model",
-    "give_tensors",
-    "inner_weights",
-    "load_on_first",
-    "take_out",
-]
-
 
 @dataclass(frozen=True)
 class Loaded:

@@ -36,22 +36,6 @@ from kedge.models.packing.trunk import Precision
 from kedge.models.scalar import ScalarModel
 from kedge.system.ranks import ALONE, Ranks
 
-__all__ = [
-    "QUANTIZED",
-    "BaseDtype",
-    "FrozenDtype",
-    "HostWeights",
-    "QuantizedDtype",
-    "QuantizedLinear",
-    "factors_of",
-    "hold_bases",
-    "hold_frozen",
-    "load_bitsandbytes",
-    "matrix_of",
-    "num_weights",
-    "quantize",
-]
-
 QuantizedDtype = Literal["bf16", "int8", "nf4"]
 BaseDtype = Literal["auto", "fp32", "bf16", "int8", "nf4"]
 FrozenDtype = BaseDtype

@@ -20,20 +20,6 @@ from kedge.errors import ModelError
 from kedge.models.sources import check_source, find_model
 from kedge.system.hub import repository_file
 
-__all__ = [
-    "VALUE_HEAD_FILE",
-    "HeadInit",
-    "HistogramHead",
-    "ValueHead",
-    "Values",
-    "find_head",
-    "initialize_head",
-    "load_value_head",
-    "read_values",
-    "scale_head",
-    "value_head_file",
-]
-
 HeadInit = Literal["zero", "normal"]
 
 VALUE_HEAD_FILE = "value_head/model.safetensors"

@@ -31,16 +31,6 @@ from kedge.system.ranks import ALONE, Ranks
 if TYPE_CHECKING:
     from kedge.models.scalar import ScalarModel
 
-__all__ = [
-    "FORBIDDEN_LOGIT",
-    "ActorCritic",
-    "LanguageModel",
-    "PolicyWeights",
-    "ValueGradient",
-    "output_layer",
-    "response_logprobs",
-]
-
 ValueGradient = Literal["trunk", "head"]
 
 ROUNDING = 1e-6

@@ -13,8 +13,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["Hollow", "Label", "LiveBytes"]
-
 aten = torch.ops.aten
 GROUPED_PRODUCT = getattr(aten, "_grouped_mm", None)
 """The product of experts; None in a torch that is too old for it."""

@@ -39,8 +39,6 @@ from kedge.models.scalar import ScalarModel, checked_number
 from kedge.models.sources import check_source, find_adapter, find_model, local_folder, quiet_transformers
 from kedge.system.ranks import ALONE, Ranks
 
-__all__ = ["Bases", "load_language_model", "load_scalar_model"]
-
 
 class Bases:
     """The bases of a run's adapters, each in memory once.

@@ -33,25 +33,6 @@ from kedge.models.sources import (
 )
 from kedge.system.ranks import ALONE, Ranks
 
-__all__ = [
-    "HAS_NEW_ROW",
-    "NORMALIZATION_KEY",
-    "check_weight_files",
-    "context_length",
-    "disable_dropout",
-    "fit_embedding",
-    "freeze_attention",
-    "fuse_activations",
-    "inner_matrices",
-    "load_config",
-    "load_pretrained",
-    "model_width",
-    "num_embeddings",
-    "rope_switch",
-    "shares_base",
-    "take_settings",
-]
-
 NORMALIZATION_KEY = "kedge_score_shift"
 """Key of config.json with the score shift; in every reward model that kedge saved, even where the shift is 0."""
 

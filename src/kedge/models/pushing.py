@@ -22,8 +22,6 @@ from kedge.models.sources import check_source
 from kedge.system.memory import with_unit
 from kedge.system.texts import error_text, printable
 
-__all__ = ["check_push", "push_folder", "push_model"]
-
 CARD = "README.md"
 WEIGHTS = (".safetensors", ".safetensors.index.json", ADAPTER_CONFIG, SHIFT_FILE)
 """How the names of a model's weights end, and of the files that go with an adapter's."""

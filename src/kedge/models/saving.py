@@ -43,16 +43,6 @@ from kedge.system.memory import in_phase
 from kedge.system.output import check_output, writing
 from kedge.system.ranks.sharding import StoredTensors
 
-__all__ = [
-    "merge",
-    "save_architecture",
-    "save_model",
-    "save_policy",
-    "save_scalar_model",
-    "write_whole",
-]
-
-
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Files that name the pad token."""
 

@@ -33,8 +33,6 @@ from kedge.models.pretrained import (
 )
 from kedge.system.ranks import ALONE, PassTokens, Ranks, evaluate_in_passes
 
-__all__ = ["BATCHINGS", "Batching", "ScalarModel", "checked_number", "classify", "find_batching", "score_rows"]
-
 Batching = Literal["right", "left", "equal"]
 """Rows padded on the right, padded on the left, or only rows of equal length in one batch."""
 BATCHINGS: tuple[Batching, ...] = ("right", "left", "equal")

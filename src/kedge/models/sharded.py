@@ -16,8 +16,6 @@ from kedge.models.scalar import ScalarModel
 from kedge.system.ranks import Ranks
 from kedge.system.ranks.sharding import fill_parts, shard, shard_weight
 
-__all__ = ["can_be_sharded", "layers_of", "shard_model"]
-
 
 def can_be_sharded(model: LanguageModel | ScalarModel) -> bool:
     """True if each pass calls the model's trunk exactly once, as passes in which all ranks take part must."""

@@ -20,15 +20,6 @@ from kedge.models.language import LanguageModel
 from kedge.models.sources import base_source, check_source, loading_reason, quiet_transformers
 from kedge.system.texts import printable
 
-__all__ = [
-    "StopTokens",
-    "kept_stop_ids",
-    "load_tokenizer",
-    "named_stop_tokens",
-    "own_stop_tokens",
-    "save_tokenizer",
-]
-
 PAD_TOKEN = "<|pad|>"
 CONFIG_FILE = "tokenizer_config.json"
 

@@ -14,8 +14,6 @@ from kedge.models.sources import quiet_transformers
 from kedge.models.tokenizers import save_tokenizer
 from kedge.system.durable import share_as_usual
 
-__all__ = ["save_untrained_llama", "train_tokenizer"]
-
 PAD_TOKEN = "<|pad|>"
 END_TOKEN = "<|end|>"
 

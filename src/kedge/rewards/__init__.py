@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kedge.rewards.function import CallLimits, FunctionReward, load_function, names_function
+from kedge.rewards.function import CallLimits, FunctionReward, load_function
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, RewardSource, Score, Scores, ScoringModel, Verdict
 from kedge.rewards.weighted import ScoredTerms, WeightedReward
 
@@ -33,7 +33,6 @@ __all__ = [
     "WeightedReward",
     "load_function",
     "load_reward",
-    "names_function",
 ]
 
 _LAZY = {

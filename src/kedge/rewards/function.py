@@ -21,27 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from kedge.errors import RewardError
 from kedge.rewards.source import Responses, Score, ScoringModel, Verdict, checked_scores, free_names
 from kedge.system.importing import find_named
-from kedge.system.texts import names_function, typed_error_text
+from kedge.system.texts import typed_error_text
 from kedge.system.workers.event_loop import event_loop
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
     from kedge.system.ranks import Ranks
-
-__all__ = [
-    "CallLimits",
-    "CallResult",
-    "CallTimeout",
-    "FunctionReward",
-    "GuardedReward",
-    "answers_of",
-    "find_function",
-    "given_columns",
-    "load_function",
-    "name_of",
-    "names_function",
-    "reasons_of",
-]
-
 
 RESPONSE_ARGUMENTS = ("completions", "completion_ids", "stopped")
 RESERVED_ARGUMENTS = (*RESPONSE_ARGUMENTS, "prompts", "prompt_ids", "max_new_tokens", "seed")

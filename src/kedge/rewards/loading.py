@@ -22,8 +22,6 @@ from kedge.rewards.worker.client import RemoteFunction
 from kedge.system.ranks import ALONE, PassTokens, Ranks
 from kedge.system.term_names import is_function, source_name
 
-__all__ = ["RewardSpec", "RewardTerm", "load_reward"]
-
 RewardSpec: TypeAlias = "str | Path | Callable[..., Any]"
 """A reward model's folder or hub id, `path/to/file.py:function`, `package.module:function`, or a function."""
 

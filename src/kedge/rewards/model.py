@@ -17,8 +17,6 @@ from kedge.rewards.source import MESSAGES_COLUMN, Responses, Score, ScoringModel
 from kedge.system.memory import in_phase
 from kedge.system.ranks import ALONE, PassTokens, Ranks
 
-__all__ = ["ModelReward", "share_tokens"]
-
 
 class ModelReward:
     """A reward model as a reward source: one number per response, of the ids that its `Reader` gives.

@@ -13,8 +13,6 @@ from kedge.rewards.function import FunctionReward, find_function
 from kedge.rewards.source import Responses, Scores, free_names
 from kedge.system.ranks import ALONE, Ranks
 
-__all__ = ["PairwiseJudge"]
-
 SIDES = ("first", "second")
 VERDICTS = (None, 0.0, 0.5, 1.0)
 

@@ -13,8 +13,6 @@ from typing import Any
 from kedge.errors import RewardError
 from kedge.rewards.verify.checking import reads
 
-__all__ = ["blank", "ill_formed", "off_length", "off_target_length", "repetitive", "too_long", "unfinished"]
-
 
 def _check_window(window: float = 0.2) -> None:
     if not 0 < window <= 1:

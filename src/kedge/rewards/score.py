@@ -19,8 +19,6 @@ from kedge.data.turns import opened_conversation
 from kedge.errors import UnscoredError
 from kedge.rewards import MESSAGES_COLUMN, Responses, ScoredTerms, WeightedReward
 
-__all__ = ["MissingEos", "ScoredRollout", "continuation", "describe_responses", "join_scored", "score_rollout"]
-
 
 @dataclass(frozen=True)
 class ScoredRollout:

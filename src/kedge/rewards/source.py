@@ -13,19 +13,6 @@ from kedge.errors import NonfiniteScoreError, RewardError
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
     from kedge.models import ScalarModel
 
-__all__ = [
-    "MESSAGES_COLUMN",
-    "Responses",
-    "RewardSource",
-    "Score",
-    "Scores",
-    "ScoringModel",
-    "Verdict",
-    "checked_scores",
-    "free_names",
-    "plain_scores",
-]
-
 Score: TypeAlias = "float | list[float] | None"
 """One number for a response, or one per response token (a process reward), or None for no score."""
 

@@ -16,8 +16,6 @@ from kedge.rewards.function import CallResult, FunctionReward, GuardedReward, an
 from kedge.rewards.source import Responses, RewardSource, Score, Scores, ScoringModel
 from kedge.system.term_names import distinct_names
 
-__all__ = ["ScoredTerms", "WeightedReward"]
-
 MOST_REASONS = 32
 """Reasons of a source with a separate metric, so that a function with a reason per response does not flood the logs."""
 

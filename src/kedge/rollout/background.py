@@ -16,8 +16,6 @@ from kedge.models import LanguageModel
 from kedge.models.adapters import shared_copy
 from kedge.rollout.engine import Engine
 
-__all__ = ["BackgroundEngine", "frozen_copy"]
-
 T = TypeVar("T")
 Tensors = list[tuple[str, Tensor]]
 

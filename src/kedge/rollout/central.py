@@ -13,8 +13,6 @@ from kedge.algorithm.experience import Rollout
 from kedge.rollout.engine import Engine
 from kedge.system.ranks import Ranks
 
-__all__ = ["CentralEngine"]
-
 
 @dataclass(frozen=True)
 class CentralEngine:

@@ -21,17 +21,6 @@ from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
 from kedge.system.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_passes
 
-__all__ = [
-    "Estimation",
-    "Evaluated",
-    "Models",
-    "Scored",
-    "collect_experience",
-    "reference_logprobs",
-    "shared_out",
-    "still_to_evaluate",
-]
-
 Evaluated = Literal["nothing", "critic", "all"]
 """The models that read a rollout for its experience: policy and critic, or the critic alone."""
 

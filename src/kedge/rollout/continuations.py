@@ -10,8 +10,6 @@ import torch
 from kedge.algorithm.experience import Rollout
 from kedge.rollout.engine import Engine
 
-__all__ = ["sample_continuations"]
-
 SLACK_SHARE = 8
 """Prefixes that differ in length by at most this fraction of the length limit are continued in one batch."""
 

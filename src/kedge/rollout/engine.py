@@ -9,8 +9,6 @@ from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
 
-__all__ = ["Dialogue", "Engine"]
-
 
 class Dialogue(Protocol):
     """The other side of the conversations of a batch: it opens each of them, and answers what the policy says."""

@@ -12,8 +12,6 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.data.tokens import pad_left
 
-__all__ = ["Responses"]
-
 
 @dataclass(frozen=True)
 class Responses:

@@ -18,8 +18,6 @@ from kedge.rollout.responses import Responses
 from kedge.system.memory import is_out_of_memory, note_exhaustion, release
 from kedge.system.ranks import AdaptiveTokens
 
-__all__ = ["Sampler"]
-
 # Finished rows are dropped when they reach this share, because dropping copies the cache of the other rows.
 COMPACTION_SHARE = 0.25
 # Turns that have ended are answered when they reach this share. Answering them one by one would take the steps of the

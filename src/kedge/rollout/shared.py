@@ -15,8 +15,6 @@ from kedge.rollout.engine import Dialogue, Engine
 from kedge.system.ranks import Ranks
 from kedge.system.ranks.sharding import whole_weights
 
-__all__ = ["SharedEngine"]
-
 
 @dataclass(frozen=True)
 class SharedEngine:

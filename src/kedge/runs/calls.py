@@ -17,9 +17,6 @@ from kedge.system.output import CONFIG_FILE
 from kedge.system.stage import find_stage, imported, stages
 from kedge.system.texts import printable
 
-__all__ = ["TO_FILL_IN", "Call", "following_call", "next_calls", "resuming_call"]
-
-
 TO_FILL_IN = ("",)
 """An argument that only the user knows: `PROMPTS` in the shell, `prompts` in Python."""
 

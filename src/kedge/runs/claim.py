@@ -22,8 +22,6 @@ from kedge.errors import OutputError
 from kedge.system.durable import make_folder
 from kedge.system.output import check_creatable, free_folders, is_free
 
-__all__ = ["claim", "claim_free_folder", "claims"]
-
 
 @dataclass(frozen=True)
 class _Claims:

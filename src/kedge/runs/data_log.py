@@ -19,8 +19,6 @@ from kedge.errors import DataError
 from kedge.logs.progress import say
 from kedge.system.output import DATA_FILE, replace_file
 
-__all__ = ["DataLog"]
-
 
 @dataclass(frozen=True)
 class DataLog:

@@ -22,18 +22,6 @@ from kedge.system.output import FINISHED_FILE, MODEL_FOLDER, SAMPLED_FOLDER, che
 from kedge.system.ranks import AdaptiveTokens
 from kedge.system.texts import printable
 
-__all__ = [
-    "chain_report",
-    "chained",
-    "end_stage",
-    "leave_stage_report",
-    "publish",
-    "resumable",
-    "say_findings",
-    "say_next",
-    "say_results",
-]
-
 _in_chain: ContextVar[bool] = ContextVar("in_chain", default=False)
 """True if the stage is part of a chain, which says itself how to continue."""
 

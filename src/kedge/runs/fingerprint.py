@@ -25,8 +25,6 @@ from kedge.system.stage import stages, value_of
 from kedge.system.texts import names_function
 from kedge.training.checkpoint.files import record_file
 
-__all__ = ["changed_inputs", "input_hashes", "input_hashes_of_all", "lost_inputs", "outdated_models"]
-
 
 def _code_files(source: str) -> list[Path]:
     """The files of a function named `path/to/file.py:function` or `package.module:function`, its own first.

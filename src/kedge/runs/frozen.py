@@ -21,8 +21,6 @@ from kedge.rewards import Responses, WeightedReward
 from kedge.runs.run import Run, offloads_frozen
 from kedge.system.ranks import Ranks
 
-__all__ = ["adapter_of", "bases_of", "freeze_models", "hold_bases_of", "measuring_scores", "say_loaded_whole"]
-
 
 def adapter_of(config: Config) -> AdapterSettings | None:
     """The adapter that a run trains; None if it trains all weights."""

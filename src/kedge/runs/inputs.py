@@ -24,20 +24,6 @@ from kedge.system.output import REWARD_LOG
 if TYPE_CHECKING:
     from kedge.environments.player import Player
 
-__all__ = [
-    "Rewards",
-    "call_limits",
-    "configured_rewards",
-    "given_prompts",
-    "load_player",
-    "load_prompts",
-    "load_rewards",
-    "load_rows",
-    "prompt_columns",
-    "reading",
-]
-
-
 AS_TEXT: Final = (
     "plain text, continued without the chat template (data.columns.instruction=prompt makes questions of it)"
 )

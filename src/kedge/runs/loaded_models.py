@@ -19,8 +19,6 @@ from kedge.rewards import RewardTerm
 from kedge.system.durable import copy_tree
 from kedge.system.output import is_run, writing
 
-__all__ = ["LoadedModel", "NamedModels", "is_pretrained"]
-
 
 def is_pretrained(value: object) -> bool:
     """True for a model or tokenizer of transformers, by a method: its classes are slow to import."""

@@ -18,8 +18,6 @@ from kedge.system.memory import Exhaustion, is_out_of_memory, release
 from kedge.system.stage import Stage, find_stage
 from kedge.system.streams import lasting_streams
 
-__all__ = ["memory_in_one_line", "stage_function"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 MOST_ADVICE = 3

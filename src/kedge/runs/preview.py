@@ -19,8 +19,6 @@ from kedge.errors import ConfigError, DataError
 from kedge.models import load_tokenizer
 from kedge.runs.inputs import reading
 
-__all__ = ["preview_data"]
-
 ROLES: dict[str, Role] = {
     "sft": "demonstrations",
     "reward": "comparisons",

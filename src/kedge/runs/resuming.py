@@ -25,27 +25,6 @@ from kedge.training.checkpoint.files import FileRecord, record_file, record_file
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.runtime import available_cores, set_threads
 
-__all__ = [
-    "CHANGED",
-    "DATE",
-    "THREADS",
-    "RunFinished",
-    "changed_since",
-    "changes_so_far",
-    "check_extension",
-    "check_finished",
-    "check_same_stage",
-    "check_unchanged",
-    "damage",
-    "date_before",
-    "describe_extension",
-    "finished_run",
-    "lengthening",
-    "mark_finished",
-    "read_ending",
-    "threads_before",
-]
-
 
 def lengthening(folder: Path, config: Config, stage: str) -> list[str]:
     """The fields by which a configuration makes the run in a folder longer, without any other effect on its past.

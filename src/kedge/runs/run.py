@@ -74,21 +74,6 @@ from kedge.training.runtime import (
     use_deterministic_kernels,
 )
 
-__all__ = [
-    "REJECTED_FILE",
-    "Resume",
-    "Run",
-    "check_change",
-    "check_publishing",
-    "describe_in_memory",
-    "offloads_frozen",
-    "offloads_optimizer",
-    "open_run",
-    "pass_tokens",
-    "resumed",
-]
-
-
 IN_MEMORY = "python:in_memory"
 
 

@@ -11,8 +11,6 @@ from kedge.runs.calls import following_call
 from kedge.system.output import MODEL_FOLDER
 from kedge.system.texts import printable
 
-__all__ = ["shows_its_run"]
-
 T = TypeVar("T")
 
 

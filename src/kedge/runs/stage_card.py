@@ -16,12 +16,10 @@ from kedge.inspect.doctor import one_line
 from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE, read_samples
 from kedge.models import ModelCard
 from kedge.models.card import CardSample, hub_id, public_name, public_settings
-from kedge.rewards import names_function
 from kedge.runs.resuming import CHANGED
 from kedge.runs.run import Run
 from kedge.system.stage import find_stage
-
-__all__ = ["recipe_of", "stage_card"]
+from kedge.system.texts import names_function
 
 NUM_SAMPLES = 2
 

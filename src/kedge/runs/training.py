@@ -38,17 +38,6 @@ from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import BestUpdate, RunState
 from kedge.training.stopping import Stopping, stopping, stopping_together
 
-__all__ = [
-    "Callback",
-    "Update",
-    "logged_steps",
-    "measuring",
-    "open_loggers",
-    "running",
-    "stage_loop",
-    "watched",
-]
-
 
 @dataclass(frozen=True)
 class Update:

@@ -20,18 +20,6 @@ from kedge.runs.loaded_models import LoadedModel, NamedModels, is_pretrained
 from kedge.system.output import IN_MEMORY_FOLDER, check_output, is_run
 from kedge.system.stage import Stage
 
-__all__ = [
-    "Data",
-    "Model",
-    "Reward",
-    "StrPath",
-    "Weighted",
-    "named_models",
-    "read_argument",
-    "resolved_arguments",
-    "with_named_models",
-]
-
 StrPath: TypeAlias = "str | os.PathLike[str]"
 """A folder, a file or a hub id."""
 

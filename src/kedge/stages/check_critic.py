@@ -38,8 +38,6 @@ from kedge.system.output import CHECKPOINTS, CONFIG_FILE, MODEL_FOLDER, is_run, 
 from kedge.training.checkpoint.state import Stateful, restore_module
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, open_checkpoint
 
-__all__ = ["CriticCheckResult", "run_check_critic"]
-
 PROMPTS_AT_ONCE = 8
 
 

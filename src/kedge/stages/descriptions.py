@@ -11,8 +11,6 @@ from kedge.system.stage import Flag, Stage
 if TYPE_CHECKING:
     from kedge.config import Config
 
-__all__ = ["OWN"]
-
 SOURCE = ".jsonl file, dataset folder or id. Repeatable."
 ASKED = ".jsonl file, dataset folder or id, or a task as reasoning-gym:NAME,size=500"
 

@@ -36,8 +36,6 @@ from kedge.training.runtime import Stopwatch, stream_seed
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.returns import SampledReturns, train_critic
 
-__all__ = ["DryRun", "dry_run"]
-
 ROWS = 16
 """Responses of a trial, unless `rollout.micro_batch_size` is set."""
 

@@ -35,8 +35,6 @@ from kedge.stages.evaluation.report import Evaluation, report
 from kedge.stages.evaluation.solved import Solved, report_solved
 from kedge.system.intervals import Interval
 
-__all__ = ["EvaluateResult", "PassResult", "evaluate_or_check", "run_evaluate", "run_pass_at_k"]
-
 
 @shows_its_run
 @dataclass(frozen=True, repr=False)

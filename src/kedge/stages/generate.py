@@ -40,8 +40,6 @@ from kedge.system.intervals import Interval, score_interval
 from kedge.system.output import RESPONSES_FILE, write_summary
 from kedge.system.texts import printable
 
-__all__ = ["GenerateResult", "run_generate"]
-
 MOST_SHOWN = 4
 """Responses that are few enough to be printed."""
 

@@ -30,8 +30,6 @@ from kedge.stages.planning.report import MachinePlan
 from kedge.stages.supervised import SupervisedInputs, Trained, load_start, split_inputs, train_model
 from kedge.training.supervised.reward_model import RewardModelReport, train_reward_model
 
-__all__ = ["RewardModelReport", "RewardResult", "load_reward_inputs", "run_reward", "train_reward_model"]
-
 
 @shows_its_run
 @dataclass(frozen=True, repr=False)

@@ -52,8 +52,6 @@ from kedge.system.output import SUMMARY_FILE, is_run, replace_file, write_summar
 from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping_together
 
-__all__ = ["RlhfResult", "check_inputs", "run_rlhf", "scored_config", "stage_config", "with_critic", "with_trained"]
-
 
 @dataclass(frozen=True)
 class Round:

@@ -32,8 +32,6 @@ from kedge.stages.supervised import SupervisedInputs, Trained, load_start, split
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import CompletionLoss
 
-__all__ = ["SftResult", "load_sft_inputs", "run_sft", "train_sft"]
-
 
 @shows_its_run
 @dataclass(frozen=True, repr=False)

@@ -26,8 +26,6 @@ from kedge.system.stage import find_stage
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import Outcome, count_steps
 
-__all__ = ["SupervisedInputs", "Trained", "load_start", "split_inputs", "train_model"]
-
 Model = TypeVar("Model", bound=LanguageModel | ScalarModel)
 
 

@@ -46,9 +46,6 @@ from kedge.system.output import (
 from kedge.training.runtime import available_cores, resolve_device
 from kedge.training.stopping import stopping
 
-__all__ = ["SweepResult", "Trial", "plan_trials", "run_sweep", "split_override"]
-
-
 POLL_SECONDS = 0.1
 
 

@@ -20,22 +20,6 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
-__all__ = [
-    "check_renaming",
-    "copy_tree",
-    "is_part",
-    "make_folder",
-    "remove_parts",
-    "rename_folder",
-    "replace_contents",
-    "replaced_folder",
-    "share_as_usual",
-    "sync",
-    "sync_folder",
-    "sync_tree",
-    "temporary_name",
-]
-
 PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 """Names of files and folders that are being written. Nothing else has such names, so leftovers may be deleted."""
 

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["random_state", "restore_random_state"]
-
 
 def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State of the global generators of torch, Python and NumPy: a user's functions may use any of them."""

@@ -21,8 +21,6 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 from kedge.errors import ModelError
 from kedge.system.texts import error_text
 
-__all__ = ["RepositoryKind", "adapter_snapshot", "has_whole_weights", "hub_fault", "repository_file", "two_models"]
-
 RepositoryKind = Literal["model", "dataset"]
 
 PROBE_SECONDS = 5.0

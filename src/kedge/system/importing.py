@@ -21,8 +21,6 @@ from kedge.errors import KedgeError
 from kedge.system.invocation import importing_user_code
 from kedge.system.texts import DOTTED_NAME, error_text
 
-__all__ = ["find_named"]
-
 _EXPECTED = "path/to/file.py:{0} or package.module:{0}"
 _MODULE_NUMBERS = itertools.count(1)
 _LOADED_HERE = "__kedge_loaded__"

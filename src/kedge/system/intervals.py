@@ -9,8 +9,6 @@ from statistics import NormalDist, fmean, stdev
 
 from kedge.errors import ShapeError
 
-__all__ = ["Interval", "mean_interval", "resampled_interval", "score_interval", "share_interval", "student_quantile"]
-
 ENOUGH_UNITS = 30
 """Units from which the quantiles of resampled figures are the interval. Those of a mean cover 74 % of the time with 3
 values, 87 % with 10, and 94 % with 30."""

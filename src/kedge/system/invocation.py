@@ -6,18 +6,6 @@ from contextlib import contextmanager
 
 from kedge.errors import ConfigError
 
-__all__ = [
-    "check_rank_variables",
-    "importing_user_code",
-    "is_command_line",
-    "is_first_rank",
-    "loading_user_code",
-    "local_rank",
-    "mark_command_line",
-    "num_ranks",
-    "refuse_nested_run",
-]
-
 IMPORTING = "KEDGE_IMPORTING"
 """Environment variable of processes that a user's file starts while it is imported."""
 

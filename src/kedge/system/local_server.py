@@ -20,8 +20,6 @@ from typing import Any, TypeAlias
 
 from kedge.errors import ConfigError
 
-__all__ = ["CLOSED_POLICY", "PAGE_POLICY", "Answer", "LocalServer", "Request", "Stream"]
-
 LOOPBACK = "127.0.0.1"
 MAX_BODY = 2**20
 """Bytes of a request's body."""

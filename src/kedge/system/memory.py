@@ -24,23 +24,6 @@ from typing import Any
 
 from kedge.errors import KedgeError, OutOfMemoryError
 
-__all__ = [
-    "Exhaustion",
-    "MemoryLimit",
-    "asked_for",
-    "free_memory",
-    "held_memory",
-    "in_phase",
-    "is_out_of_memory",
-    "memory_limit",
-    "memory_limits",
-    "note_exhaustion",
-    "private_memory",
-    "release",
-    "tightest_limit",
-    "with_unit",
-]
-
 MEMORY_INFO = Path("/proc/meminfo")
 OWN_PAGES = Path("/proc/self/statm")
 OWN_GROUPS = Path("/proc/self/cgroup")

@@ -14,42 +14,6 @@ from typing import Any
 from kedge.errors import KedgeError, OutputError
 from kedge.system.durable import is_part, replace_contents
 
-__all__ = [
-    "BEST_FILE",
-    "CHECKPOINTS",
-    "CONFIG_FILE",
-    "DATA_FILE",
-    "DIAGNOSTIC_FILES",
-    "FINISHED_FILE",
-    "INCIDENTS_FILE",
-    "IN_MEMORY_FOLDER",
-    "JUDGMENTS_FILE",
-    "MODEL_FOLDER",
-    "PROGRESS_FILE",
-    "REJECTED_FILE",
-    "RESPONSES_FILE",
-    "REWARD_LOG",
-    "ROLES_FILE",
-    "SAMPLED_FOLDER",
-    "SUMMARY_FILE",
-    "SWEEP_FILE",
-    "VIDEO_FILE",
-    "VLLM_LOG",
-    "best_checkpoint",
-    "check_creatable",
-    "check_output",
-    "checkpoint_folder",
-    "free_folders",
-    "is_free",
-    "is_run",
-    "is_sweep",
-    "kept_checkpoints",
-    "refusal",
-    "replace_file",
-    "write_summary",
-    "writing",
-]
-
 CONFIG_FILE = "config.yaml"
 """The resolved configuration. A folder that contains it is a run's."""
 

@@ -43,8 +43,6 @@ from typing import Any
 
 from kedge.errors import ConfigError
 
-__all__ = ["Flag", "Stage", "find_stage", "imported", "registered_stages", "stages", "value_of"]
-
 GROUP = "kedge.stages"
 """The entry points of other packages' stages."""
 

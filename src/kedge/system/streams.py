@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-__all__ = ["lasting_streams", "refused_output"]
-
 
 @contextmanager
 def lasting_streams() -> Iterator[None]:

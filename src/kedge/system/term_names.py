@@ -7,8 +7,6 @@ from pathlib import Path
 
 from kedge.system.texts import names_function
 
-__all__ = ["distinct_names", "is_function", "source_name"]
-
 
 def is_function(source: str) -> bool:
     """True if a term's source is a Python function, by its name, and no model's folder has that name."""

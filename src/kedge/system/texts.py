@@ -5,18 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = [
-    "DOTTED_NAME",
-    "PACKAGE",
-    "error_text",
-    "markdown",
-    "names_function",
-    "pointer_fault",
-    "printable",
-    "typed_error_text",
-    "unwritable",
-]
-
 DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 PACKAGE = "package:"

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from kedge.algorithm.controllers import adapt_entropy_coef, adapt_kl_coef_schulman, adapt_kl_coef_ziegler
 
-__all__ = ["Coefficients", "Controllers", "KLController", "ValueWarmup"]
-
 KLController = Literal["fixed", "ziegler", "schulman"]
 
 ZIEGLER_HORIZON = 10_000

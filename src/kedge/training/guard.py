@@ -18,24 +18,6 @@ from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.logprobs import sampler_mismatch
 from kedge.errors import NonfiniteScoreError, NumericsError
 
-__all__ = [
-    "MAX_K3",
-    "MAX_RATIO",
-    "Action",
-    "BadValue",
-    "Guard",
-    "GuardOptions",
-    "Incident",
-    "SpikeDetector",
-    "StepCheck",
-    "find_bad_weight",
-    "find_in_experience",
-    "find_in_rollout",
-    "first_nonfinite",
-    "largest_ratio",
-    "refuse_nonfinite",
-]
-
 
 @dataclass(frozen=True)
 class BadValue:

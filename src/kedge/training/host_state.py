@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from kedge.training.optimizer_kinds import CODES, Optimizer
 
-__all__ = ["AT_A_TIME", "HostState", "unwrapped"]
-
 AT_A_TIME = 2**28
 """Bytes of trained weights with their state on the device at a time; a larger parameter has a pass to itself."""
 

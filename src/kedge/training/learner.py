@@ -18,8 +18,6 @@ from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memor
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pass_trial import find_tokens
 
-__all__ = ["Batch", "LanguageLearner", "Learner"]
-
 
 class Batch(Protocol):
     """The experience of an update: padded rows of actions. For language models it is `Experience`."""

@@ -17,9 +17,6 @@ from kedge.algorithm.policy_losses import Ratio, Surrogate, positive_nll
 from kedge.algorithm.shaping import KLEstimator, kl_loss
 from kedge.training.learner import B, Batch
 
-__all__ = ["Divisors", "Metric", "Objective", "Reduction", "Terms"]
-
-
 Reduction = Literal["mean", "max", "min"]
 
 

@@ -20,18 +20,6 @@ from torch import Tensor, nn
 from kedge.errors import ConfigError
 from kedge.models.frozen import load_bitsandbytes
 
-__all__ = [
-    "CODES",
-    "SMALLEST_IN_8_BITS",
-    "Optimizer",
-    "OptimizerKind",
-    "OptimizersAsOne",
-    "check_optimizer",
-    "share_codes",
-    "state_bytes",
-    "state_shape",
-]
-
 OptimizerKind = Literal["adamw", "adamw8bit", "adafactor", "muon"]
 
 SMALLEST_IN_8_BITS = 4096

@@ -13,8 +13,6 @@ from kedge.system.ranks import AdaptiveTokens, PassTokens, Ranks
 from kedge.training.host_state import HostState
 from kedge.training.optimizer_kinds import Optimizer
 
-__all__ = ["find_tokens"]
-
 MOST_ON_GPU = 65_536
 """Tokens per pass at most on a GPU, which larger passes do not use better; on a CPU it is the number to start with."""
 

@@ -13,8 +13,6 @@ from kedge.system.ranks import ALONE, PassTokens, Ranks
 from kedge.training.runtime import stream
 from kedge.training.supervised.losses import CompletionLoss
 
-__all__ = ["PretrainingMix"]
-
 
 @dataclass(frozen=True)
 class PretrainingMix:

@@ -12,8 +12,6 @@ from types import FrameType
 
 from kedge.system.ranks import ALONE, Ranks
 
-__all__ = ["GRACE_SECONDS", "Stopping", "Terminated", "listening", "stopping", "stopping_together"]
-
 GRACE_SECONDS = 20.0
 """Time that the current update has to finish after a signal; then it is discarded."""
 

@@ -22,19 +22,6 @@ from kedge.training.objective import Metric, Objective, Reduction
 from kedge.training.optimizer import clip_by_owner, clip_gradients, scale_output_gradients
 from kedge.training.optimizer_kinds import Optimizer
 
-__all__ = [
-    "EpochPass",
-    "ExtraLoss",
-    "MetricTotals",
-    "UpdateResult",
-    "critic_pass",
-    "distance_moved",
-    "minibatches_of",
-    "ppo_update",
-    "reduce_steps",
-    "search_minibatch",
-]
-
 ExtraLoss = Callable[[], Iterable[Tensor]]
 """An additional loss for a step (ptx mixing), in parts that add up; each part is freed before the next."""
 

@@ -14,8 +14,6 @@ from kedge.runs.training import Callback
 if TYPE_CHECKING:  # Gymnasium is an extra
     from kedge_control.stage.result import ControlResult
 
-__all__ = ["control"]
-
 
 def control(
     *,

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from kedge.config import Config
     from kedge_control.stage.settings import ControlConfig
 
-__all__ = ["CONTROL"]
-
 ENVIRONMENT = Flag(
     ("--env",), "control.env", "ENV", "Environment: an id of Gymnasium, module:Id, or a function (file.py:name)."
 )

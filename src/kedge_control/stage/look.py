@@ -14,8 +14,6 @@ from kedge.inspect.page.numbers import figure
 from kedge.inspect.page.sentences import change_of, ends_of, joined
 from kedge.inspect.record import RunRecord
 
-__all__ = ["LOOK"]
-
 CONTROL = ("control",)
 
 LOST = 0.5

@@ -36,8 +36,6 @@ from kedge_control.rollout import Memory, play_episodes
 from kedge_control.stage.settings import ControlConfig
 from kedge_control.steps import Episodes
 
-__all__ = ["Parts", "has_compiler", "load_parts", "objective_of"]
-
 LEAST_STEPS = 30_000
 """Optimizer steps from which on compiling pays: it takes 20 s of CPU time and saves a millisecond of every step."""
 

@@ -2,8 +2,6 @@
 
 from kedge.config.presets.recipe import Cited, Preset
 
-__all__ = ["CONTROL"]
-
 _PPO = "PPO table 5 (arXiv 1707.06347)"
 _ZOO = "Stable-Baselines3's zoo, CartPole-v1"
 _TRPO = "TRPO (arXiv 1502.05477)"

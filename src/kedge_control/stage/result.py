@@ -23,8 +23,6 @@ from kedge_control.recording import record_episode
 from kedge_control.saving import ControlPolicy, load_control_policy, save_control_policy
 from kedge_control.stage.parts import Parts
 
-__all__ = ["ControlResult", "check_video", "checkpoint_model", "record_video", "save_result"]
-
 CARD = """---
 library_name: kedge
 tags: [reinforcement-learning, {algorithm}, gymnasium]

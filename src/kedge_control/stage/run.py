@@ -31,8 +31,6 @@ from kedge_control.stage.parts import Parts, load_parts, objective_of
 from kedge_control.stage.result import ControlResult, check_video, checkpoint_model, record_video, save_result
 from kedge_control.trpo import TrustRegion, trpo_update
 
-__all__ = ["run_control"]
-
 SHOWN = ("episode/return_mean", "episode/length_mean", "policy/approx_kl", "policy/entropy", "value/explained_variance")
 """The metrics of the progress display."""
 

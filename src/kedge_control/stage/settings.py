@@ -8,8 +8,6 @@ from pydantic import model_validator
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
-__all__ = ["ControlConfig"]
-
 
 class ControlConfig(Section):
     """PPO on Gymnasium's environments. The defaults are for PPO on MuJoCo."""

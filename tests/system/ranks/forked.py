@@ -9,8 +9,6 @@ from typing import Any
 
 from tests.forking import fork_context
 
-__all__ = ["forked_ranks"]
-
 LONGEST = 120.0
 """Seconds after which a rank counts as hanging."""
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["ROOT", "started", "torchrun"]
-
 ROOT = Path(__file__).resolve().parents[3]
 LONGEST = 400.0
 """Seconds after which a launch counts as hanging; far more than it takes, even on a loaded machine."""

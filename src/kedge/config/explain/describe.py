@@ -17,20 +17,6 @@ from kedge.config.schema.section import Section
 from kedge.system.stage import registered_stages
 from kedge.system.texts import printable
 
-__all__ = [
-    "USUAL",
-    "accepts",
-    "all_fields",
-    "field_advice",
-    "fields_named",
-    "fields_of",
-    "find_field",
-    "section_type",
-    "suggestion",
-    "unknown",
-    "written",
-]
-
 _PLAIN = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "null"}
 _SOURCES = "a source or a list of sources"
 _SCHEDULES = "a mapping of fields to {update: value}"

@@ -27,8 +27,6 @@ from kedge.config.table import read_table
 from kedge.errors import ConfigError
 from kedge.system.stage import find_stage
 
-__all__ = ["SOURCES", "cited_works", "completions", "describe_presets", "explain"]
-
 
 def explain(name: str = "") -> str:
     """Explain a field, list the fields of a section, list all sections, or list the fields near a word.

@@ -4,8 +4,6 @@ from kedge.config.schedules import count_epochs
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import word
 
-__all__ = ["schedule_in_words"]
-
 SMALL_SHARE = 0.2
 """Share of a score, reaching the first token without the critic's help, below which λ is worth a word."""
 

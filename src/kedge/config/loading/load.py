@@ -21,22 +21,6 @@ from kedge.errors import ConfigError
 from kedge.system.stage import find_stage
 from kedge.system.version import __version__
 
-__all__ = [
-    "changed_settings",
-    "changed_values",
-    "config_from_settings",
-    "differences",
-    "effective_settings",
-    "flat_settings",
-    "full_settings",
-    "load_config",
-    "preset_conflicts",
-    "resolve",
-    "resolved_yaml",
-    "validated",
-    "with_values",
-]
-
 
 def load_config(
     path: str | Path | None = None,

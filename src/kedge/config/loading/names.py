@@ -10,8 +10,6 @@ from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
 from kedge.system.stage import find_stage, registered_stages
 
-__all__ = ["full_name", "initial_critic"]
-
 
 def initial_critic(critic: str | None) -> dict[str, str | None]:
     """The field that `--critic` and `kedge.ppo(critic=…)` set: the kind of critic, or else its start.

@@ -13,8 +13,6 @@ import yaml
 
 from kedge.errors import ConfigError
 
-__all__ = ["Document", "parse_value", "read_document"]
-
 MAX_BYTES = 2**20
 
 # SafeLoader raises these for `!!timestamp x`, `!!bool x`, `!!int ''` and numbers beyond a float's range.

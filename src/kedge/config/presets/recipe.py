@@ -7,8 +7,6 @@ from typing import Any
 
 from kedge.config.table import read_table
 
-__all__ = ["Cited", "Preset", "read_presets"]
-
 
 @dataclass(frozen=True)
 class Cited:

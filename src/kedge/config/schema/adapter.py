@@ -7,8 +7,6 @@ from pydantic import model_validator
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
-__all__ = ["AdapterConfig"]
-
 
 class AdapterConfig(Section):
     """Low-rank adapters: the model's own weights are frozen, and only the adapter is trained and saved."""

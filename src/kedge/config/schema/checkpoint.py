@@ -3,8 +3,6 @@
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
-__all__ = ["CheckpointConfig", "PushConfig"]
-
 
 class CheckpointConfig(Section):
     """Checkpoints for `--resume`. A killed run loses the work since its last one. They never change a result."""

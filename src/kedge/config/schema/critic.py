@@ -8,8 +8,6 @@ from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import Schedule, TrainedSection, schedule_field
 from kedge.config.schema.rollout import check_responses
 
-__all__ = ["CriticConfig"]
-
 
 class CriticConfig(TrainedSection):
     """A critic fitted to the Monte Carlo returns of the policy's responses, before PPO."""

@@ -10,8 +10,6 @@ from pydantic import field_validator, model_validator
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section, StringList
 
-__all__ = ["DataConfig"]
-
 ROLES = ("demonstrations", "comparisons", "prompts", "pretraining")
 COLUMNS = (
     *("prompt", "completion", "messages", "text", "chosen", "rejected", "margin", "responses", "ranks"),

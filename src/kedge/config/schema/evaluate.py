@@ -7,8 +7,6 @@ from pydantic import model_validator
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section, StringList
 
-__all__ = ["EvaluateConfig", "GenerateConfig"]
-
 
 class GenerateConfig(Section):
     """Sampling from a finished policy, in `kedge generate` and `kedge evaluate`."""

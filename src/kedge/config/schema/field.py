@@ -6,8 +6,6 @@ from typing import Any, cast
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-__all__ = ["FieldDoc", "field", "field_doc"]
-
 
 @dataclass(frozen=True)
 class FieldDoc:

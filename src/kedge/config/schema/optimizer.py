@@ -8,8 +8,6 @@ from pydantic import ValidationError, model_validator
 from kedge.config.schema.field import field
 from kedge.config.schema.section import ONE, Section, parameter, word
 
-__all__ = ["OptimizationConfig", "Schedule", "TrainedSection", "schedule_field"]
-
 TRAINED = ("sft", "reward_model", "critic", "ppo")
 """The sections of the stages that train."""
 

@@ -10,8 +10,6 @@ from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import Schedule, TrainedSection, schedule_field
 from kedge.config.schema.section import ONE, parameter, word
 
-__all__ = ["PpoConfig"]
-
 NEED_VALUES = ("gae", "monte_carlo", "td", "n_step")
 """The estimators that use a critic."""
 

@@ -6,8 +6,6 @@ from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 from kedge.system.texts import names_function
 
-__all__ = ["RewardFunctionsConfig", "RewardTermConfig"]
-
 
 class RewardTermConfig(Section):
     """One reward and its weight in the sum."""

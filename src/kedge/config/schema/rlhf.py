@@ -3,8 +3,6 @@
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
 
-__all__ = ["RlhfConfig"]
-
 
 class RlhfConfig(Section):
     """The three stages in a row. Round 1 is SFT, reward model and PPO.

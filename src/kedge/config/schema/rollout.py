@@ -7,8 +7,6 @@ from pydantic import Field, field_validator, model_validator
 from kedge.config.schema.field import field
 from kedge.config.schema.section import ONE, Section, StringList, parameter
 
-__all__ = ["EnvironmentConfig", "RolloutConfig", "VllmConfig", "check_responses"]
-
 
 class VllmConfig(Section):
     """A server that kedge starts in a separate environment, or servers that are running."""

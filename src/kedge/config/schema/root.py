@@ -23,8 +23,6 @@ from kedge.config.schema.section import Section, as_list, word
 from kedge.config.schema.supervised import RewardModelConfig, SftConfig
 from kedge.system.stage import imported, registered_stages
 
-__all__ = ["Config"]
-
 
 def _as_terms(value: object) -> object:
     """Expand the short forms (a string, a list of strings, a mapping source → weight) to a list of terms."""

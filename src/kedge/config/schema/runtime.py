@@ -8,8 +8,6 @@ from pydantic import BeforeValidator, model_validator
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section, as_list
 
-__all__ = ["RuntimeConfig"]
-
 MOST_TOKENS = 8192
 """Tokens per pass; on a CPU no larger number is faster."""
 

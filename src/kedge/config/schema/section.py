@@ -14,8 +14,6 @@ from pydantic_core import PydanticCustomError
 
 from kedge.system.texts import unwritable
 
-__all__ = ["ONE", "Section", "StringList", "as_list", "parameter", "word"]
-
 MAX_DEPTH = 50
 """Levels of lists and mappings in a value."""
 

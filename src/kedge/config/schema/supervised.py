@@ -5,8 +5,6 @@ from typing import Literal
 from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import Schedule, TrainedSection, schedule_field
 
-__all__ = ["RewardModelConfig", "SftConfig"]
-
 
 class SftConfig(TrainedSection):
     """Supervised fine-tuning on demonstrations: cross-entropy of the completion, EOS included."""

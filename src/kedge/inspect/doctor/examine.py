@@ -40,8 +40,6 @@ from kedge.inspect.record import RunRecord
 from kedge.system.stage import stages
 from kedge.system.texts import printable
 
-__all__ = ["RULES", "Examination", "diagnose", "examine", "merge", "one_line", "print_examinations"]
-
 RULES: tuple[Rule, ...] = (
     sampling.rollout_too_old,
     sampling.sampler_ratios_wide,

@@ -14,29 +14,6 @@ from kedge.inspect.resolved import learns_from_teacher
 from kedge.logs.json_lines import OF_SCORES
 from kedge.system.texts import printable
 
-__all__ = [
-    "DOCS",
-    "SCHEDULES",
-    "SMALLER_STEPS",
-    "TRAINED",
-    "WHY_MISSING",
-    "Advice",
-    "Change",
-    "Direction",
-    "Finding",
-    "Gap",
-    "Remedy",
-    "Rule",
-    "Severity",
-    "Symptom",
-    "adjust",
-    "no_advice",
-    "rule",
-    "scale",
-    "set_to",
-    "severity_rank",
-]
-
 Severity = Literal["serious", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 Direction = Literal["too_high", "too_low", "switch"]

@@ -14,20 +14,6 @@ from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import value_warmup_of
 from kedge.logs.progress import format_figure
 
-__all__ = [
-    "MIN_LEVEL",
-    "MIN_TREND",
-    "SIGNIFICANT",
-    "WINDOW",
-    "Series",
-    "combine",
-    "fell",
-    "fmt",
-    "read",
-    "rose",
-    "span",
-]
-
 MIN_LEVEL = 4
 """Updates needed to assess a metric's level: early enough to warn a live run, but not from its first step."""
 

@@ -22,8 +22,6 @@ from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import critic_of, learns_from_teacher
 from kedge.system.intervals import score_interval
 
-__all__ = ["FrontierPoint", "before_and_after", "critic", "frontier", "held_out"]
-
 MOST_POINTS = 240
 SMOOTHED_OVER = 25
 """The best update is taken from means over one part in this many of the run: one lucky update is not an optimum."""

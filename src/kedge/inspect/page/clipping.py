@@ -11,8 +11,6 @@ from kedge.inspect.page.numbers import as_number, evenly_spaced, rounded
 from kedge.inspect.record import RunRecord
 from kedge.logs.experience_metrics import WIDEST
 
-__all__ = ["clipping", "share_below"]
-
 MOST_UPDATES = 40
 
 NO_DETAILS = "This run has no details.jsonl: it has no update yet."

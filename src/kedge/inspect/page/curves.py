@@ -11,8 +11,6 @@ from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import KL_COSTS, charges_kl
 from kedge.system.intervals import mean_interval
 
-__all__ = ["curves", "drawn_metrics", "mean_curves", "reduction"]
-
 
 def curves(record: RunRecord, *, most_points: int) -> dict[str, Any]:
     """The metrics of a run as columns, with the update, responses and seconds of each point; see `mean_curves`.

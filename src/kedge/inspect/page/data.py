@@ -21,8 +21,6 @@ from kedge.inspect.record import RunRecord
 from kedge.inspect.sweeps import Sweep
 from kedge.system.output import VIDEO_FILE
 
-__all__ = ["Headline", "ReportedRun", "demo_frontier", "demo_headlines", "page_data", "video"]
-
 MOST_SAMPLE_BYTES = 1_400_000
 MOST_POINTS = 3000
 """Points of one metric, over all runs of a page."""

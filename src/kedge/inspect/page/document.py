@@ -16,8 +16,6 @@ from typing import Any
 from kedge.errors import DataError
 from kedge.inspect.page.numbers import figure
 
-__all__ = ["MARKER", "is_page", "plain_verdict", "render_page"]
-
 MARKER = "<!-- kedge report -->"
 """Second line of every page; a file with it may be overwritten by a newer page."""
 

@@ -8,8 +8,6 @@ from kedge.inspect.look import Look, Panel, Row
 from kedge.inspect.page import sentences
 from kedge.inspect.record import RunRecord
 
-__all__ = ["LOOKS", "OTHER", "PPO"]
-
 PPO_ROWS = (
     Row("reward/score_mean", "Score", good="up"),
     Row("reward/total", "Score less KL cost", good="up"),

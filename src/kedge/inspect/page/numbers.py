@@ -11,23 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "Reduce",
-    "as_number",
-    "blocks",
-    "distributions",
-    "evenly_spaced",
-    "figure",
-    "fitting",
-    "histogram",
-    "mean_of",
-    "noise",
-    "numbers_of",
-    "rounded",
-    "shortened",
-    "typographic",
-]
-
 Reduce = Callable[[Sequence[float]], float]
 
 

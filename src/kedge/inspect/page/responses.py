@@ -13,8 +13,6 @@ from kedge.inspect.page.numbers import as_number, distributions, evenly_spaced, 
 from kedge.inspect.page.sentences import why_no_result
 from kedge.inspect.record import RunRecord
 
-__all__ = ["evaluation", "generation", "judge_agreement", "shown_responses"]
-
 TOKEN_VALUES = ("logprobs", "ref_logprobs", "new_logprobs", "values", "rewards", "advantages", "entropies")
 MOST_TOKENS = 600
 """Longer responses lose their end, longer prompts their beginning."""

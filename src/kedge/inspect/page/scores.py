@@ -11,8 +11,6 @@ from kedge.inspect.page.clipping import NO_DETAILS
 from kedge.inspect.page.numbers import as_number, distributions, histogram, mean_of, numbers_of, rounded
 from kedge.inspect.record import RunRecord
 
-__all__ = ["cost", "policy_scores", "reward_model"]
-
 
 def reward_model(record: RunRecord) -> dict[str, Any]:
     """Accuracy next to that of a length baseline, calibration, and the scores of chosen and rejected responses.

@@ -11,8 +11,6 @@ from kedge.inspect.page.numbers import figure, rounded
 from kedge.inspect.record import RunRecord
 from kedge.inspect.sweeps import Goal, Row, Setting, Sweep, compare, final_value, find_goal, leaders
 
-__all__ = ["colors_of", "field_plots", "sweep_part"]
-
 MOST_COLORS = 8
 MOST_TIED = 4
 LOG_RATIO = 10

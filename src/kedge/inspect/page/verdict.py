@@ -12,8 +12,6 @@ from kedge.inspect.record import RESULTS, RunRecord
 from kedge.inspect.resolved import KL_COSTS, charges_kl
 from kedge.system.stage import stages
 
-__all__ = ["data_sentences", "describe_run", "first_and_last"]
-
 FEWEST = 4
 """Values from which on a series shows how noisy it is."""
 

@@ -13,8 +13,6 @@ from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE, Sample, plain_json
 from kedge.logs.loggers.logger import LoggedRun, Logger, LoggerState
 from kedge.system.stage import imported
 
-__all__ = ["LoggerGroup", "check_loggers"]
-
 LOGGERS = ("tensorboard", "wandb", "trackio")
 
 

@@ -13,8 +13,6 @@ from kedge.logs.json_lines import Sample
 from kedge.system.durable import replace_contents
 from kedge.system.output import writing
 
-__all__ = ["LOGGERS_FILE", "LoggedRun", "Logger", "LoggerState", "TableLogger", "samples_name"]
-
 
 class Logger(Protocol):
     """A destination of metrics and samples. It may raise any exception of its package."""

@@ -11,8 +11,6 @@ from torch.utils.tensorboard import SummaryWriter
 from kedge.logs.json_lines import Sample
 from kedge.logs.loggers.logger import LoggedRun, samples_name
 
-__all__ = ["TensorBoardLogger", "open_log"]
-
 
 class TensorBoardLogger:
     """Scalars, and text for samples and settings, in `tensorboard/`; flushed after each row.

@@ -9,8 +9,6 @@ import trackio  # pyright: ignore[reportMissingImports]
 
 from kedge.logs.loggers.logger import LoggedRun, TableLogger
 
-__all__ = ["open_log"]
-
 
 def open_log(run: LoggedRun) -> TableLogger:
     """Rows by update and tables of samples, in the project's database; a resumed run is found by its name."""

@@ -11,8 +11,6 @@ import wandb  # pyright: ignore[reportMissingImports]
 
 from kedge.logs.loggers.logger import LoggedRun, TableLogger
 
-__all__ = ["open_log"]
-
 FILE_HEADER = 7
 BLOCK = 32 * 1024
 RECORD_HEADER = struct.Struct("<IHB")

@@ -35,8 +35,6 @@ from kedge.models.adapters.folder import (
 )
 from kedge.system.texts import error_text
 
-__all__ = ["Adapter", "AdapterSettings", "is_frozen", "mark_frozen", "shared_copy"]
-
 M = TypeVar("M", bound=nn.Module)
 
 INITIALIZATIONS = frozenset({"true", "false", "gaussian", "orthogonal"})

@@ -32,24 +32,6 @@ from kedge.errors import ConfigError, ModelError, install_line
 from kedge.system.hub import has_whole_weights
 from kedge.system.texts import error_text
 
-__all__ = [
-    "ADAPTER_CONFIG",
-    "ADAPTER_WEIGHTS",
-    "PREFIX",
-    "SHIFT_FILE",
-    "AdapterFolder",
-    "check_names",
-    "check_patterns",
-    "check_shared",
-    "fill_lora",
-    "import_peft",
-    "is_adapter",
-    "read_adapter",
-    "shared_weights",
-    "under_present_names",
-    "write_shift",
-]
-
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 SHIFT_FILE = "score_shift.json"

@@ -20,8 +20,6 @@ from kedge.models.adapters.folder import (
 )
 from kedge.system.texts import error_text
 
-__all__ = ["merge_adapter"]
-
 
 def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTrainedModel, set[str]]:
     """Merge an adapter into the weights of its base.

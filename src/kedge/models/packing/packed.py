@@ -24,22 +24,6 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from kedge.errors import ModelError
 from kedge.models.packing.sharing import Arranged, arrange
 
-__all__ = [
-    "Decoder",
-    "Gather",
-    "KeyValues",
-    "Packed",
-    "PackedDecoder",
-    "TokenRows",
-    "UnsupportedAttention",
-    "attention_of_accelerator",
-    "cache_name_of",
-    "group_by_length",
-    "on_accelerator",
-    "packed_states",
-    "recompute_attention",
-]
-
 ATTENTION_NAME = "kedge_layout"
 MIN_FILL = 0.7
 """Smallest share of its rectangle's width that a row may fill; below it, padding costs more than a second call."""

@@ -22,8 +22,6 @@ from kedge.models.sources import loading_reason, quiet_transformers
 from kedge.system.memory import is_out_of_memory
 from kedge.system.ranks import ALONE, Ranks
 
-__all__ = ["TOLERANCE", "Findings", "Trial", "relative_error", "trial_rows"]
-
 TOLERANCE = 1e-4
 """Largest relative error of a token's state, about 1e-3 nats. In all architectures of transformers, float32 rounding
 was at most 2e-5, and a wrong mask, position or state at least 1e-4."""

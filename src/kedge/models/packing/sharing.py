@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-__all__ = ["Arranged", "arrange"]
-
 
 class Arranged(NamedTuple):
     """A pass in which prompts are shared.

@@ -35,8 +35,6 @@ from kedge.models.pretrained import rope_switch
 from kedge.system.memory import free_memory
 from kedge.system.ranks import ALONE, Ranks
 
-__all__ = ["GroupedDecoder", "PaddedDecoder", "Precision", "Trunk", "autocast", "prepacked", "resolve_precision"]
-
 WINDOW_LIMITS = ("sliding_window", "attention_chunk_size")
 """Settings that restrict a model's attention beyond causality for rows longer than their value."""
 

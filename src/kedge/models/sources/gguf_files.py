@@ -27,8 +27,6 @@ from kedge.models.sources.quiet import DAMAGED, loading_reason, quiet_transforme
 from kedge.system.durable import make_folder, remove_parts, replaced_folder
 from kedge.system.texts import PACKAGE, pointer_fault
 
-__all__ = ["MAX_LAYERS", "find_gguf", "gguf_folder"]
-
 SUFFIX = ".gguf"
 READERS = ("gguf", "accelerate")
 """Packages that transformers needs for it."""

@@ -24,8 +24,6 @@ from kedge.system.hub import adapter_snapshot, has_whole_weights, hub_fault, two
 from kedge.system.output import MODEL_FOLDER, best_checkpoint, checkpoint_folder, is_run, kept_checkpoints
 from kedge.system.texts import pointer_fault
 
-__all__ = ["SHARDED_WEIGHTS", "base_source", "check_source", "find_adapter", "find_model", "local_folder"]
-
 CONFIGS = ("config.json", "adapter_config.json")
 MANIFEST = "manifest.json"
 SHARDED_WEIGHTS = "sharded_weights.json"

@@ -10,8 +10,6 @@ from transformers.utils import logging as transformers_logging
 
 from kedge.system.texts import error_text
 
-__all__ = ["DAMAGED", "loading_reason", "quiet_transformers", "unknown_kind"]
-
 DAMAGED = "the file may be incomplete or damaged: download it again"
 
 

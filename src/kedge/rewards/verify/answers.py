@@ -28,8 +28,6 @@ from kedge.rewards.verify.checking import (
     verdicts,
 )
 
-__all__ = ["gsm8k", "gsm8k_strict", "math", "number"]
-
 WRONG_VALUE = "wrong value"
 WRONG_UNIT = "wrong unit"
 WRONG_FORMAT = "wrong format"

@@ -10,8 +10,6 @@ from typing import Any
 
 from kedge.rewards.verify.checking import decoded, read_rows
 
-__all__ = ["Assertion", "Tests", "read_tests"]
-
 EXPECTED = 'a list of assertions such as "assert f(2) == 4"'
 
 

@@ -12,21 +12,6 @@ from typing import Any, TypeVar
 from kedge.errors import RewardError
 from kedge.rewards.source import Verdict
 
-__all__ = [
-    "CUT_OFF",
-    "NO_ANSWER",
-    "RIGHT",
-    "TOO_SLOW",
-    "Expired",
-    "after_thoughts",
-    "deadline",
-    "decoded",
-    "read_rows",
-    "reads",
-    "verdicts",
-    "without_thoughts",
-]
-
 RIGHT = "right"
 NO_ANSWER = "no answer found"
 CUT_OFF = "cut off"

@@ -22,8 +22,6 @@ from kedge.rewards.verify.checking import (
     without_thoughts,
 )
 
-__all__ = ["reasoning_gym"]
-
 WRONG_VALUE = "wrong value"
 WRONG_FORMAT = "wrong format"
 PARTLY = "partly right"

@@ -20,8 +20,6 @@ from kedge.errors import RewardError
 from kedge.rewards.source import Verdict
 from kedge.rewards.verify.checking import NO_ANSWER, RIGHT, decoded, read_rows, reads, without_thoughts
 
-__all__ = ["KINDS", "instruction_text", "instructions", "instructions_partial"]
-
 EXAMPLE = '{"kind": "max_words", "count": 50}'
 
 Alphabet = Literal["Arabic", "Cyrillic", "Devanagari", "Greek", "Hangul", "Hebrew", "Hiragana", "Latin", "Thai"]

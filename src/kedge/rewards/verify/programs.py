@@ -23,8 +23,6 @@ from kedge.rewards.verify.checking import CUT_OFF, RIGHT, decoded, read_rows, re
 from kedge.rewards.worker.confined import decode
 from kedge.rewards.worker.sandbox import ARBITRARY, RAISED, TOO_SLOW, Sandbox, open_sandbox
 
-__all__ = ["code", "code_stdio"]
-
 _Reference = TypeVar("_Reference")
 
 NO_CODE = "no code"

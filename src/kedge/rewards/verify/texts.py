@@ -26,8 +26,6 @@ from kedge.rewards.verify.checking import (
     without_thoughts,
 )
 
-__all__ = ["choice", "exact", "json_schema", "normalized", "pattern", "tags"]
-
 WRONG_CHOICE = "wrong choice"
 SEVERAL = "several answers"
 WRONG_TEXT = "wrong text"

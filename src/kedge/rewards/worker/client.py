@@ -19,9 +19,6 @@ from kedge.system.workers.codec import decode, encode
 from kedge.system.workers.log import CallLog
 from kedge.system.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
 
-__all__ = ["RemoteFunction"]
-
-
 ENCODE_ERRORS = (TypeError, ValueError, RecursionError)
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["decode", "encode", "main"]
-
 READY = "ready"
 
 # A name, and its numbers on x86-64 and on 64-bit ARM ("-": does not exist there).

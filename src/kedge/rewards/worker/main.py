@@ -19,8 +19,6 @@ from kedge.system.invocation import loading_user_code
 from kedge.system.texts import typed_error_text
 from kedge.system.workers.serving import serve
 
-__all__ = ["main"]
-
 LAST_RESORT = 3600.0
 """Seconds after a call's deadline at which the kernel ends a worker that kedge could not, because it died itself."""
 

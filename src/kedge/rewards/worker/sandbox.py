@@ -33,20 +33,6 @@ from typing import Any
 from kedge.errors import RewardError, install_line
 from kedge.rewards.worker import confined
 
-__all__ = [
-    "ARBITRARY",
-    "CRASHED",
-    "ENDED",
-    "OUT_OF_MEMORY",
-    "RAISED",
-    "SANDBOXES",
-    "TOO_LONG",
-    "TOO_SLOW",
-    "Ran",
-    "Sandbox",
-    "open_sandbox",
-]
-
 SANDBOXES = ("auto", "bubblewrap", "landlock", "none")
 
 TOO_SLOW = "took too long"

@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 
 from kedge.system.texts import error_text
 
-__all__ = ["Client", "ServerGone", "ServerRefused"]
-
 CONNECT_TIMEOUT = 10.0
 HEALTH_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 3600.0

@@ -17,9 +17,6 @@ from kedge.rollout.engine import Dialogue
 from kedge.rollout.responses import Responses
 from kedge.rollout.vllm.fleet import Fleet
 
-__all__ = ["GENERATE", "SamplingSettings", "VllmEngine", "read_answer"]
-
-
 GENERATE = "inference/v1/generate"
 """vLLM's endpoint for tokens in, tokens out."""
 FORBIDDEN_BIAS = -100.0

@@ -25,8 +25,6 @@ from kedge.rollout.vllm.client import Client, ServerGone, ServerRefused
 from kedge.rollout.vllm.server import Server
 from kedge.system.durable import replaced_folder
 
-__all__ = ["Fleet"]
-
 SHARD_BYTES = 2 * 2**30
 """Tensors are copied to the CPU and written in files of this size, so that no second copy of the model is in memory."""
 

@@ -24,8 +24,6 @@ from kedge.rollout.vllm import supervisor
 from kedge.rollout.vllm.client import Client
 from kedge.system.output import writing
 
-__all__ = ["PLUGIN", "GivenServer", "OwnServer", "Server", "ServerOptions"]
-
 PLUGIN = Path(__file__).with_name("plugin")
 """The folder with the plugin of vLLM; in `PYTHONPATH` of every server that reads weights from a folder."""
 POLL_SECONDS = 0.2

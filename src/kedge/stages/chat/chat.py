@@ -32,8 +32,6 @@ from kedge.training.runtime import (
     tune_memory,
 )
 
-__all__ = ["MAX_MODELS", "SETTINGS", "Chat", "Interrupted", "Reply", "load_chat"]
-
 MAX_MODELS = 2
 
 SETTINGS = {

@@ -17,8 +17,6 @@ from kedge.logs.progress import format_figure
 from kedge.stages.chat.chat import SETTINGS, Chat, Reply
 from kedge.system.texts import printable
 
-__all__ = ["chat_on_terminal", "figures"]
-
 PROMPT = "> "
 CONTINUED = "… "
 LETTERS = "AB"

@@ -14,8 +14,6 @@ from kedge.errors import DataError, KedgeError
 from kedge.stages.chat.chat import Chat, Interrupted
 from kedge.system.local_server import CLOSED_POLICY, PAGE_POLICY, Answer, LocalServer, Request
 
-__all__ = ["chat_server"]
-
 ASSETS = {
     "": ("stages.chat", "chat.html", "text/html"),
     "style.css": ("inspect.page", "style.css", "text/css"),

@@ -31,8 +31,6 @@ from kedge.stages.supervised import Trained, train_model
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.returns import measure_explained, train_critic
 
-__all__ = ["CriticResult", "run_critic"]
-
 
 @shows_its_run
 @dataclass(frozen=True, repr=False)

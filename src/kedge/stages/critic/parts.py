@@ -20,8 +20,6 @@ from kedge.system.ranks.sharding import StoredTensors
 from kedge.training.checkpoint.files import FileRecord, record_file, tensor_pieces
 from kedge.training.supervised.returns import SampledReturns
 
-__all__ = ["Part", "PartStore"]
-
 INDEX = "index.json"
 STORED = ("prompt_ids", "prompt_mask", "response_ids", "token_mask", "action_mask", "stopped", "group")
 """The tensors of a rollout that a critic reads."""

@@ -26,8 +26,6 @@ from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping
 from kedge.training.supervised.returns import ReturnsLoss, SampledReturns
 
-__all__ = ["CriticInputs", "Sampled", "as_first_update", "load_critic_inputs", "sample_part", "sample_returns"]
-
 ALL_HELD_OUT = 10**9
 """A bound on the held-out prompts that is never reached: `data.eval_fraction` decides."""
 

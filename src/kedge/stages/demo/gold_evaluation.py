@@ -24,8 +24,6 @@ from kedge.stages.ppo.roles import Roles
 from kedge.system.intervals import Interval, mean_interval
 from kedge.training.runtime import stream_seed
 
-__all__ = ["Curve", "CurvePoint", "GoldScores", "gold_judge", "sample_summaries"]
-
 SAMPLED_AT_ONCE = 256
 
 

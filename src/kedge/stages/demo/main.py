@@ -33,8 +33,6 @@ from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from kedge.system.output import write_summary
 
-__all__ = ["demo_config", "run_demo"]
-
 
 @chained()
 def run_demo(folder: str | Path, seed: int = 0) -> DemoResult:

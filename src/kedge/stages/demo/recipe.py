@@ -8,27 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = [
-    "CRITIC",
-    "CURVE_EVERY",
-    "DURATION",
-    "MAX_NEW_TOKENS",
-    "MAX_PROMPT_TOKENS",
-    "MODEL",
-    "NUM_COMPARISONS",
-    "NUM_CURVE_POSTS",
-    "NUM_DEMONSTRATIONS",
-    "NUM_HELD_OUT",
-    "NUM_NORMALIZATION",
-    "NUM_PROMPTS",
-    "NUM_SAMPLED_COMPARISONS",
-    "NUM_TOKENIZER_TEXTS",
-    "SETTINGS",
-    "TEMPERATURE",
-    "VOCAB_SIZE",
-    "WITHOUT_KL_SETTINGS",
-]
-
 DURATION: Final = "about two minutes on two cores"
 """As measured in `handbook/demo.json`; the documentation states the same, and a test compares them."""
 

@@ -13,8 +13,6 @@ from kedge.logs.table import Cell, print_table
 from kedge.stages.demo.gold_evaluation import CurvePoint, GoldScores
 from kedge.stages.demo.world import AXES, Post
 
-__all__ = ["WITHOUT_KL", "WITH_KL", "DemoResult", "print_result"]
-
 WITH_KL: Final = "ppo"
 WITHOUT_KL: Final = "ppo-without-kl"
 NUM_SAMPLES: Final = 3

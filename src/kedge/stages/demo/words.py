@@ -6,23 +6,6 @@ that a single word identifies the fact it states. `{who}`, `{deed}` … are repl
 
 from typing import Final
 
-__all__ = [
-    "ADJUNCTS",
-    "BYSTANDERS",
-    "CLOSINGS",
-    "CORE_SLOTS",
-    "HEADLINE",
-    "LEXICON",
-    "OPENINGS",
-    "OPTIONAL_SLOTS",
-    "POSTSCRIPTS",
-    "RAMBLINGS",
-    "SLOTS",
-    "SUBREDDITS",
-    "TELLINGS",
-    "TITLES",
-]
-
 SUBREDDITS: Final[dict[str, tuple[str, ...]]] = {
     "family": ("sister", "brother", "cousin", "uncle", "aunt", "grandma", "nephew", "stepdad"),
     "relationships": ("boyfriend", "girlfriend", "husband", "wife", "fiance", "ex"),

@@ -30,19 +30,6 @@ from kedge.stages.demo.words import (
     TITLES,
 )
 
-__all__ = [
-    "AUTHORS",
-    "AXES",
-    "Author",
-    "Post",
-    "SummaryScores",
-    "World",
-    "judge_summary",
-    "render_whole",
-    "stated_facts",
-]
-
-
 ANNOTATOR_TEMPERATURE: Final = 0.06
 """Noise of the annotator in units of gold quality: 73 % of such differences are labeled correctly, lapses aside."""
 ANNOTATOR_LAPSE_RATE: Final = 0.05

@@ -27,8 +27,6 @@ from kedge.system.intervals import Interval, mean_interval, share_interval
 if TYPE_CHECKING:
     from kedge.environments.player import Player
 
-__all__ = ["Evaluator", "PolicyResult", "collect_rankings", "rank_responses"]
-
 
 @dataclass(frozen=True)
 class PolicyResult:

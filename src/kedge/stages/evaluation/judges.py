@@ -12,16 +12,15 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.statistics import wins
 from kedge.config import Config
 from kedge.errors import ConfigError, RewardError
-from kedge.rewards import Responses, RewardSpec, Scores, WeightedReward, names_function
+from kedge.rewards import Responses, RewardSpec, Scores, WeightedReward
 from kedge.rewards.pairwise import PairwiseJudge
 from kedge.runs.inputs import load_rewards
 from kedge.runs.run import Run
 from kedge.system.intervals import Interval, score_interval
+from kedge.system.texts import names_function
 
 if TYPE_CHECKING:
     from kedge.environments.player import Player
-
-__all__ = ["Judge", "PairOutcomes", "ScoredResponses", "load_judge"]
 
 
 @dataclass(frozen=True)

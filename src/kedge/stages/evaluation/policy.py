@@ -43,21 +43,6 @@ from kedge.training.runtime import stream_seed
 if TYPE_CHECKING:
     from kedge.environments.player import Player
 
-__all__ = [
-    "Policy",
-    "SampledBatch",
-    "Sampling",
-    "join_responses",
-    "load_frozen_policy",
-    "load_policy",
-    "policy_kl",
-    "read_references",
-    "render_for",
-    "sampling_of",
-    "shares_of",
-    "written_responses",
-]
-
 
 @dataclass(frozen=True)
 class Sampling:

@@ -17,8 +17,6 @@ from kedge.stages.evaluation.policy import shares_of
 from kedge.system.intervals import Interval, share_interval
 from kedge.system.output import JUDGMENTS_FILE, write_summary
 
-__all__ = ["Evaluation", "endings_line", "report", "verdict_lines"]
-
 
 @dataclass(frozen=True)
 class Evaluation:

@@ -21,8 +21,6 @@ from kedge.stages.evaluation.report import endings_line, verdict_lines
 from kedge.system.intervals import Interval, mean_interval, share_interval
 from kedge.system.output import JUDGMENTS_FILE, write_summary
 
-__all__ = ["Solved", "report_solved"]
-
 RIGHT = 1.0
 """The least score of a right response, as verifiers give it."""
 

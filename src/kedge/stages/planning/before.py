@@ -14,8 +14,6 @@ from kedge.system.invocation import num_ranks
 from kedge.system.memory import with_unit
 from kedge.system.stage import find_stage
 
-__all__ = ["is_small", "plan_before", "plan_chain_before"]
-
 LOWEST = 0.85
 """The largest error of a plan, as a factor; the largest that was measured is smaller: bench/plan/RESULTS.md."""
 SHORT = 8

@@ -13,8 +13,6 @@ from kedge.models import LanguageModel, ScalarModel
 from kedge.models.live_bytes import LiveBytes
 from kedge.stages.planning.hollow import layers_of
 
-__all__ = ["Figures", "Phases", "extrapolated"]
-
 Figures = dict[tuple[str, ...], float]
 """`held, PHASE, PART, KIND, ROLE`: bytes at the peak of a part of a phase; `work, PHASE, NAME`: per update;
 `parameters, ROLE` and `trained, ROLE`: weights, and the bytes of trained ones; and `resting, ROLE`: bytes of weights

@@ -19,8 +19,6 @@ from kedge.models import Precision, autocast
 from kedge.system.memory import MemoryLimit, held_memory, memory_limits
 from kedge.training.runtime import resolve_device, tune_memory
 
-__all__ = ["DEVICES", "Device", "Speed", "find_device", "measured_speed", "this_machine"]
-
 UNITS: Final = {"GIB": 2**30, "GB": 10**9, "MIB": 2**20, "MB": 10**6, "TIB": 2**40, "TB": 10**12}
 PRODUCTS = 0.35
 STREAMS = 0.7

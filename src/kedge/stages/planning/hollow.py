@@ -47,8 +47,6 @@ from kedge.stages.ppo.settings import value_bins_of
 from kedge.system.stage import find_stage
 from kedge.system.texts import names_function
 
-__all__ = ["Blueprint", "Models", "blueprints_of", "layers_of", "read_blueprint"]
-
 NF4 = 1 / 2 + 1 / 64
 """Bytes of a number in nf4, 4 bits and a scale of 8 bits for each 64, over int8's, its substitute here: a
 pass makes one whole matrix at a time in both formats."""

@@ -22,8 +22,6 @@ from kedge.system.texts import typed_error_text
 from kedge.training.host_state import AT_A_TIME
 from kedge.training.runtime import resolve_device, set_threads
 
-__all__ = ["Counted", "Unplannable", "as_on", "count_stage", "plan_machine", "proposals", "rlhf_stages"]
-
 PHASES = ("rollout", "reward", "experience", "fit", "train", "ptx", "step", "evaluation")
 PROCESS = 0.6 * 2**30
 """Bytes of Python, torch and transformers."""

@@ -14,8 +14,6 @@ from kedge.models.live_bytes import Label
 from kedge.stages.planning.devices import Device
 from kedge.system.memory import with_unit
 
-__all__ = ["MachinePlan", "Phase", "compared", "machine_report", "peak_line"]
-
 SHOWN = 2**14
 """Bytes below which a row is left out."""
 NEAR = 0.9

@@ -19,8 +19,6 @@ from kedge.models import load_tokenizer
 from kedge.runs.inputs import reading
 from kedge.system.ranks import ALONE
 
-__all__ = ["Lengths", "Rows", "lengths_of", "quantiles"]
-
 SAMPLE = 256
 """Rows that are read."""
 

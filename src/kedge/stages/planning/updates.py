@@ -34,8 +34,6 @@ from kedge.training.supervised.loop import TrainingSettings, count_steps, train_
 from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
 from kedge.training.supervised.returns import FIT_TOKENS, ReturnsLoss, SampledReturns
 
-__all__ = ["Subject", "subject_of"]
-
 SHALLOW = 2
 """Blocks of the models with counted passes, and one more; the others add as much as the last. Two and three, not
 one and two: the last block's backward pass overlaps the logits, the first one's the embedding's gradient."""

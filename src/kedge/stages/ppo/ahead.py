@@ -40,8 +40,6 @@ from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.runtime import Stopwatch, stream_seed
 
-__all__ = ["SamplingAhead", "check_ahead", "open_sampling", "prompt_stream", "with_background"]
-
 PHASES = ("time/rollout", "time/reward")
 KINDS = {kind.__name__: kind for kind in (SampledBatch, ScoredRollout, ScoredTerms, Rollout)}
 TENSOR = "tensor"

@@ -39,8 +39,6 @@ from kedge.runs.run import Run
 from kedge.stages.ppo.settings import learns_in_returns_std, value_bins_of
 from kedge.training.runtime import stream_seed
 
-__all__ = ["load_actor_critic", "with_saved_critic"]
-
 
 def load_actor_critic(
     config: Config,

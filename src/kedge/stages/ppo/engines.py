@@ -28,8 +28,6 @@ from kedge.runs.run import Run
 from kedge.system.output import VLLM_LOG
 from kedge.system.ranks import AdaptiveTokens
 
-__all__ = ["check_engine", "choose_engine"]
-
 MEMORY_FOLDER = Path("/dev/shm")
 COPIES = 3
 """Copies of the weights for which the folder in memory must have room: the last version, the next, and one spare."""

@@ -16,8 +16,6 @@ from kedge.data.tokens import encode_completion, pad_left
 from kedge.errors import DataError
 from kedge.stages.ppo.trainer import Trainer
 
-__all__ = ["given_rollout", "is_ids", "rows_and_ids"]
-
 
 def given_rollout(
     trainer: Trainer,

@@ -45,8 +45,6 @@ from kedge.training.optimizer_kinds import state_bytes
 from kedge.training.runtime import memory_in_use
 from kedge.training.update import UpdateResult
 
-__all__ = ["Event", "PpoLog", "ppo_log", "write_roles"]
-
 SHOWN = {
     "score": "reward/score_mean",
     "kl": "objective/kl",

@@ -33,8 +33,6 @@ from kedge.training.checkpoint.state import TrainingState
 from kedge.training.guard import Guard
 from kedge.training.runtime import Stopwatch
 
-__all__ = ["PpoResult", "run_ppo"]
-
 
 @stage_function("ppo", PpoResult.read)
 def run_ppo(

@@ -41,8 +41,6 @@ from kedge.system.intervals import score_interval
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.runtime import Stopwatch, stream, stream_seed
 
-__all__ = ["FixedPrompts", "Measurements", "PrefixSample", "sample_prefixes"]
-
 FIGURES = {
     "eval/score": "reward/score_mean",
     "eval/kl": "objective/kl",

@@ -31,8 +31,6 @@ from kedge.training.guard import (
     find_bad_weight,
 )
 
-__all__ = ["EarlyEnd", "Observer", "new_guard", "observers_of"]
-
 SPIKE_HISTORY = 40
 """Optimizer steps of the recent median that spikes are compared with: ten updates of four steps."""
 

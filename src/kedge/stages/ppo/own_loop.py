@@ -52,8 +52,6 @@ from kedge.system.stage import find_stage
 from kedge.training.runtime import Stopwatch
 from kedge.training.stopping import Stopping, Terminated, listening
 
-__all__ = ["Batch", "PpoTrainer"]
-
 T = TypeVar("T")
 
 

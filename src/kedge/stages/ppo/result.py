@@ -22,8 +22,6 @@ from kedge.stages.ppo.roles import Roles
 from kedge.system.ranks.sharding import gathered_state
 from kedge.training.checkpoint.model_folder import CheckpointModel
 
-__all__ = ["PpoResult", "checkpoint_model", "save_result"]
-
 
 @shows_its_run
 @dataclass(frozen=True, repr=False)

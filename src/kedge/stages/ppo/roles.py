@@ -56,8 +56,6 @@ from kedge.training.supervised.losses import CompletionLoss
 if TYPE_CHECKING:
     from kedge.environments.player import Player
 
-__all__ = ["Roles", "load_roles", "longest_prompt"]
-
 
 @dataclass(frozen=True)
 class Roles:

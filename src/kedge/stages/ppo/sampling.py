@@ -23,8 +23,6 @@ from kedge.rewards.score import ScoredRollout, join_scored
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.runtime import Stopwatch
 
-__all__ = ["Batches", "SampledBatch", "Sampling", "next_round_size"]
-
 
 @dataclass(frozen=True)
 class SampledBatch:

@@ -34,16 +34,6 @@ from kedge.training.controllers import Coefficients, Controllers, ValueWarmup
 from kedge.training.objective import Objective
 from kedge.training.optimizer import learning_rate_at
 
-__all__ = [
-    "OwnFunctions",
-    "PpoSettings",
-    "advantage_of",
-    "coefficients_of",
-    "learns_in_returns_std",
-    "value_bins_of",
-    "value_warmup_of",
-]
-
 IMPORTANCE_CAP = 2.0
 """`ppo.importance_cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
 LENGTH_ADAPTIVE_ALPHA = 0.05

@@ -32,8 +32,6 @@ from kedge.training.optimizer import set_learning_rate
 from kedge.training.runtime import stream, stream_seed, stream_seeds
 from kedge.training.update import UpdateResult, distance_moved, ppo_update
 
-__all__ = ["Trainer"]
-
 
 @dataclass
 class Trainer:

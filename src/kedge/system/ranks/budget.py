@@ -13,15 +13,6 @@ from kedge.system.generators import random_state, restore_random_state
 from kedge.system.memory import asked_for, is_out_of_memory, release, with_unit
 from kedge.system.ranks.ranks import ALONE, Prompts, Ranks, plan_parts
 
-__all__ = [
-    "AdaptiveTokens",
-    "PassTokens",
-    "budget_metrics",
-    "evaluate_in_passes",
-    "tokens_of",
-    "within_memory",
-]
-
 T = TypeVar("T")
 
 

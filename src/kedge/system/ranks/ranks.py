@@ -23,8 +23,6 @@ from kedge.errors import DataError, KedgeError, LostContactError, NumericsError
 if TYPE_CHECKING:
     from kedge.system.ranks.budget import PassTokens
 
-__all__ = ["ALONE", "Part", "Ranks", "budget_batches", "check_equal_weights", "checksum", "plan_parts", "share_rows"]
-
 T = TypeVar("T")
 
 Prompts: TypeAlias = Sequence[tuple[int, int]] | None

@@ -35,27 +35,6 @@ from kedge.system.ranks.ranks import Ranks
 if TYPE_CHECKING:  # its import takes a second, which runs without sharded weights need not wait
     from torch.distributed.fsdp import FSDPModule
 
-__all__ = [
-    "DTYPES",
-    "ROWS",
-    "StoredTensors",
-    "clip_shards",
-    "fill_parts",
-    "from_rows",
-    "gather",
-    "gathered_state",
-    "in_parts",
-    "own_rows",
-    "part_for",
-    "shard",
-    "shard_name",
-    "shard_weight",
-    "whole",
-    "whole_state_dict",
-    "whole_weights",
-]
-
-
 ROWS = "DCP_SHARDING_INFO"
 """The key of a header's metadata under which torch's distributed checkpoints keep where each tensor's part starts."""
 

@@ -24,8 +24,6 @@ from kedge.errors import ConfigError, LostContactError
 from kedge.system.invocation import check_rank_variables, local_rank, num_ranks
 from kedge.system.ranks.ranks import ALONE, Ranks
 
-__all__ = ["Parallel", "end_together", "is_first_to_fail", "is_lost_contact", "join_ranks", "local_rank"]
-
 Parallel = Literal["replicate", "shard"]
 
 PATIENCE = timedelta(hours=6)

@@ -13,8 +13,6 @@ from kedge.system.workers.serving import serve
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["IDLE", "main"]
-
 IDLE = 60.0
 """Seconds without a request after which the process ends; the next request starts another."""
 

@@ -10,8 +10,6 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
-__all__ = ["decode", "encode"]
-
 _TAG = "kedge:type"
 
 # Types in Parquet files and YAML that JSON lacks. A datetime is also a date, so the order matters.

@@ -12,8 +12,6 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
-__all__ = ["event_loop"]
-
 _T = TypeVar("_T")
 
 LAST_SECONDS = 1.0

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from kedge.system.output import writing
 
-__all__ = ["CallLog"]
-
 _LIMIT = 1 << 20
 
 

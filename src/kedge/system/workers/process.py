@@ -16,8 +16,6 @@ from typing import IO, cast
 
 from kedge.system.workers.serving import GRACE
 
-__all__ = ["WorkerEnded", "WorkerProcess", "WorkerTimeout"]
-
 # The worker gets kedge's own `sys.path`, so that names refer to the same modules in both.
 _BOOT = (
     "import sys; _, n, tie, *sys.path = sys.argv; del sys.argv[1:]; from {module} import main; main(int(n), int(tie))"

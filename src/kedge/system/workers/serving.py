@@ -22,8 +22,6 @@ from typing import Any, cast
 
 from kedge.system.workers.codec import decode, encode
 
-__all__ = ["GRACE", "serve"]
-
 GRACE = 1.0
 """Seconds that a worker gets to exit after the connection has closed."""
 

@@ -21,18 +21,6 @@ from kedge.system.ranks import ALONE, Ranks
 from kedge.system.ranks.ranks import share_rows
 from kedge.system.ranks.sharding import DTYPES
 
-__all__ = [
-    "MANIFEST_FILE",
-    "FileRecord",
-    "Manifest",
-    "check_files",
-    "read_manifest",
-    "record_file",
-    "record_files",
-    "tensor_pieces",
-    "write_files",
-]
-
 PIECE_BYTES = 4 * 2**20
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -11,8 +11,6 @@ from kedge.system.memory import in_phase, is_out_of_memory, release
 from kedge.training.checkpoint.state import Deferred, Log, RunState, Stateful, TrainingState
 from kedge.training.stopping import Stopping
 
-__all__ = ["CheckpointedLoop", "PlainLoop", "SaveSchedule"]
-
 CHECK_EVERY = 8
 """Steps between two comparisons of the ranks' weights."""
 

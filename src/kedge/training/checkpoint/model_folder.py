@@ -19,8 +19,6 @@ from kedge.system.ranks.sharding import StoredTensors, whole_state_dict
 from kedge.system.texts import error_text
 from kedge.training.checkpoint.files import FileRecord, record_files
 
-__all__ = ["WEIGHTS_FILE", "CheckpointModel", "SavedModel", "weight_files"]
-
 WEIGHTS_FILE = "model.safetensors"
 
 

@@ -13,8 +13,6 @@ from kedge.system.ranks import Ranks
 from kedge.system.ranks.sharding import ROWS, own_rows, shard_name
 from kedge.training.checkpoint.files import FileRecord, tensor_pieces, write_files
 
-__all__ = ["shard_pieces", "write_shards"]
-
 
 def write_shards(part: Path, groups: Mapping[str, Mapping[str, Tensor]], ranks: Ranks) -> dict[str, FileRecord]:
     """Write a file per group and rank; all ranks call this, and get the records of all files.

@@ -23,19 +23,6 @@ from kedge.training.checkpoint.store import Checkpoint, newest_valid, save_check
 from kedge.training.host_state import unwrapped
 from kedge.training.optimizer_kinds import CODES, Optimizer, share_codes, state_shape
 
-__all__ = [
-    "BestUpdate",
-    "Deferred",
-    "Log",
-    "RunState",
-    "Stateful",
-    "TrainingState",
-    "module_tensors",
-    "optimizer_state",
-    "restore_module",
-    "restore_optimizer",
-]
-
 AHEAD = "ahead"
 """The name of the work under way in a checkpoint."""
 

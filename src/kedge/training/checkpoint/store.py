@@ -57,14 +57,6 @@ from kedge.training.checkpoint.model_folder import (
 )
 from kedge.training.checkpoint.shards import write_shards
 
-__all__ = [
-    "Checkpoint",
-    "check_state",
-    "newest_valid",
-    "open_checkpoint",
-    "save_checkpoint",
-]
-
 STATE_FILE = "state.json"
 NAME = re.compile(r"update-(\d{6,})")
 

@@ -16,8 +16,6 @@ from kedge.system.memory import in_phase
 from kedge.system.ranks import ALONE, PassTokens, Ranks
 from kedge.training.supervised.losses import RankedResponses
 
-__all__ = ["Agreement", "measure_agreement", "split_pairs"]
-
 NUM_QUANTILES = 21
 """Quantiles at 0, 5, …, 100 %."""
 

@@ -40,18 +40,6 @@ from kedge.training.pass_trial import find_tokens
 from kedge.training.runtime import stream
 from kedge.training.stopping import Terminated
 
-__all__ = [
-    "Outcome",
-    "SupervisedLoss",
-    "TrainingSettings",
-    "accumulate_gradients",
-    "check_lengths",
-    "count_steps",
-    "evaluate",
-    "evaluate_held_out",
-    "train_supervised",
-]
-
 Example = TypeVar("Example")
 Example_contra = TypeVar("Example_contra", contravariant=True)
 

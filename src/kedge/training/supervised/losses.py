@@ -16,8 +16,6 @@ from kedge.algorithm import ranking_loss, token_logprobs_and_entropy
 from kedge.data import Comparison, EncodedExample, Ranking, encode_example
 from kedge.models import LanguageModel, Precision, ScalarModel, TokenRows, autocast
 
-__all__ = ["CompletionLoss", "RankedResponses", "RankingLoss"]
-
 
 @dataclass(frozen=True)
 class CompletionLoss:

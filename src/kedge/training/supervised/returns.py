@@ -25,17 +25,6 @@ from kedge.training.checkpoint.state import TrainingState
 from kedge.training.optimizer import build_optimizer
 from kedge.training.supervised.loop import Outcome, TrainingSettings, evaluate, evaluate_held_out, train_supervised
 
-__all__ = [
-    "Explained",
-    "Head",
-    "ReturnsLoss",
-    "SampledReturns",
-    "fit_head",
-    "measure_explained",
-    "train_critic",
-    "with_explained",
-]
-
 MIN_SPREAD = 1e-4
 """Returns with a smaller ratio of standard deviation to RMS count as constant, as in PPO's value loss."""
 

@@ -16,8 +16,6 @@ from kedge.training.supervised.agreement import Agreement, measure_agreement
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import RankedResponses, RankingLoss
 
-__all__ = ["RewardModelReport", "train_reward_model"]
-
 Reference = Literal["demonstrations", "comparisons", "none"]
 """The texts on which the mean score is set to 0."""
 

@@ -20,8 +20,6 @@ from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[report
     WeightTransferEngineFactory,
 )
 
-__all__ = ["register"]
-
 BACKEND = "kedge_folder"
 
 
