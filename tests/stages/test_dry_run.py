@@ -13,7 +13,7 @@ import kedge
 from kedge.cli.stages import time_dry_run
 from kedge.config import Config, config_from_settings
 from kedge.errors import ConfigError, RewardError
-from kedge.stages.dry_run import Phase, dry_run
+from kedge.stages.dry_run import TimedPhase, dry_run
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.update import UpdateResult
 from tests.tiny import save_tiny_policy
@@ -94,7 +94,7 @@ def test_from_python_with_a_loaded_model_rows_and_a_function(
 
 
 def test_the_estimate_is_proportional_to_the_rows() -> None:
-    assert Phase("ppo: train", seconds=0.5, rows=4, total_rows=4 * 3 * 2).whole == pytest.approx(3.0)
+    assert TimedPhase("ppo: train", seconds=0.5, rows=4, total_rows=4 * 3 * 2).whole == pytest.approx(3.0)
 
 
 def test_a_mistake_is_found_as_by_the_stage_itself(place: Path) -> None:

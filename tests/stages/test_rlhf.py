@@ -14,7 +14,7 @@ from kedge.config import Config, check_stage, load_config, with_values
 from kedge.errors import ConfigError, KedgeError
 from kedge.logs.json_lines import read_json_lines
 from kedge.stages import rlhf
-from kedge.stages.planning.report import MachinePlan, Phase
+from kedge.stages.planning.report import MachinePlan, PlannedPhase
 from kedge.stages.rlhf import run_rlhf
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge
@@ -63,7 +63,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_one_round_is_the_three_stages_in_a_chain(tmp_path, capsys):
     with_critic = ["rlhf.train_critic=true", "critic.num_responses=1", "critic.batch_size=4"]
     stages = ("sft", "reward", "critic", "ppo")
-    planned = {name: MachinePlan(name, "step", (Phase("train", {("weights", "policy"): 2.0**30}),)) for name in stages}
+    planned = {
+        name: MachinePlan(name, "step", (PlannedPhase("train", {("weights", "policy"): 2.0**30}),)) for name in stages
+    }
     result = run_rlhf(config_for(tmp_path, *with_critic), **ROWS, planned=planned)
     run = tmp_path / "run"
     for name in stages:

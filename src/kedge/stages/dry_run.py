@@ -41,7 +41,7 @@ ROWS = 16
 
 
 @dataclass(frozen=True)
-class Phase:
+class TimedPhase:
     """A timed phase.
 
     Attributes:
@@ -72,7 +72,7 @@ class DryRun:
     """
 
     stage: str
-    phases: tuple[Phase, ...]
+    phases: tuple[TimedPhase, ...]
 
     @property
     def seconds(self) -> float:
@@ -108,7 +108,7 @@ def dry_run(config: Config, stage: str, **given: Any) -> DryRun:
     return found
 
 
-def _trial(config: Config, stage: str, given: Mapping[str, Any]) -> list[Phase]:
+def _trial(config: Config, stage: str, given: Mapping[str, Any]) -> list[TimedPhase]:
     """The phases of one stage; it picks its inputs from the given ones."""
     config = with_saved_critic(config) if stage == "ppo" else config
     arguments = find_stage(stage).arguments
@@ -117,7 +117,7 @@ def _trial(config: Config, stage: str, given: Mapping[str, Any]) -> list[Phase]:
     return _TRIALS[stage](config, run, own)
 
 
-def _sft(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
+def _sft(config: Config, run: Run, given: Mapping[str, Any]) -> list[TimedPhase]:
     inputs = load_sft_inputs(config, run, **given)
     run.data.say()
     say(f"sft takes {inputs.num_steps:,} optimizer steps of {config.sft.batch_size} demonstrations.")
@@ -128,7 +128,7 @@ def _sft(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     return [_steps("sft", config, run, trial, inputs.num_steps)]
 
 
-def _reward(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
+def _reward(config: Config, run: Run, given: Mapping[str, Any]) -> list[TimedPhase]:
     inputs = load_reward_inputs(config, run, **given)
     run.data.say()
     say(f"reward takes {inputs.num_steps:,} optimizer steps of {config.reward_model.batch_size} comparisons.")
@@ -143,7 +143,7 @@ def _reward(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     return phases
 
 
-def _critic(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
+def _critic(config: Config, run: Run, given: Mapping[str, Any]) -> list[TimedPhase]:
     settings = config.critic
     inputs = load_critic_inputs(config, run, **given)
     total, held_out = inputs.num_responses
@@ -166,7 +166,7 @@ def _critic(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
         seconds = clock.metrics(num_tokens=0)
     done = num_prompts * settings.num_responses
     names = ("rollout", "reward")
-    phases = [Phase(f"critic: {name}", seconds[f"time/{name}"], done, total + held_out) for name in names]
+    phases = [TimedPhase(f"critic: {name}", seconds[f"time/{name}"], done, total + held_out) for name in names]
     if settings.kind == "shared":
         return phases
     num_steps = count_steps(total, num_epochs=settings.num_epochs, batch_size=settings.batch_size)
@@ -179,7 +179,7 @@ def _critic(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
     return [*phases, _steps("critic", config, run, trial, num_steps)]
 
 
-def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
+def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[TimedPhase]:
     num_prompts = min(_num_prompts(config, config.rollout.num_responses), config.rollout.num_prompts)
     schedules = {**config.schedules, "ppo.num_epochs": {1: 1}}
     trial = with_values(config, {"rollout.num_prompts": num_prompts, "ppo.num_minibatches": 1, "schedules": schedules})
@@ -209,7 +209,7 @@ def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
         "experience": 1,
         "train": count_epochs(config, config.ppo.num_updates) / config.ppo.num_updates,
     }
-    return [Phase(f"ppo: {name}", seconds[f"time/{name}"], done, total * each) for name, each in times.items()]
+    return [TimedPhase(f"ppo: {name}", seconds[f"time/{name}"], done, total * each) for name, each in times.items()]
 
 
 def _num_prompts(config: Config, num_responses: int) -> int:
@@ -221,7 +221,7 @@ def _stream(config: Config, prompts: list[Prompt]) -> PromptStream:
     return PromptStream(prompts, seed=stream_seed(config.runtime.seed, "prompts"))
 
 
-def _rlhf(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
+def _rlhf(config: Config, run: Run, given: Mapping[str, Any]) -> list[TimedPhase]:
     rows = {name: value for name, value in given.items() if name != "labeler"}
     check_inputs(config, run, **rows, labeler=given["labeler"])
     run.folder.mkdir()
@@ -235,10 +235,10 @@ def _rlhf(config: Config, run: Run, given: Mapping[str, Any]) -> list[Phase]:
         kind = {"ppo.critic": config.critic.kind} if config.rlhf.train_critic else {}
         repeated += _trial(with_values(scored, kind), name, {**given, "reward": rewards})
     rounds = config.rlhf.num_rounds
-    return [*sft, *(Phase(each.name, each.seconds, each.rows, each.total_rows * rounds) for each in repeated)]
+    return [*sft, *(TimedPhase(each.name, each.seconds, each.rows, each.total_rows * rounds) for each in repeated)]
 
 
-_TRIALS: Mapping[str, Callable[[Config, Run, Mapping[str, Any]], list[Phase]]] = {
+_TRIALS: Mapping[str, Callable[[Config, Run, Mapping[str, Any]], list[TimedPhase]]] = {
     "sft": _sft,
     "reward": _reward,
     "critic": _critic,
@@ -247,7 +247,7 @@ _TRIALS: Mapping[str, Callable[[Config, Run, Mapping[str, Any]], list[Phase]]] =
 }
 
 
-def _steps(stage: str, config: Config, run: Run, trial: Callable[..., None], num_steps: int) -> Phase:
+def _steps(stage: str, config: Config, run: Run, trial: Callable[..., None], num_steps: int) -> TimedPhase:
     """Two optimizer steps on as many rows as surely fit into one micro-batch; the second one counts.
 
     Args:
@@ -272,4 +272,4 @@ def _steps(stage: str, config: Config, run: Run, trial: Callable[..., None], num
         "on_step": lambda step, metrics: seconds.append(metrics["time/update"]),
     }
     trial(2 * rows, **settings)
-    return Phase(f"{stage}: train", seconds[-1], rows, num_steps * batch_size)
+    return TimedPhase(f"{stage}: train", seconds[-1], rows, num_steps * batch_size)

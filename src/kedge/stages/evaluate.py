@@ -30,7 +30,7 @@ from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import measuring
 from kedge.stages.evaluation.evaluator import Evaluator
 from kedge.stages.evaluation.judges import load_judge
-from kedge.stages.evaluation.policy import Policy, load_policy, sampling_of
+from kedge.stages.evaluation.policy import Policy, load_policy, sampling_settings
 from kedge.stages.evaluation.report import Evaluation, report
 from kedge.stages.evaluation.solved import Solved, report_solved
 from kedge.system.intervals import Interval
@@ -185,7 +185,7 @@ def _opened(
     against = None if settings.against is None else load_policy(settings.against, config, run)
     for source in settings.frontier:  # a misspelled name fails now, not after the first sampling
         load_tokenizer(source, trust_remote_code=config.runtime.trust_remote_code)
-    sampling = sampling_of(config, num_responses=config.generate.num_responses)
+    sampling = sampling_settings(config, num_responses=config.generate.num_responses)
     player = load_player(config, run, environment, tokens=sampling.max_new_tokens, by_turn=False)
     room = policy.room(sampling.max_new_tokens)
     all_prompts = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)

@@ -28,11 +28,11 @@ from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import measuring
 from kedge.stages.evaluation.policy import (
     GREEDY,
-    SampledBatch,
-    Sampling,
+    SampledResponses,
+    SamplingSettings,
     join_responses,
     load_policy,
-    sampling_of,
+    sampling_settings,
     shares_of,
 )
 from kedge.stages.evaluation.report import verdict_lines
@@ -90,7 +90,7 @@ def run_generate(
     rewards = configured_rewards(config) if reward is None else reward
     best_of = config.generate.best_of
     size = best_of or config.generate.num_responses
-    sampling = sampling_of(config, num_responses=size)
+    sampling = sampling_settings(config, num_responses=size)
     plays = environment is not None or config.environment.source is not None
     if best_of is not None:
         _check_best_of(best_of, sampling, scores=bool(rewards) or plays)
@@ -174,7 +174,7 @@ def kl_of_best(number: int) -> float:
     return math.log(number) - (number - 1) / number
 
 
-def _check_best_of(best_of: int, sampling: Sampling, *, scores: bool) -> None:
+def _check_best_of(best_of: int, sampling: SamplingSettings, *, scores: bool) -> None:
     """Check that there is a best one.
 
     Raises:
@@ -192,7 +192,7 @@ def _check_best_of(best_of: int, sampling: Sampling, *, scores: bool) -> None:
 
 
 def _write_scored(
-    batches: Iterable[SampledBatch], scorer: WeightedReward | None, folder: Path, best_of: int | None
+    batches: Iterable[SampledResponses], scorer: WeightedReward | None, folder: Path, best_of: int | None
 ) -> tuple[Responses, ScoredTerms | None, list[str]]:
     """Score each batch, and write its rows, or the best one of every `best_of`.
 

@@ -41,7 +41,7 @@ from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import Callback
 from kedge.stages.critic import CriticResult, run_critic
 from kedge.stages.evaluation.evaluator import collect_rankings
-from kedge.stages.evaluation.policy import Sampling, load_policy
+from kedge.stages.evaluation.policy import SamplingSettings, load_policy
 from kedge.stages.planning.report import MachinePlan
 from kedge.stages.ppo import PpoResult, run_ppo
 from kedge.stages.reward import RewardResult, run_reward
@@ -334,7 +334,7 @@ def label_round(config: Config, run: Run, inputs: RlhfInputs, policy: Path, numb
             stream.next(min(settings.num_prompts, len(inputs.prompts))),
             inputs.labeler,
             # Sampled as in training, not as in evaluation: near temperature 0 all responses to a prompt are alike.
-            Sampling(
+            SamplingSettings(
                 max_new_tokens=rollout.max_new_tokens,
                 temperature=rollout.temperature,
                 batch_size=config.generate.batch_size,

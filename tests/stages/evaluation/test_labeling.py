@@ -12,10 +12,10 @@ from kedge.errors import RewardError
 from kedge.rewards import load_reward
 from kedge.runs.run import open_run
 from kedge.stages.evaluation.evaluator import collect_rankings, rank_responses
-from kedge.stages.evaluation.policy import Policy, Sampling, load_policy
+from kedge.stages.evaluation.policy import Policy, SamplingSettings, load_policy
 from tests.tiny import save_tiny_policy, tiny_tokenizer
 
-SAMPLING = Sampling(max_new_tokens=8, temperature=1.0, batch_size=5, seed=3)
+SAMPLING = SamplingSettings(max_new_tokens=8, temperature=1.0, batch_size=5, seed=3)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from kedge.stages.planning.plan import (
     proposals,
     rlhf_stages,
 )
-from kedge.stages.planning.report import MachinePlan, Phase
+from kedge.stages.planning.report import MachinePlan, PlannedPhase
 from kedge.stages.planning.rows import Lengths, lengths_of, quantiles
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.roles import Roles
@@ -285,7 +285,7 @@ def test_devices_have_names_and_sizes() -> None:
 
 
 def test_a_plan_knows_its_peak_and_its_run() -> None:
-    phases = (Phase("rollout", {("weights", "policy"): 10.0}, 1.0), Phase("train", {}, 3.0))
+    phases = (PlannedPhase("rollout", {("weights", "policy"): 10.0}, 1.0), PlannedPhase("train", {}, 3.0))
     plan = MachinePlan("ppo", "update", phases, updates=5, process=7.0, overhead=0.1)
     assert (plan.peak.name, plan.needed, plan.seconds, plan.whole) == ("rollout", 18.0, 4.0, 20.0)
 
@@ -315,7 +315,7 @@ def test_the_planned_peak_of_a_supervised_stage_is_that_of_a_run(stage: str, tmp
 
 def test_a_run_ends_with_what_was_planned_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = ppo_config(tmp_path, **{"ppo.num_updates": 1, "rollout.num_prompts": 2, "rollout.max_new_tokens": 4})
-    plan = MachinePlan("ppo", "update", (Phase("train", {("weights", "policy"): 3.0 * GIB}),))
+    plan = MachinePlan("ppo", "update", (PlannedPhase("train", {("weights", "policy"): 3.0 * GIB}),))
     result = run_ppo(config, prompts=["The boat", "A sailor"], reward=scores, planned=plan)
     memory = memory_of(result.folder)
     assert memory["planned_bytes"] == 3 * GIB

@@ -22,7 +22,13 @@ from kedge.rewards.model import share_tokens
 from kedge.rewards.score import continuation, describe_responses
 from kedge.runs.inputs import Rewards, call_limits, configured_rewards
 from kedge.runs.run import pass_tokens
-from kedge.stages.evaluation.policy import Policy, Sampling, load_frozen_policy, sampling_of, written_responses
+from kedge.stages.evaluation.policy import (
+    Policy,
+    SamplingSettings,
+    load_frozen_policy,
+    sampling_settings,
+    written_responses,
+)
 from kedge.system.texts import unwritable
 from kedge.training.runtime import (
     avoid_kernels_per_shape,
@@ -205,7 +211,7 @@ class Chat:
     @property
     def settings(self) -> dict[str, float | int]:
         """The sampling settings in force."""
-        sampling = sampling_of(self._config)
+        sampling = sampling_settings(self._config)
         return {
             "temperature": sampling.temperature,
             "max_new_tokens": sampling.max_new_tokens,
@@ -252,7 +258,9 @@ class Chat:
         """
         if (fault := unwritable(text, deepest=0)) is not None:
             raise DataError(f"the text {fault}")
-        sampling = replace(sampling_of(self._config), seed=stream_seed(self._config.runtime.seed, "chat", self._turn))
+        sampling = replace(
+            sampling_settings(self._config), seed=stream_seed(self._config.runtime.seed, "chat", self._turn)
+        )
         prompts = [
             conversation.prompt(text, room=policy.room(sampling.max_new_tokens))
             for policy, conversation in zip(self.policies, self.conversations, strict=True)
@@ -267,7 +275,7 @@ class Chat:
         self._turn += 1
         return replies
 
-    def _answer(self, index: int, prompt: Prompt, sampling: Sampling, write: Callable[[str], None]) -> Reply:
+    def _answer(self, index: int, prompt: Prompt, sampling: SamplingSettings, write: Callable[[str], None]) -> Reply:
         policy = self.policies[index]
         prompt_ids = encode_prompt(policy.tokenizer, prompt.text)
         stream = TextStream(policy.tokenizer, prompt_ids, policy.stop_tokens.ids, write)
@@ -298,7 +306,7 @@ class Chat:
 
     def _check_room(self, config: Config) -> None:
         for policy in self.policies:
-            policy.room(sampling_of(config).max_new_tokens)
+            policy.room(sampling_settings(config).max_new_tokens)
 
 
 def load_chat(

@@ -19,7 +19,7 @@ from kedge.rewards.score import describe_responses
 from kedge.rollout import Engine
 from kedge.stages.demo import recipe
 from kedge.stages.demo.world import AXES, Post, SummaryScores, World, judge_summary
-from kedge.stages.evaluation.policy import Sampling, load_frozen_policy
+from kedge.stages.evaluation.policy import SamplingSettings, load_frozen_policy
 from kedge.stages.ppo.roles import Roles
 from kedge.system.intervals import Interval, mean_interval
 from kedge.training.runtime import stream_seed
@@ -135,7 +135,7 @@ def gold_judge(world: World) -> Callable[..., list[float]]:
 def sample_summaries(model: Path, world: World, posts: Sequence[Post], *, draw: int = 0) -> list[str]:
     """Sample one summary per post from a policy, at the training temperature; `draw` selects the random streams."""
     policy = load_frozen_policy(str(model), device=torch.device("cpu"), precision="fp32")
-    sampling = Sampling(
+    sampling = SamplingSettings(
         recipe.MAX_NEW_TOKENS,
         recipe.TEMPERATURE,
         batch_size=SAMPLED_AT_ONCE,

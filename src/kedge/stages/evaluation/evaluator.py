@@ -14,8 +14,8 @@ from kedge.rewards.model import share_tokens
 from kedge.stages.evaluation.judges import Judge, PairOutcomes, ScoredResponses
 from kedge.stages.evaluation.policy import (
     Policy,
-    SampledBatch,
-    Sampling,
+    SampledResponses,
+    SamplingSettings,
     join_responses,
     policy_kl,
     read_references,
@@ -74,7 +74,7 @@ class Evaluator:
     prompts: Sequence[Prompt]
     reader: Policy
     judge: Judge
-    sampling: Sampling
+    sampling: SamplingSettings
     kl_temperature: float
     template: str
     on_phase: OnPhase = lambda *_: None
@@ -103,7 +103,7 @@ class Evaluator:
         outcomes = self.judge.compare(scored, opponent)
         return PolicyResult(policy.source, scored, outcomes, self._kl(policy, against, batches))
 
-    def _scored(self, policy: Policy, batches: Sequence[SampledBatch]) -> ScoredResponses:
+    def _scored(self, policy: Policy, batches: Sequence[SampledResponses]) -> ScoredResponses:
         scored = self._score(self._as_read(policy, batches))
         return replace(scored, endings=[word for each in batches for word in each.endings])
 
@@ -111,7 +111,7 @@ class Evaluator:
         self.on_phase(JUDGING, 0, len(responses))
         return self.judge.score(responses)
 
-    def _sample(self, policy: Policy, sampling: Sampling, *, title: str = "sample") -> list[SampledBatch]:
+    def _sample(self, policy: Policy, sampling: SamplingSettings, *, title: str = "sample") -> list[SampledResponses]:
         prompts = render_for(policy, self.prompts, self.reader, max_new_tokens=sampling.max_new_tokens)
         if self.player is not None:
             room = policy.room(sampling.max_new_tokens)
@@ -119,7 +119,7 @@ class Evaluator:
         title = f"{title} {policy.source}"
         return list(policy.sample(prompts, sampling, title=title, on_phase=self.on_phase, player=self.player))
 
-    def _as_read(self, policy: Policy, batches: Sequence[SampledBatch]) -> Responses:
+    def _as_read(self, policy: Policy, batches: Sequence[SampledResponses]) -> Responses:
         """Responses as the judge reads them: to the original prompts, in the reader's tokens."""
         responses = join_responses([each.responses for each in batches])
         alike = policy.tokenizer.chat_template == self.reader.tokenizer.chat_template
@@ -132,7 +132,7 @@ class Evaluator:
             )
         return written_responses(self.prompts, responses.completions, responses.stopped, self.reader.tokenizer)
 
-    def _kl(self, policy: Policy, against: Policy | None, batches: Sequence[SampledBatch]) -> Interval | None:
+    def _kl(self, policy: Policy, against: Policy | None, batches: Sequence[SampledResponses]) -> Interval | None:
         if against is None or self.player is not None or not share_tokens(policy.tokenizer, against.tokenizer):
             return None
         temperature = self.kl_temperature
@@ -150,7 +150,7 @@ def collect_rankings(
     policy: Policy,
     prompts: Sequence[Prompt],
     labeler: WeightedReward,
-    sampling: Sampling,
+    sampling: SamplingSettings,
     *,
     num_responses: int,
     title: str,

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingSettings:
     """Sampling settings.
 
     Attributes:
@@ -63,7 +63,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class SampledBatch:
+class SampledResponses:
     """A batch of sampled responses, as tokens and as texts."""
 
     rollout: Rollout
@@ -101,7 +101,7 @@ class Policy:
     precision: Precision
     ranks: Ranks = ALONE
 
-    def sampler(self, sampling: Sampling) -> Sampler:
+    def sampler(self, sampling: SamplingSettings) -> Sampler:
         """The sampler of the policy's responses."""
         return Sampler(
             self.model,
@@ -113,7 +113,7 @@ class Policy:
             batch_size=sampling.batch_size,
         )
 
-    def engine(self, sampling: Sampling) -> Engine:
+    def engine(self, sampling: SamplingSettings) -> Engine:
         """The sampler, shared by the ranks if there are several."""
         sampler = self.sampler(sampling)
         if not self.ranks.are_several:
@@ -136,12 +136,12 @@ class Policy:
     def sample(
         self,
         prompts: Sequence[Prompt],
-        sampling: Sampling,
+        sampling: SamplingSettings,
         *,
         title: str,
         on_phase: OnPhase = lambda *_: None,
         player: Player | None = None,
-    ) -> Generator[SampledBatch, None, None]:
+    ) -> Generator[SampledResponses, None, None]:
         """Sample one response per prompt, in the order of the prompts, a batch at a time.
 
         Shows the progress; `on_phase` is called before the first batch, and after each one when the next is asked for.
@@ -168,7 +168,7 @@ class Policy:
                     max_new_tokens=sampling.max_new_tokens,
                     seed=stream_seed(sampling.seed, "reward", start),
                 )
-                yield SampledBatch(rollout, described)
+                yield SampledResponses(rollout, described)
                 done = start + len(batch)
                 progress.update(done)
                 on_phase(title, done, total)
@@ -209,7 +209,9 @@ def load_frozen_policy(
 
 
 @torch.no_grad()
-def policy_kl(policy: Policy, reference: Policy, batches: Iterable[SampledBatch], *, temperature: float) -> list[float]:
+def policy_kl(
+    policy: Policy, reference: Policy, batches: Iterable[SampledResponses], *, temperature: float
+) -> list[float]:
     """KL of a policy to another with the same tokens: one estimate per response, nats; their mean estimates the KL.
 
     Args:
@@ -250,7 +252,7 @@ GREEDY = 0.01
 """Temperature of the only response to a prompt, and what 0 stands for: practically greedy, as in N+."""
 
 
-def sampling_of(config: Config, *, num_responses: int = 1) -> Sampling:
+def sampling_settings(config: Config, *, num_responses: int = 1) -> SamplingSettings:
     """The sampling settings of `config.generate`.
 
     Args:
@@ -260,7 +262,7 @@ def sampling_of(config: Config, *, num_responses: int = 1) -> Sampling:
     temperature = config.generate.temperature
     if temperature is None:
         temperature = GREEDY if num_responses == 1 else config.rollout.temperature
-    return Sampling(
+    return SamplingSettings(
         max_new_tokens=config.generate.max_new_tokens or config.rollout.max_new_tokens,
         temperature=temperature or GREEDY,
         batch_size=config.generate.batch_size,

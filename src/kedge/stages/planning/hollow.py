@@ -142,7 +142,7 @@ def blueprints_of(config: Config, stage: str) -> dict[str, Blueprint]:
 
 
 @dataclass(frozen=True)
-class Models:
+class HollowModels:
     """Builds the models of a run, and has their weights counted.
 
     Attributes:

@@ -14,7 +14,7 @@ from kedge.errors import KedgeError, ModelError
 from kedge.models import model_width, resolve_precision
 from kedge.stages.planning.counting import Figures
 from kedge.stages.planning.devices import Device, Speed, find_device, measured_speed, this_machine
-from kedge.stages.planning.report import MachinePlan, Phase, machine_report
+from kedge.stages.planning.report import MachinePlan, PlannedPhase, machine_report
 from kedge.stages.planning.rows import Lengths, lengths_of
 from kedge.stages.planning.updates import Subject, subject_of
 from kedge.system.stage import find_stage
@@ -79,7 +79,7 @@ class Counted:
         """`parameters`, or `trained` bytes, of each role."""
         return {figure[1]: size for figure, size in self.figures.items() if figure[0] == name}
 
-    def _phase(self, name: str, speed: Speed | None, config: Config) -> Phase:
+    def _phase(self, name: str, speed: Speed | None, config: Config) -> PlannedPhase:
         share = IN_8_BITS if self.subject.optimizer_in(config) == "adamw8bit" else 1.0
         moves = "optimizer" in config.runtime.offload
         parts: dict[str, dict[tuple[str, str], float]] = {}
@@ -95,7 +95,7 @@ class Counted:
                 parts.setdefault(part, {})[kind, role] = size
         held = max(parts.values(), key=lambda part: sum(part.values()))
         if speed is None:
-            return Phase(name, held)
+            return PlannedPhase(name, held)
         work = {figure[2]: size for figure, size in self.figures.items() if figure[:2] == ("work", name)}
         seconds = speed.seconds(work)
         if name == "step" and moves:
@@ -103,10 +103,10 @@ class Counted:
         for role, size in self.of_roles("resting").items():
             if name == {"reference": "experience", "judge": None}.get(role, "reward"):
                 seconds += size / HOST_BANDWIDTH
-        return Phase(name, held, seconds)
+        return PlannedPhase(name, held, seconds)
 
 
-def _while_sampling(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+def _while_sampling(phases: Sequence[PlannedPhase]) -> tuple[PlannedPhase, ...]:
     """The phases of an update, while later responses are sampled and scored in the background."""
     background = [phase for phase in phases if phase.name in ("rollout", "reward")]
     passes = [{label: size for label, size in each.held.items() if label[0] in OF_PASSES} for each in background]

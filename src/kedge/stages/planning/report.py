@@ -23,7 +23,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "key–va
 
 
 @dataclass(frozen=True)
-class Phase:
+class PlannedPhase:
     """A phase of an update, or of a step.
 
     Attributes:
@@ -58,14 +58,14 @@ class MachinePlan:
 
     stage: str
     unit: str
-    phases: tuple[Phase, ...]
+    phases: tuple[PlannedPhase, ...]
     updates: int | None = None
     sft_steps: float | None = None
     process: float = 0.0
     overhead: float = 0.0
 
     @property
-    def peak(self) -> Phase:
+    def peak(self) -> PlannedPhase:
         """The phase that holds the most."""
         return max(self.phases, key=lambda phase: phase.bytes)
 

@@ -22,7 +22,7 @@ from kedge.rewards.score import ScoredRollout
 from kedge.rollout import Sampler
 from kedge.stages.critic.sampling import as_first_update
 from kedge.stages.planning.counting import Figures, Phases, extrapolated
-from kedge.stages.planning.hollow import Blueprint, Models, blueprints_of
+from kedge.stages.planning.hollow import Blueprint, HollowModels, blueprints_of
 from kedge.stages.planning.rows import Lengths, Rows, quantiles
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.trainer import Trainer
@@ -58,7 +58,7 @@ class Work:
         optimizer_steps: In an update, on average.
     """
 
-    make: Callable[[Subject, Models, Phases], None]
+    make: Callable[[Subject, HollowModels, Phases], None]
     count: Callable[[Subject], int | None]
     unit: str = "step"
     rows: str = ""
@@ -120,7 +120,7 @@ class Subject:
 
     def _measured(self, layers: Mapping[str, int]) -> Figures:
         counter = LiveBytes()
-        models = Models(self.config, self.precision, self.blueprints, layers, counter)
+        models = HollowModels(self.config, self.precision, self.blueprints, layers, counter)
         phases = Phases(counter)
         with attention_of_accelerator() if self.accelerator else nullcontext(), counter:
             self.work.make(self, models, phases)
@@ -166,7 +166,7 @@ def subject_of(
     return Subject(config, stage, blueprints_of(config, stage), lengths, rows, precision, accelerator, texts)
 
 
-def _sft(subject: Subject, models: Models, phases: Phases) -> None:
+def _sft(subject: Subject, models: HollowModels, phases: Phases) -> None:
     rows = subject.rows.shortened()
     model = models.policy()
     loss = CompletionLoss(model, subject.precision)
@@ -178,7 +178,7 @@ def _examples(rows: Rows) -> list[EncodedExample]:
     return [EncodedExample([1] * prompt, [1] * answer) for prompt, answer in pairs]
 
 
-def _reward(subject: Subject, models: Models, phases: Phases) -> None:
+def _reward(subject: Subject, models: HollowModels, phases: Phases) -> None:
     rows = subject.rows.shortened()
     model = models.reward("reward model", trained=True)
     texts = [[1] * (length // 2) for length in rows.lengths]
@@ -241,7 +241,7 @@ def _stand_in(subject: Subject) -> Any:
     return "adamw" if kind == "adamw8bit" else kind
 
 
-def _ppo(subject: Subject, models: Models, phases: Phases) -> None:
+def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
     config = subject.config
     actor_critic = models.actor_critic(freezes=True)
     loop = config.ppo
@@ -339,7 +339,7 @@ def _trial_rows(rows: Rows, minibatches: int) -> tuple[Rows, int]:
     return Rows(2 * half.prompts, 2 * half.responses, rows.budget), 2
 
 
-def _critic(subject: Subject, models: Models, phases: Phases) -> None:
+def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
     config = subject.config
     rows = subject.rows
     settings = subject.config.critic
@@ -390,7 +390,7 @@ def _room(size: int) -> Tensor:
     return Hollow(torch.empty(size, dtype=torch.uint8, device="meta")).clone()
 
 
-def _sampled(subject: Subject, models: Models, phases: Phases, trainer: Trainer, trial: Rows) -> ScoredRollout:
+def _sampled(subject: Subject, models: HollowModels, phases: Phases, trainer: Trainer, trial: Rows) -> ScoredRollout:
     """Sample and score: what that holds, and the responses of the trial."""
     config = subject.config
     rows = subject.rows
