@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kedge.algorithm import GeneralizedAdvantage, LengthAdaptiveLambda
+from kedge.algorithm import GeneralizedAdvantage, LengthAdaptiveLambda, RewardToGo
 from kedge.logs.experience_metrics import describe_experience
 from kedge.models import response_logprobs
 from tests.algorithm.test_advantages import advantages_by_definition
@@ -42,6 +42,20 @@ def test_small_rewards_are_no_rounding_of_the_values():
     torch.nn.init.constant_(models.policy.value_head.bias, 1.0)
     experience = make_experience(models, scores=scores, kl_coef=0.0, whiten_rewards=True)
     assert float(experience.rewards[experience.reward_mask].std(correction=0)) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.2, 1.0])
+def test_equal_scores_of_a_policy_that_is_the_reference_move_nothing(temperature):
+    """Its KL is the rounding of two passes, which whitening would stretch to the size of a real advantage."""
+    settings = {"advantage": RewardToGo(1.0), "whiten_advantages": True, "temperature": temperature}
+    settings |= {"reuse_sampled": True, "reference_seed": 0}  # log probabilities of the sampler's own passes
+    for kl_coef in (0.05, 0.5, 3.0):
+        given = {**settings, "kl_coef": kl_coef}
+        same = make_experience(make_models(), scores=torch.full((8,), 0.1), **given)
+        assert same.kl.any()
+        assert not same.advantages.any()
+        close = make_experience(make_models(), scores=torch.linspace(0.1, 0.11, 8), **given)
+        assert float(close.advantages[close.action_mask].std(correction=0)) == pytest.approx(1.0, abs=1e-4)
 
 
 @pytest.mark.parametrize("score_at", ["last", "after_last"])

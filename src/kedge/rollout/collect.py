@@ -23,6 +23,8 @@ from kedge.system.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_pa
 
 Evaluated = Literal["nothing", "critic", "all"]
 """The models that read a rollout for its experience: policy and critic, or the critic alone."""
+LOGITS = 10.0
+"""Size of the logits that a log probability is the difference of: their rounding is in it, however small it is."""
 
 
 class Scored(Protocol):
@@ -181,8 +183,11 @@ def collect_experience(
         score_at=use.score_at,
     )
     rewards, reward_mask = shaped(token_scores=scored.token_scores)
-    magnitude = _largest(scored.scores, scored.token_scores, use.kl_coef * old_logprobs)
+    # The policy and an equal reference differ by rounding in every token, and an advantage is a sum over a response.
+    charged = use.kl_coef * keep_counted(old_logprobs.abs() + LOGITS / models.temperature, rollout.action_mask)
+    magnitude = _largest(scored.scores, scored.token_scores, charged.norm(dim=-1))
     if use.whiten_rewards:
+        magnitude = _largest(scored.scores, scored.token_scores, charged)
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False, magnitude=magnitude)
         magnitude = _largest(rewards)
     inputs: AdvantageInputs = {
