@@ -88,7 +88,6 @@ class GuardOptions:
         max_ratio: Largest allowed probability ratio or inverse ratio between sampler and trainer.
         max_k3: Largest allowed k3 between the two, nats per token.
         strict: Stop the run instead of warning.
-        num_steps: Optimizer steps of a complete update.
     """
 
     on_nonfinite: Action
@@ -96,7 +95,6 @@ class GuardOptions:
     max_skips: int
     max_ratio: float
     strict: bool
-    num_steps: int
     max_k3: float = math.inf
 
 
@@ -132,7 +130,7 @@ class UpdateDropped(Exception):
 class Guard:
     """Checks each update before the policy is trained on it.
 
-        with guard.watching(update):
+        with guard.watching(update, num_steps=…):
             guard.check_rollout(rollout)
             guard.check_experience(experience)
             ppo_update(…, check_step=guard.allows)
@@ -167,10 +165,11 @@ class Guard:
         self._before_step = before_step
         self._in_a_row = 0
         self._warned_of_mismatch = False
-        self._begin(0)
+        self._begin(0, 0)
 
-    def _begin(self, update: int) -> None:
+    def _begin(self, update: int, num_steps: int) -> None:
         self._update = update
+        self._num_steps = num_steps
         self._taken = 0
         self._evidence: Rollout | Experience | None = None
         self._consequence: Action | None = None
@@ -178,13 +177,17 @@ class Guard:
         self.dropped = False
 
     @contextmanager
-    def watching(self, update: int) -> Iterator[None]:
+    def watching(self, update: int, *, num_steps: int) -> Iterator[None]:
         """Context of one update. If its experience must not be trained on, leaves the block and sets `dropped`.
+
+        Args:
+            update: Its number.
+            num_steps: Its optimizer steps, if none is skipped.
 
         Raises:
             NumericsError: The run must stop.
         """
-        self._begin(update)
+        self._begin(update, num_steps)
         try:
             yield
         except NonfiniteScoreError as error:
@@ -248,7 +251,7 @@ class Guard:
 
     def metrics(self) -> dict[str, float]:
         """Skipped steps, and 1 if the weights were rolled back."""
-        skipped = self._options.num_steps - self._taken if self._consequence else 0
+        skipped = self._num_steps - self._taken if self._consequence else 0
         return {"guard/skipped_steps": skipped, "guard/rolled_back": float(self._consequence == "rollback")}
 
     def state_dict(self) -> dict[str, Any]:

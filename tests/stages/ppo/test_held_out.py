@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,48 @@ def test_the_run_ends_when_the_kl_passes_its_bound(policy, tmp_path):
     result = run_ppo(config, prompts=PROMPTS, reward=vowels)
     assert [row["update"] for row in result.metrics] == [1, 2]  # the first update's responses are the start's
     assert "above ppo.max_kl=0.0001" in json.loads((tmp_path / "run/finished.json").read_text())["ended"]
+
+
+def evaluated(run: Path) -> list[int]:
+    return [row["update"] for row in read_json_lines(run / EVALUATIONS_FILE)]
+
+
+def test_patience_begins_when_the_critics_warm_up_has_ended(policy, tmp_path):
+    """Until then every evaluation is the start's."""
+    settings = {"eval_every": 1, "eval_patience": 2, "num_updates": 5, "value_warmup_updates": 3}
+    run_ppo(configure(policy, tmp_path / "run", **settings), prompts=PROMPTS, eval_prompts=HELD_OUT, reward=vowels)
+    assert len(evaluated(tmp_path / "run")) > 5
+
+
+def test_a_run_that_ends_early_is_measured_at_its_end(policy, tmp_path):
+    settings = {"max_kl": 1e-4, "learning_rate": 1e-2, "num_updates": 9, "eval_every": 5, "num_fixed_prompts": 1}
+    settings |= {"critic_check": 2, "critic_check_size": [32, 2, 2]}
+    out = tmp_path / "run"
+    run_ppo(configure(policy, out, **settings), prompts=PROMPTS, eval_prompts=HELD_OUT, reward=vowels)
+    end = json.loads((out / "finished.json").read_text())["updates"]
+    assert end == 2
+    assert evaluated(out) == [0, end]
+    assert [row["update"] for row in read_json_lines(out / "critic_checks.jsonl")] == [0, 2]
+    fixed = [row["update"] for row in read_json_lines(out / "samples.jsonl") if row.get("fixed") is not None]
+    assert fixed == [0, end]
+
+
+def test_a_last_update_that_is_dropped_is_measured(policy, tmp_path):
+    calls = count()
+
+    def broken(completions: list[str], **_: Any) -> list[float]:
+        is_second_update = 2 <= next(calls) < 5  # with its retries
+        return [float("nan") if is_second_update else len(text) / 10 for text in completions]
+
+    settings = {"eval_every": 2, "num_updates": 2, "on_nonfinite": "skip", "num_epochs": 4}
+    settings |= {"schedules": {"ppo.num_epochs": {1: 1}}}
+    out = tmp_path / "run"
+    result = run_ppo(configure(policy, out, **settings), prompts=PROMPTS, eval_prompts=HELD_OUT, reward=broken)
+    assert evaluated(out) == [0, 2]
+    dropped = result.metrics[-1]
+    assert "reward/score_mean" not in dropped
+    assert "eval/score" in dropped
+    assert dropped["guard/skipped_steps"] == result.metrics[0]["policy/optimizer_steps"]
 
 
 def test_prompts_are_held_out_where_there_are_none_of_their_own(policy, tmp_path):

@@ -15,7 +15,6 @@ OPTIONS = {
     "max_skips": 3,
     "max_ratio": MAX_RATIO["fp32"],
     "strict": False,
-    "num_steps": 8,
 }
 FINE = {"loss/total": 0.5, "policy/grad_norm": 1.0, "policy/ratio_min": 1.0, "policy/ratio_max": 1.0}
 
@@ -40,7 +39,7 @@ class Watched:
 
     def step(self, update, figures, *, offender=None):
         """An update of one step; whether it was taken."""
-        with self.guard.watching(update):
+        with self.guard.watching(update, num_steps=8):
             return self.guard.allows(0, {**FINE, **figures}, lambda: offender or BadValue("the loss", torch.nan, 2))
 
 
@@ -51,7 +50,7 @@ def experience():
 
 def test_what_is_fine_passes(experience):
     watched = Watched(sigma=5.0)
-    with watched.guard.watching(1):
+    with watched.guard.watching(1, num_steps=8):
         watched.guard.check_rollout(experience.rollout)
         watched.guard.check_experience(experience)
         assert watched.guard.allows(0, FINE, pytest.fail)
@@ -64,7 +63,7 @@ def test_experience_that_is_broken_ends_its_update(policy, experience):
     watched = Watched(on_nonfinite=policy)
     values = experience.values.clone()
     values[1, 0] = torch.nan
-    with watched.guard.watching(3):
+    with watched.guard.watching(3, num_steps=8):
         watched.guard.check_experience(replace(experience, values=values))
         pytest.fail("the update went on")
     assert watched.guard.dropped
@@ -78,7 +77,7 @@ def test_experience_that_is_broken_ends_its_update(policy, experience):
         "the critic's value at token 0 of response 1 is nan",
     )
     assert watched.warnings[0].startswith("update 3: the critic's value at token 0 of response 1 is nan; ")
-    with watched.guard.watching(4):
+    with watched.guard.watching(4, num_steps=8):
         pass
     assert not watched.guard.dropped
 
@@ -88,27 +87,30 @@ def test_it_ends_the_run_by_default(experience):
     logprobs = experience.rollout.logprobs.clone()
     logprobs[0, 1] = torch.nan
     words = r"update 7: the sampler's log probability at token 1 of response 0 is nan; .*ppo\.on_nonfinite=skip"
-    with pytest.raises(NumericsError, match=words), watched.guard.watching(7):
+    with pytest.raises(NumericsError, match=words), watched.guard.watching(7, num_steps=8):
         watched.guard.check_rollout(replace(experience.rollout, logprobs=logprobs))
     assert [incident.consequence for incident in watched.incidents] == ["stop"]
 
 
 def test_a_score_that_is_not_finite_is_one_of_them(experience):
     watched = Watched(on_nonfinite="skip")
-    with watched.guard.watching(2):
+    with watched.guard.watching(2, num_steps=8):
         watched.guard.check_rollout(experience.rollout)
         raise NonfiniteScoreError("judge gave response 4 inf", row=4)
     [incident] = watched.incidents
     assert (incident.row, incident.what, incident.evidence) == (4, "judge gave response 4 inf", experience.rollout)
     assert watched.guard.dropped
     watched = Watched(on_nonfinite="stop")
-    with pytest.raises(NumericsError, match="update 2: judge gave response 4 inf"), watched.guard.watching(2):
+    with (
+        pytest.raises(NumericsError, match="update 2: judge gave response 4 inf"),
+        watched.guard.watching(2, num_steps=8),
+    ):
         raise NonfiniteScoreError("judge gave response 4 inf", row=4)
 
 
 def test_a_step_that_is_not_finite_is_refused_and_the_steps_before_count():
     watched = Watched(on_nonfinite="skip")
-    with watched.guard.watching(1):
+    with watched.guard.watching(1, num_steps=8):
         assert watched.guard.allows(0, FINE, pytest.fail)
         assert not watched.guard.allows(
             1, {**FINE, "policy/grad_norm": torch.inf}, lambda: BadValue("the gradient norm", torch.inf, 5)
@@ -199,7 +201,7 @@ def test_a_first_step_away_from_ratio_one_is_doubted_once(figures, apart):
 
 def test_later_steps_may_move_away():
     watched = Watched(strict=True)
-    with watched.guard.watching(1):
+    with watched.guard.watching(1, num_steps=8):
         assert watched.guard.allows(0, FINE, pytest.fail)
         assert watched.guard.allows(1, {**FINE, "policy/ratio_max": 3.0, "policy/ratio_min": 0.2}, pytest.fail)
 
@@ -210,7 +212,7 @@ def test_ratios_to_a_sampler_are_only_compared_where_its_weights_are_the_trainer
     watched, far = Watched(), {**FINE, "policy/ratio_max": 3.0}
     for update in (2, 1):
         assert watched.incidents == []
-        with watched.guard.watching(update):
+        with watched.guard.watching(update, num_steps=8):
             watched.guard.check_experience(replace(told, rollout=replace(told.rollout, policy_version=stale)))
             assert watched.guard.allows(0, far, pytest.fail)
     assert [incident.kind for incident in watched.incidents] == ["mismatch"]
@@ -223,7 +225,7 @@ def test_a_token_that_sampler_and_trainer_see_differently_is_named(experience, s
     logprobs[4, 3] += shift
     told = replace(experience, rollout=replace(experience.rollout, logprobs=logprobs))
     for update in (1, 2):
-        with watched.guard.watching(update):
+        with watched.guard.watching(update, num_steps=8):
             watched.guard.check_experience(told)
     [incident] = watched.incidents
     assert (incident.kind, incident.row, incident.token, incident.consequence) == ("mismatch", 4, 3, "warn")
@@ -237,7 +239,7 @@ def test_a_little_disagreement_about_every_token_is_a_mismatch_too(experience):
     told = replace(experience, rollout=replace(experience.rollout, logprobs=logprobs))
     quiet, watched = Watched(), Watched(max_k3=1e-6)
     for each in (quiet, watched):
-        with each.guard.watching(1):
+        with each.guard.watching(1, num_steps=8):
             each.guard.check_experience(told)
     assert quiet.incidents == []
     [incident] = watched.incidents

@@ -62,19 +62,28 @@ MAX_REFERENCE_ERROR = 0.01
 
 
 @dataclass(frozen=True)
-class Event:
-    """An update that was made.
+class Ended:
+    """An update that was made, or that the guard dropped.
 
     Attributes:
         update: Its number, from 1.
         metrics: Its metrics; the measurements add theirs before the row is written.
+    """
+
+    update: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Event(Ended):
+    """An update that was made.
+
+    Attributes:
         batch: The sampled responses.
         experience: The experience that it trained on.
         result: The result of its epochs.
     """
 
-    update: int
-    metrics: dict[str, float]
     batch: SampledBatch
     experience: Experience
     result: UpdateResult
@@ -176,15 +185,11 @@ class PpoLog:
         self.progress.update(event.update, shown)
         self.doctor.see(event.update, event.metrics)
 
-    def drop(self, update: int) -> dict[str, float]:
-        """Write the row of an update that the guard dropped, and return it."""
-        guard = self.trainer.guard
-        assert guard is not None
-        row = {**guard.metrics(), "policy/optimizer_steps": 0}
-        self.metrics.write(update, row)
+    def after_drop(self, event: Ended) -> None:
+        """Write the row of an update that the guard dropped."""
+        self.metrics.write(event.update, event.metrics)
         if self.trainer.run.ranks.is_first:
-            self.doctor.see(update, row)
-        return row
+            self.doctor.see(event.update, event.metrics)
 
     def _warn_of_rounding(self, error: float) -> None:
         """Warn if the KL is measured against a reference that rounding has changed."""

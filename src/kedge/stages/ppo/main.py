@@ -21,9 +21,9 @@ from kedge.runs.training import Callback, running, stage_loop
 from kedge.stages.planning.report import MachinePlan, compared
 from kedge.stages.ppo.ahead import check_ahead, open_sampling, with_background
 from kedge.stages.ppo.critics import with_saved_critic
-from kedge.stages.ppo.log import Event, PpoLog, ppo_log, write_roles
+from kedge.stages.ppo.log import Ended, Event, PpoLog, ppo_log, write_roles
 from kedge.stages.ppo.measurements import Measurements
-from kedge.stages.ppo.observers import Observer, new_guard, observers_of
+from kedge.stages.ppo.observers import new_guard, observers_of
 from kedge.stages.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.sampling import Batches
@@ -114,6 +114,8 @@ def train(
         updates.restore(loop)
         for update in loop.steps(config.ppo.num_updates):
             updates.make(update, sampling, Stopwatch(run.device))
+        if loop.ended is not None:
+            updates.measurements.at_end(loop.done)
 
 
 @contextmanager
@@ -132,7 +134,7 @@ def opened_updates(
         guard = trainer.guard = new_guard(config, run, roles, loop, warn=log.progress.say)
         measurements = Measurements(trainer, log, loop)
         observers = observers_of(trainer, measurements, log, loop, callback=callback, on_update=on_update)
-        yield Updates(trainer, guard, log, measurements, observers)
+        yield Updates(trainer, guard, log, measurements, *observers)
 
 
 @dataclass(frozen=True)
@@ -143,15 +145,17 @@ class Updates:
         trainer: Samples, scores, estimates and improves.
         guard: Watches every update.
         log: Describes and writes them.
-        measurements: Measures the start.
-        observers: Called after each update, in this order.
+        measurements: Measures the start, and the end of a run that ends early.
+        observers: Called after each update that was made, in this order.
+        when_dropped: Called after each one that the guard dropped.
     """
 
     trainer: Trainer
     guard: Guard
     log: PpoLog
     measurements: Measurements
-    observers: Sequence[Observer]
+    observers: Sequence[Callable[[Event], object]]
+    when_dropped: Sequence[Callable[[Ended], object]]
 
     def restore(self, loop: CheckpointedLoop) -> None:
         """Restore a resumed run."""
@@ -168,8 +172,8 @@ class Updates:
             clock: Times it.
         """
         trainer = self.trainer
-        with self.guard.watching(update):
-            trainer.begin(update)
+        trainer.begin(update)
+        with self.guard.watching(update, num_steps=trainer.settings.num_steps):
             batch = sampling.batch(update, clock)
             self.measurements.at_start(clock)
             with clock.phase("experience"):
@@ -179,7 +183,10 @@ class Updates:
             with clock.phase("train"):
                 result = trainer.improve(experience, takes_steps=batch.takes_steps)
         if self.guard.dropped:
-            return self.log.drop(update)
+            dropped = Ended(update, {**self.guard.metrics(), "policy/optimizer_steps": 0})
+            for note in self.when_dropped:
+                note(dropped)
+            return dropped.metrics
         metrics = {
             **self.log.describe(batch, estimated, result),  # scores and lengths are also of masked responses
             **clock.metrics(num_tokens=batch.num_tokens),

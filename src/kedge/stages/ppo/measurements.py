@@ -34,7 +34,7 @@ from kedge.rewards import Responses
 from kedge.rewards.score import ScoredRollout, describe_responses
 from kedge.rollout.continuations import sample_continuations
 from kedge.stages.evaluation.judges import Judge, ScoredResponses
-from kedge.stages.ppo.log import Event, PpoLog
+from kedge.stages.ppo.log import Ended, PpoLog
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.generators import random_state, restore_random_state
 from kedge.system.intervals import score_interval
@@ -77,6 +77,7 @@ class Measurements:
         self._loop = loop
         self._is_start = loop.done == 0
         self._last = config.ppo.num_updates
+        self._fixed = FixedPrompts(trainer, log)
         self._held_out = trainer.roles.held_out[: self._config.eval_num_prompts]
         self._start: dict[str, Any] | None = None
         self._start_scores: list[list[float]] = []
@@ -91,18 +92,38 @@ class Measurements:
         if self._is_start:
             self._is_start = False
             with clock.paused():
-                FixedPrompts(self._trainer, self._log).sample(0)
+                self._fixed.sample(0)
                 evaluated = self._evaluated(0)
                 self._loop.observe(0, evaluated)
                 self._checked(0)
 
-    def after_update(self, event: Event) -> None:
+    def after_update(self, event: Ended) -> None:
         """Add the measurements that are due to an update's metrics; they are also logged separately.
 
         Raises:
             RewardError: A reward or the judge failed.
         """
-        event.metrics.update({**self._evaluated(event.update), **self._checked(event.update)})
+        if not self._is_start:
+            event.metrics.update({**self._evaluated(event.update), **self._checked(event.update)})
+
+    def sample_fixed(self, event: Ended) -> None:
+        """Sample the fixed prompts if this is due."""
+        if self._fixed.is_due(event.update) or event.update == self._last:
+            self._fixed.sample(event.update)
+
+    def at_end(self, update: int) -> None:
+        """Measure the end of a run that ended early, after this update, unless it was measured there.
+
+        Raises:
+            RewardError: A reward or the judge failed.
+        """
+        self._last = update
+        if update % (self._config.eval_every or 1):
+            self._loop.observe(update, self._evaluated(update))
+        if update % (self._config.critic_check or 1):
+            self._checked(update)
+        if not self._fixed.is_due(update):
+            self._fixed.sample(update)
 
     def state_dict(self) -> dict[str, Any]:
         """The start's responses to the held-out prompts and their scores, which later ones are compared with."""
@@ -224,13 +245,11 @@ class FixedPrompts:
         self._trainer = trainer
         self._log = log
         self._prompts = trainer.roles.prompts[: trainer.run_settings.config.runtime.num_fixed_prompts]
-        self._last = trainer.run_settings.ppo.num_updates
-        self._every = max(MIN_INTERVAL, math.ceil(self._last / TIMES))
+        self._every = max(MIN_INTERVAL, math.ceil(trainer.run_settings.ppo.num_updates / TIMES))
 
-    def after_update(self, event: Event) -> None:
-        """Sample if this is due."""
-        if event.update % self._every == 0 or event.update == self._last:
-            self.sample(event.update)
+    def is_due(self, update: int) -> bool:
+        """True if the prompts are sampled after this update, even if it is not the last one."""
+        return update % self._every == 0
 
     def sample(self, update: int) -> None:
         """Sample the prompts, and log the responses.

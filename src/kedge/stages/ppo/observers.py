@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -13,8 +13,8 @@ from kedge.config import Config, word
 from kedge.logs.incidents import add_incident, describe_row
 from kedge.runs.run import Run
 from kedge.runs.training import Callback, watched
-from kedge.stages.ppo.log import Event, PpoLog
-from kedge.stages.ppo.measurements import FixedPrompts, Measurements
+from kedge.stages.ppo.log import Ended, Event, PpoLog
+from kedge.stages.ppo.measurements import Measurements
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.ranks import Ranks
@@ -35,10 +35,6 @@ SPIKE_HISTORY = 40
 """Optimizer steps of the recent median that spikes are compared with: ten updates of four steps."""
 
 
-Observer: TypeAlias = Callable[[Event], object]
-"""Called with each update that was made."""
-
-
 def observers_of(
     trainer: Trainer,
     measurements: Measurements,
@@ -47,31 +43,33 @@ def observers_of(
     *,
     callback: Callback | None,
     on_update: Callable[[int, Roles], None],
-) -> list[Observer]:
-    """The observers of a run, in the order in which they are called; only options that are on add one.
+) -> tuple[list[Callable[[Event], object]], list[Callable[[Ended], object]]]:
+    """The observers of updates that were made, and of those that the guard dropped, in the order of their calls.
 
-    Publishing and measurements come first, because the row that the log writes has their metrics. The coefficients
-    adapt before the fixed prompts are evaluated. The user's callbacks come last: they see a complete update, and may
-    end the run.
+    Only options that are on add one. Publishing and measurements come first, because the row that the log writes has
+    their metrics. The coefficients adapt before the fixed prompts are evaluated. The user's callbacks come last: they
+    see a complete update, and may end the run.
     """
     config = trainer.run_settings.config
     ppo = config.ppo
     roles = trainer.roles
     say = log.progress.say
-    observers: list[Observer] = []
+    observers: list[Callable[[Event], object]] = []
     if config.rollout.engine != "builtin":  # an engine in other processes gets the weights of the last update too
         observers.append(lambda event: event.metrics.update(trainer.publish(event.update)))
     observers += [
         measurements.after_update,
         log.after_update,
         partial(_adapt_coefficients, trainer),
-        FixedPrompts(trainer, log).after_update,
+        measurements.sample_fixed,
     ]
     loop.register("coefficients", trainer.coefficients)
+    judging: list[Callable[[Ended], object]] = []
     if loop.best is not None:
-        observers.append(lambda event: loop.observe(event.update, event.metrics))
+        judging.append(partial(_note_best, trainer, loop))
     if ppo.max_kl is not None or ppo.eval_patience is not None:
-        observers.append(EarlyEnd(ppo.eval_patience, ppo.max_kl, loop).after_update)
+        judging.append(EarlyEnd(ppo.eval_patience, ppo.max_kl, loop).after_update)
+    observers += judging
     missing_eos = roles.missing_eos
     if missing_eos is not None and not missing_eos.is_known:  # a score that is set is the configuration's
         loop.register("missing EOS", missing_eos, optional=True)
@@ -83,7 +81,14 @@ def observers_of(
         observers.append(partial(_end_warmup, warmup, say))
     policy = roles.actor_critic.policy.causal
     watch = watched(callback, trainer.run, loop, ppo.num_updates, model=policy, tokenizer=roles.tokenizer)
-    return [*observers, lambda event: watch(event.update, event.metrics), lambda event: on_update(event.update, roles)]
+    observers += [lambda event: watch(event.update, event.metrics), lambda event: on_update(event.update, roles)]
+    return observers, [measurements.after_update, log.after_drop, measurements.sample_fixed, *judging]
+
+
+def _note_best(trainer: Trainer, loop: CheckpointedLoop, event: Ended) -> None:
+    """Note an update's metrics if it trained the policy: until the critic's warm-up ends, they are the start's."""
+    if trainer.trains_policy:
+        loop.observe(event.update, event.metrics)
 
 
 def _adapt_coefficients(trainer: Trainer, event: Event) -> None:
@@ -92,7 +97,7 @@ def _adapt_coefficients(trainer: Trainer, event: Event) -> None:
         trainer.coefficients.adapt(event.metrics, num_responses=len(event.experience.scores))
 
 
-def _automatic_score(say: Callable[[str], None], *, subtracts: bool) -> Observer:
+def _automatic_score(say: Callable[[str], None], *, subtracts: bool) -> Callable[[Event], object]:
     """Prints once the score that `rollout.missing_eos_score=auto` has become."""
     is_said = False
 
@@ -131,7 +136,7 @@ class EarlyEnd:
         if max_kl is not None:
             loop.register("early end", self, optional=True)
 
-    def after_update(self, event: Event) -> None:
+    def after_update(self, event: Ended) -> None:
         """Record an update's KL."""
         self._kl = event.metrics.get("objective/kl", self._kl)
 
@@ -167,7 +172,6 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
         warn: Prints a line to the user.
     """
     options = config.ppo
-    ppo = config.ppo
     modules: dict[str, nn.Module | None] = {
         "policy and critic": roles.actor_critic,
         "the reference": roles.reference,
@@ -183,7 +187,6 @@ def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *,
             max_ratio=MAX_RATIO[run.precision],
             max_k3=MAX_K3[run.precision],
             strict=config.runtime.strict,
-            num_steps=ppo.num_epochs * ppo.num_minibatches * ppo.num_critic_epochs,
         ),
         spikes=None if sigma is None else SpikeDetector(sigma=sigma, history=SPIKE_HISTORY),
         record=lambda incident: add_incident(run.folder, _row(incident, roles)),

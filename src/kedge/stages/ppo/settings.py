@@ -181,6 +181,11 @@ class PpoSettings:
         return self.ppo.policy_loss == "kl_penalty_adaptive"
 
     @property
+    def num_steps(self) -> int:
+        """Optimizer steps of a complete update."""
+        return self.ppo.num_epochs * self.ppo.num_minibatches * self.ppo.num_critic_epochs
+
+    @property
     def needs_baseline(self) -> bool:
         """True if the advantages need the score of a greedy response to each prompt."""
         return self.estimation.advantage.needs == "baseline"
