@@ -263,6 +263,16 @@ def test_a_turn_has_at_most_the_tokens_of_a_response(policy: Path, tmp_path: Pat
             trainer.sample([[9999]])
 
 
+def test_the_limit_of_a_turn_is_that_of_its_update(policy: Path, tmp_path: Path) -> None:
+    limits = {"schedules": {"rollout.max_new_tokens": {1: 3, 2: 8}}}
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES, **limits) as trainer:
+        with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens allows 1 to 3"):
+            trainer.sample(PROMPTS, max_new_tokens=4)
+        batch = trainer.sample(PROMPTS)
+        trainer.update(batch, scored(batch.responses))
+        trainer.sample(PROMPTS, max_new_tokens=8)
+
+
 def test_a_batch_of_an_earlier_update_is_stale_and_trained_on(policy: Path, tmp_path: Path) -> None:
     with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
         first, second = trainer.sample(PROMPTS), trainer.sample(PROMPTS)

@@ -407,10 +407,10 @@ class PpoTrainer:
     def _sample(self, given: list[Any] | None, max_new_tokens: int | None) -> Batch:
         if given is None and self._stream is None:
             raise ConfigError("sample() needs prompts: pass them, or give the trainer prompts=")
+        number = self._begin()
         longest = self._trainer.settings.rollout.max_new_tokens
         if max_new_tokens is not None and not 1 <= max_new_tokens <= longest:
             raise ConfigError(f"max_new_tokens is {max_new_tokens}; rollout.max_new_tokens allows 1 to {longest}")
-        number = self._begin()
         assert self._clock is not None
         if given is None:
             assert self._stream is not None
