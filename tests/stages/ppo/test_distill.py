@@ -184,6 +184,17 @@ def test_the_reverse_kl_to_the_teacher_falls(student: Path, teacher: Path, tmp_p
     assert "the KL to the teacher" in (out / "report.html").read_text()
 
 
+@pytest.mark.parametrize("kl_in", ["reward", "loss"])
+def test_the_best_student_has_the_lowest_kl(student: Path, teacher: Path, tmp_path: Path, kl_in: str) -> None:
+    settings = {"num_prompts": 48, "num_updates": 6, "kl_in": kl_in, "eval_every": 2, "reference": str(teacher)}
+    run_ppo(configure(student, tmp_path / "run", **settings), prompts=PROMPTS, eval_prompts=PROMPTS)
+    rows = read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)
+    assert [row["eval/total"] for row in rows] == pytest.approx([-row["eval/kl"] for row in rows], abs=1e-4)
+    best = min(rows, key=lambda row: row["eval/kl"])
+    assert best["update"] > 0
+    assert read_run(tmp_path / "run").best["update"] == best["update"]
+
+
 def test_a_run_of_distillation_resumes_to_the_bit_and_not_with_another_teacher(
     student: Path, teacher: Path, tmp_path: Path
 ) -> None:

@@ -108,6 +108,24 @@ def test_their_scores_count_in_the_baselines_and_their_figures_in_the_metrics(po
         assert sample["advantages"] == pytest.approx([expected] * len(sample["tokens"]), abs=1e-6)
 
 
+def test_the_masked_share_is_of_the_responses_that_would_be_trained_on(policy, tmp_path):
+    """Groups without spread are left out with all their responses, cut off or not."""
+    seen: list[tuple[str, bool]] = []
+
+    def flat_where_known(prompts: list[str], completion_ids: list[list[int]], stopped: list[bool], **_: Any) -> Any:
+        seen.extend(zip(prompts, stopped, strict=True))
+        flat = set(prompts[: len(prompts) // 2])
+        return [0.5 if prompt in flat else sum(ids) for prompt, ids in zip(prompts, completion_ids, strict=True)]
+
+    settings = {"advantage": "dr_grpo", "num_updates": 1, "constant_groups": "drop"}
+    [row] = train(policy, tmp_path / "run", flat_where_known, **settings)
+    flat = {prompt for prompt, _ in seen[: len(seen) // 2]}
+    kept = [ended for prompt, ended in seen if prompt not in flat]
+    assert 0 < len(kept) == len(seen) - row["group/unused"] < len(seen)
+    assert 0 < kept.count(False) < len(kept)
+    assert row["response/masked"] == pytest.approx(kept.count(False) / len(kept))
+
+
 def test_masking_changes_no_figure_of_the_responses_before_the_first_step(policy, tmp_path):
     """The KL of the same responses is the same, and the score minus its cost is the total."""
     reference = {"reference": str(save_tiny_policy(tmp_path / "reference", seed=2)), "kl_coef": 0.05, "num_updates": 1}

@@ -34,8 +34,8 @@ class CheckpointConfig(Section):
     keep_best: str = field(
         "auto",
         meaning="Metric by which the best checkpoint is kept, beyond `keep`, as RUN@best; none: no metric. "
-        "auto: with ppo.eval_every, eval/win_rate if evaluate.judge is set, else eval/score; with control.eval_every, "
-        "eval/return_mean; otherwise none.",
+        "auto: with ppo.eval_every, eval/win_rate if evaluate.judge is set, else eval/score, or eval/total with a "
+        "teacher (ppo.reference); with control.eval_every, eval/return_mean; otherwise none.",
         source="kedge: the last policy is often not the best, because the reward is over-optimized",
         text="auto, none or a metric",
     )

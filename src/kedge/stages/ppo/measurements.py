@@ -163,6 +163,9 @@ class Measurements:
         found = describe_experience(experience)
         found = found if has_scores else without_scores(found)
         metrics |= {name: found[source] for name, source in FIGURES.items() if source in found}
+        if "eval/kl" in metrics:  # at the same price in every evaluation, also where the KL is in the loss
+            charged = trainer.settings.estimation_with(trainer.coefficients).kl_coef
+            metrics["eval/total"] -= (trainer.settings.ppo.kl_coef - charged) * metrics["eval/kl"]
         samples = _described(trainer, scored, experience)
         responses = [
             {"number": number, "prompt": each.prompt, "completion": each.response}

@@ -37,6 +37,7 @@ class SampledBatch:
         is_flat: Groups without spread were to be left out, and no other group was found: no step is taken.
         num_rounds: Rounds of sampling.
         num_masked: Responses that were cut off and are left out of the steps; None if they are not to be.
+        masked_share: Their share of those that the update would train on otherwise.
         takes_steps: False if no response is left to train on.
     """
 
@@ -48,6 +49,7 @@ class SampledBatch:
     is_flat: bool = False
     num_rounds: int = 1
     num_masked: int | None = None
+    masked_share: float | None = None
     takes_steps: bool = True
 
     @property
@@ -82,10 +84,10 @@ class SampledBatch:
         rollout = experience.rollout
         rows = (~rollout.was_cut).nonzero().squeeze(1)
         num_masked = rollout.num_responses - len(rows)
+        batch = replace(self, num_masked=num_masked, masked_share=num_masked / rollout.num_responses)
         if num_masked and len(rows):
-            batch = replace(self, trained=self.trained.select(rows.tolist()), num_masked=num_masked)
-            return batch, experience.select(rows)
-        return replace(self, num_masked=num_masked, takes_steps=self.takes_steps and num_masked == 0), experience
+            return replace(batch, trained=self.trained.select(rows.tolist())), experience.select(rows)
+        return replace(batch, takes_steps=self.takes_steps and num_masked == 0), experience
 
     def metrics(self) -> dict[str, float]:
         """Terms of the reward, spread of the groups, and figures of all responses if not all are trained on."""
@@ -96,7 +98,7 @@ class SampledBatch:
             groups["group/resamples"] = self.num_rounds - 1
             groups["group/sampled"] = self.num_sampled
             groups["group/unused"] = self.num_unused
-        masked = {} if self.num_masked is None else {"response/masked": self.num_masked / self.num_scored}
+        masked = {} if self.masked_share is None else {"response/masked": self.masked_share}
         return {
             **(describe_responses(rollout, scores) if self.num_unused or self.num_masked else {}),
             **masked,
