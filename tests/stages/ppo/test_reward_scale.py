@@ -76,6 +76,16 @@ def test_what_is_learned_does_not_depend_on_the_unit(critic, by_model, models, t
         assert float((policy - other).abs().max()) < ROUNDING, name
 
 
+def test_the_head_of_another_run_starts_in_the_unit_of_this_one(models, tmp_path, capsys):
+    run(models, tmp_path / "first", UNITS["1,024"], critic="shared", by_model=False)
+    trained = (tmp_path / "first/model", models[1])
+    capsys.readouterr()
+    _, explained, errors = run(trained, tmp_path / "second", (1.0, 0.0), critic="shared", by_model=False)
+    assert f"the critic goes on from the value head that is saved with {trained[0]}" in capsys.readouterr().err
+    assert errors[0] == pytest.approx(0.0, abs=1e-2)
+    assert min(explained) > -1.0
+
+
 def test_the_papers_unit_is_the_score(models, tmp_path):
     _, _, errors = run(models, tmp_path, (1024.0, 0.0), critic="separate", by_model=False, value_unit="score")
     assert min(map(abs, errors)) > 0.3, "the mean value is still far from the mean return"

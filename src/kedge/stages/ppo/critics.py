@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config, with_values
 from kedge.errors import ConfigError, ModelError
+from kedge.logs.progress import say
 from kedge.models import (
     ActorCritic,
     LanguageModel,
@@ -76,7 +77,8 @@ def load_actor_critic(
             load_saved_head(config, run, policy, tokenizer)
             is_new = False
         elif head is not None and load_value_head(head, source):
-            is_new = False
+            # Its reward may have been another: as a new head's, its values are fitted to the first returns.
+            say(f"the critic goes on from the value head that is saved with {source}")
         elif head is not None:
             initialize_head(head, "zero")
     actor_critic = ActorCritic(policy, critic, value_gradient=value.value_gradient)
