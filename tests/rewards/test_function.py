@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import random
 import subprocess
 import sys
 import time
@@ -400,3 +401,15 @@ def test_async_functions_are_checked_like_plain_ones():
 def test_lists_of_different_lengths_are_refused():
     with pytest.raises(RewardError, match=r"columns\['answer'\] has 2 entries; expected 3"):
         responses(answer=[1, 2])
+
+
+def test_a_function_that_draws_gets_the_numbers_of_its_seed() -> None:
+    def noisy(completions):
+        return [random.random() + np.random.random() + float(torch.rand(())) for _ in completions]
+
+    before = random.getstate()
+    reward = FunctionReward(noisy)
+    first = reward.score(replace(responses(), seed=3))
+    assert reward.score(replace(responses(), seed=4)) != first
+    assert reward.score(replace(responses(), seed=3)) == first
+    assert random.getstate() == before

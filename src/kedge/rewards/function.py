@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Responses, Score, ScoringModel, Verdict, checked_scores, free_names
+from kedge.system.generators import seeded
 from kedge.system.importing import find_named
 from kedge.system.texts import typed_error_text
 from kedge.system.workers.event_loop import event_loop
@@ -196,7 +197,7 @@ class FunctionReward:
     def _call(self, responses: Responses) -> object:
         self._check_names(responses.columns)
         positional, named = self._arguments(responses)
-        with _one_line_errors(self.name):
+        with _one_line_errors(self.name), seeded(responses.seed):
             return self.function(*positional, **named)
 
     def _arguments(self, responses: Responses) -> tuple[list[Any], dict[str, Any]]:

@@ -1,32 +1,96 @@
-"""The global random generators: their state, for checkpoints and for passes that are repeated."""
+"""The global random generators: their state, for checkpoints and for passes that are repeated, and seeded calls."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from typing import Any
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
+    from torch import Tensor
+
+_one_at_a_time = threading.RLock()
+_switching = threading.Lock()
+_outside: tuple[Mapping[str, Tensor], Mapping[str, Any]] | None = None
+"""The state outside a seeded call that is under way, perhaps in another thread."""
 
 
-def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State of the global generators of torch, Python and NumPy: a user's functions may use any of them."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    tensors = {"cpu": torch.get_rng_state(), **{f"cuda:{index}": state for index, state in enumerate(cuda)}}
-    version, words, gauss = random.getstate()
-    name, keys, *rest = np.random.get_state()
-    return tensors, {"python": [version, list(words), gauss], "numpy": [name, np.asarray(keys).tolist(), *rest]}
+def random_state() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    """State of the global generators of torch, Python and NumPy, as far as they are imported.
+
+    A user's functions may use any of them. During a seeded call, the state is that outside it.
+    """
+    with _switching:
+        return _outside or _read()
 
 
 def restore_random_state(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Restore the global generators."""
+    """Restore the global generators; during a seeded call, it takes effect when the call ends."""
+    global _outside
+    with _switching:
+        if _outside is None:
+            _set(tensors, state)
+        else:
+            _outside = tensors, state
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Context of a user's call that may draw from the global generators: they are seeded, and restored afterwards.
+
+    So what it draws depends on the seed alone, and nothing else depends on the call: it may run in the background, and
+    more or less often. Calls of several threads take turns.
+    """
+    global _outside
+    with _one_at_a_time:
+        with _switching:
+            before, is_inner = _read(), _outside is not None
+            _outside = _outside or before
+            seed_generators(seed)
+        try:
+            yield
+        finally:
+            with _switching:
+                assert _outside is not None
+                _set(*(before if is_inner else _outside))
+                _outside = _outside if is_inner else None
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators that are imported."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+def _read() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {"python": [version, list(words), gauss]}
+    tensors: dict[str, Tensor] = {}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        name, keys, *rest = numpy.random.get_state()
+        state["numpy"] = [name, keys.tolist(), *rest]
+    if (torch := sys.modules.get("torch")) is not None:
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        tensors = {"cpu": torch.get_rng_state(), **{f"cuda:{index}": each for index, each in enumerate(cuda)}}
+    return tensors, state
+
+
+def _set(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(tensors["cpu"])
-    for index in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
-        if f"cuda:{index}" in tensors:
-            torch.cuda.set_rng_state(tensors[f"cuda:{index}"], index)
+    if "numpy" in state:
+        numpy = sys.modules["numpy"]
+        name, keys, *rest = state["numpy"]
+        numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
+    if "cpu" in tensors:
+        torch = sys.modules["torch"]
+        torch.set_rng_state(tensors["cpu"])
+        for index in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+            if f"cuda:{index}" in tensors:
+                torch.cuda.set_rng_state(tensors[f"cuda:{index}"], index)

@@ -6,10 +6,12 @@ import json
 import os
 import random
 import signal
+import time
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -42,8 +44,8 @@ def policy(tmp_path_factory) -> Path:
     return save_tiny_policy(tmp_path_factory.mktemp("models") / "policy")
 
 
-def draws(completions: list[str], **_: Any) -> list[float]:
-    """A reward that draws from the global generators, which an evaluation must not disturb."""
+async def draws(completions: list[str], **_: Any) -> list[float]:
+    """A reward that draws from the global generators, which an evaluation must not disturb; a plain one is seeded."""
     return [len(text) / 20 + random.random() + float(torch.rand(())) for text in completions]
 
 
@@ -75,6 +77,33 @@ def test_training_is_the_same_to_the_bit_without_evaluation(whole, policy, tmp_p
     assert evaluated == metrics_without_times(tmp_path / "plain")
     weights = "model/model.safetensors"
     assert (whole / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()
+
+
+def test_training_is_the_same_to_the_bit_without_fixed_prompts(policy, tmp_path):
+    for number in (0, 2):
+        config = configure(policy, tmp_path / f"{number}", num_updates=3, num_fixed_prompts=number)
+        run_ppo(config, prompts=PROMPTS, reward=REWARDS)
+    assert metrics_without_times(tmp_path / "0") == metrics_without_times(tmp_path / "2")
+
+
+def test_a_reward_that_draws_in_the_background_is_neither_disturbed_nor_disturbs(policy, tmp_path):
+    def slow(completions: list[str], **_: Any) -> list[float]:
+        found = []
+        for text in completions:
+            time.sleep(0.01)
+            found.append(len(text) / 20 + float(np.random.random()))  # the checks of types draw from Python's
+        return found
+
+    settings = {"num_updates": 4, "max_staleness": 1}
+    for name, more in {"plain": {}, "measured": {"eval_every": 1}}.items():
+        held_out = HELD_OUT if more else None
+        config = configure(policy, tmp_path / name, **settings, **more)
+        run_ppo(config, prompts=PROMPTS, eval_prompts=held_out, reward=slow)
+    measured = [
+        {key: value for key, value in row.items() if not key.startswith("eval/")}
+        for row in metrics_without_times(tmp_path / "measured")
+    ]
+    assert metrics_without_times(tmp_path / "plain") == measured
 
 
 def test_the_start_every_interval_and_the_end_are_measured(whole):

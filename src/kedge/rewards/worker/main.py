@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +13,7 @@ from typing import Any
 from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards.function import FunctionReward, find_function
 from kedge.rewards.source import Responses, plain_scores
+from kedge.system.generators import seed_generators
 from kedge.system.invocation import loading_user_code
 from kedge.system.texts import typed_error_text
 from kedge.system.workers.serving import serve
@@ -64,22 +63,13 @@ class _Session:
 
     def _score(self, *, responses: dict[str, Any], timeout: float) -> dict[str, Any]:
         batch = Responses(**responses)
-        _seed_libraries(batch.seed)
+        seed_generators(batch.seed)  # also for an async function, which draws after its call
         # No handler: the default action needs no interpreter, so it also ends a loop in C.
         signal.setitimer(signal.ITIMER_REAL, timeout + LAST_RESORT)
         try:
             return {"scores": plain_scores(self._function.score(batch)), "memory": _resident_memory()}
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _seed_libraries(seed: int) -> None:
-    """Seed the global generators, so that a function that draws from them is reproducible."""
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
 
 
 def _resident_memory() -> int:

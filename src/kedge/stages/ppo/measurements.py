@@ -262,6 +262,10 @@ class FixedPrompts:
         """
         if not self._prompts:
             return
+        with _measuring("time/fixed_prompts"):
+            self._sample(update)
+
+    def _sample(self, update: int) -> None:
         self._trainer.publish(update)
         trainer = self._trainer.unscheduled()
         groups = range(len(self._prompts))
