@@ -324,6 +324,7 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
         (["a", 1, 2, 3], "scores gave response 0"),
         ([[1.0], [1.0], [1.0], [1.0]], "scores"),
         ([None] * 4, "scored none"),
+        (dict.fromkeys(range(4), 0.5), r"scores are a dict; pass a list: update\(batch, \[…\]\)"),
     ):
         with pytest.raises(RewardError, match=line):
             trainer.update(batch, scores)
@@ -350,6 +351,7 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
     [
         ({"responses": ["a"]}, "2 prompts for 1 responses"),
         ({"responses": []}, "no responses"),
+        ({"responses": "ab"}, r"responses are a str; pass a list: batch\(\[…\], \[…\]\)"),
         ({"responses": ["a", [9999]]}, "response 1 has the token id 9999"),
         ({"responses": ["a", [0, 2]]}, "response 1 has the padding token"),
         ({"responses": ["a", [5, 2]], "logprobs": [[-1.0, -1.0], [-1.0]]}, "response 1 has 2 tokens of the policy's"),
@@ -370,6 +372,24 @@ def test_a_batch_that_cannot_be_used_is_refused(
         trainer.batch(prompts=PROMPTS[:2], **arguments)
     trainer.close()
     assert not (tmp_path / "run").exists(), "no update was made"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "line"),
+    [
+        ("The boat", r"prompts are a str; pass a list: {}\(\[…\]"),
+        ({"prompt": "The boat"}, r"prompts are a dict; pass a list: {}\(\[…\]"),
+        ([], "the list of prompts is empty"),
+    ],
+)
+def test_prompts_are_a_list_with_entries(policy: Path, tmp_path: Path, prompts: Any, line: str) -> None:
+    trainer = kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES)
+    for name in ("sample", "generate"):
+        with pytest.raises(DataError, match=line.format(name)):
+            getattr(trainer, name)(prompts)
+    with pytest.raises(DataError, match=line.format("batch") if prompts else "0 prompts for 1 responses"):
+        trainer.batch(prompts, [" sank"])
+    trainer.close()
 
 
 def test_an_exception_in_the_loop_saves_the_run(

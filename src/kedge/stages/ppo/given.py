@@ -101,6 +101,8 @@ def rows_and_ids(
     trainer: Trainer, prompts: Sequence[Any], read: Callable[[list[Any]], list[Prompt]], room: int | None
 ) -> tuple[list[Prompt], list[list[int]]]:
     """The prompts, and their tokens; arguments and errors as in `given_rollout`."""
+    if not prompts:
+        raise DataError("the list of prompts is empty; pass at least one")
     tokenizer = trainer.roles.tokenizer
     by_ids = [is_ids(prompt) for prompt in prompts]
     texts = iter(

@@ -290,7 +290,7 @@ class PpoTrainer:
             DataError: A prompt cannot be used, such as one that is too long, or ids with an environment.
             ConfigError: No prompts are given, the limit is invalid, or the run has ended.
         """
-        given = None if prompts is None else self._shared(lambda: list(prompts))
+        given = None if prompts is None else self._shared(lambda: _listed("prompts", prompts, "sample([…])"))
         return self._call(lambda: self._sample(given, max_new_tokens))
 
     def batch(
@@ -323,7 +323,13 @@ class PpoTrainer:
             DataError: A prompt or response cannot be used; the line says which and why.
         """
         options = {"logprobs": logprobs, "stopped": stopped, "groups": groups, "policy_version": policy_version}
-        given = self._shared(lambda: (list(prompts), list(responses), options))
+        given = self._shared(
+            lambda: [
+                _listed("prompts", prompts, "batch([…], […])"),
+                _listed("responses", responses, "batch([…], […])"),
+                options,
+            ]
+        )
         return self._call(lambda: self._batch_of(given[0], given[1], **given[2]))
 
     def update(self, batch: Batch, scores: Iterable[Any] | None = None) -> Mapping[str, float]:
@@ -339,13 +345,13 @@ class PpoTrainer:
             ConfigError: The batch has been trained on, or the run has ended.
             NumericsError: The guard stops the run.
         """
-        given = None if scores is None else self._shared(lambda: list(scores))
+        given = None if scores is None else self._shared(lambda: _listed("scores", scores, "update(batch, […])"))
         self._check_update(batch, given)
         return self._call(lambda: self._update(batch, given))
 
     def evaluate(self, batch: Batch, scores: Iterable[Any] | None = None) -> Mapping[str, float]:
         """Score, KL, length and more of a batch, without training on it; arguments and errors as in `update`."""
-        given = None if scores is None else self._shared(lambda: list(scores))
+        given = None if scores is None else self._shared(lambda: _listed("scores", scores, "evaluate(batch, […])"))
         self._check_scores(batch, given)
 
         def evaluated() -> Mapping[str, float]:
@@ -363,7 +369,7 @@ class PpoTrainer:
             prompts: Texts, rows, conversations or token ids.
             greedy: Take the most likely tokens, instead of drawing them.
         """
-        given = self._shared(lambda: list(prompts))
+        given = self._shared(lambda: _listed("prompts", prompts, "generate([…])"))
 
         def generated() -> list[str]:
             self._num_generated += 1
@@ -598,6 +604,18 @@ class _NothingDone(KedgeError):
 def _close(trainer: weakref.ref[PpoTrainer]) -> None:
     if (found := trainer()) is not None:
         found.close()
+
+
+def _listed(name: str, given: Iterable[Any], call: str) -> list[Any]:
+    """What a caller passes as a list; a text or row in its place would be taken apart into characters or keys.
+
+    Raises:
+        DataError: It is one text or row; `RewardError` for scores.
+    """
+    if isinstance(given, (str, Mapping)):
+        kind = RewardError if name == "scores" else DataError
+        raise kind(f"{name} are a {type(given).__name__}; pass a list: {call}")
+    return list(given)
 
 
 def _own_prompts() -> None:
