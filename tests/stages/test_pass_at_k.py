@@ -21,7 +21,7 @@ from kedge.rewards import Verdict
 from kedge.stages.evaluate import evaluate_or_check, run_evaluate
 from kedge.stages.generate import run_generate
 from tests.stages.evaluation.speakers import run_kedge, save_speaker
-from tests.tiny import save_tiny_policy
+from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 ROWS = [{"prompt": f"Deck {number}:"} for number in range(6)]
 SAMPLES = 6
@@ -73,6 +73,8 @@ def test_pass_and_majority_are_those_of_the_responses_in_the_file(tmp_path, caps
     printed = capsys.readouterr().out
     assert "6 responses to each of 6 prompts at temperature 1, judged by last_letter" in printed
     assert "maj@k" in printed
+    assert f"mean score {result.pass_at[1].value:.2f} (" in printed
+    assert "pass@k means little" not in printed
     assert not [finding.rule for finding in diagnose_run(tmp_path / "run") if "win_rate" in finding.rule]
 
 
@@ -117,6 +119,17 @@ def test_partly_right_is_not_right(tmp_path):
     result = evaluate_or_check(config_for(tmp_path), prompts=ROWS, judge=lambda completions: [0.9] * len(completions))
     assert result.pass_at[6].value == 0
     assert result.summary["score"]["value"] == pytest.approx(0.9)
+
+
+def test_scores_that_are_no_verdicts_are_named(tmp_path, capsys):
+    judge = save_tiny_reward_model(tmp_path / "judge")
+    config = config_for(tmp_path, "runtime.report=true", "generate.num_responses=2")
+    evaluate_or_check(config, prompts=ROWS, judge=str(judge))
+    scores = [row["score"] for row in read_json_lines(tmp_path / "run" / "judgments.jsonl")]
+    low, high = (f"{score:.3g}".replace("-", "−") for score in (min(scores), max(scores)))
+    line = f"Right is a score of 1 or more, and judge gives {low} to {high}: unless these are verdicts"
+    assert line in capsys.readouterr().out
+    assert line in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 def test_what_does_not_fit_is_said_before_any_sampling(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +84,8 @@ def of_evaluation(record: RunRecord, progress: str) -> list[str]:
     if not summary:
         return [why_no_result(record)]
     if "pass@k" in summary:
-        return _solved_sentences(summary)
+        scores = [score for row in record.results if (score := as_number(row.get("score"))) is not None]
+        return [*_solved_sentences(summary), *no_verdicts(scores, summary["judge"])]
     if "win_rate" not in summary:
         return [f"The critic of {summary.get('critic')} was checked, with rewards from {summary.get('reward')}."]
     rate = summary["win_rate"]
@@ -110,6 +111,17 @@ def _solved_sentences(summary: Mapping[str, Any]) -> list[str]:
         f"At the first try {summary['model']} solves {first or 'none'} of {summary['num_prompts']:,} prompts, "
         f"judged by {summary['judge']}.",
         *([f"At least one of {most} responses is right for {last}{voted}."] if last else []),
+    ]
+
+
+def no_verdicts(scores: Collection[float], judge: str) -> list[str]:
+    """A sentence on pass@k by a judge whose scores go beyond 0 to 1, as a reward model's do; else none."""
+    low, high = min(scores, default=0.0), max(scores, default=1.0)
+    if low >= 0 and high <= 1:
+        return []
+    return [
+        f"Right is a score of 1 or more, and {judge} gives {figure(low)} to {figure(high)}: unless these are verdicts "
+        "of right or wrong, pass@k means little."
     ]
 
 

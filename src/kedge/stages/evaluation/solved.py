@@ -12,6 +12,7 @@ from statistics import mean
 from typing import Any
 
 from kedge.algorithm.statistics import majority_at_k, pass_at_k
+from kedge.inspect.page.sentences import no_verdicts
 from kedge.logs.json_lines import JsonLines
 from kedge.logs.progress import format_figure
 from kedge.logs.table import Cell, print_table
@@ -138,6 +139,9 @@ def report_solved(
         title = f"{first.num_samples} responses to each of {summary['num_prompts']} prompts at temperature "
         title += f"{temperature:g}, judged by {judge}"
         _print(policies, title)
+        known = [score for each in policies for score in each.scored.scores or () if score is not None]
+        for line in no_verdicts(known, judge):
+            print(line)
     return summary
 
 
@@ -166,7 +170,8 @@ def _print(policies: Sequence[Solved], title: str) -> None:
         }
         print_table(f"{each.name}: {title}", ["k", "pass@k", "maj@k", "difference in pass@k"], rows)
         length, stopped = mean(each.scored.num_tokens), mean(map(float, each.scored.responses.stopped))
-        print(f"{format_figure(length)} tokens on average, {stopped:.0%} with a stop token")
+        score = each.scored.figures(each.num_samples)["score"]
+        print(f"mean score {score}, {format_figure(length)} tokens on average, {stopped:.0%} with a stop token")
         for line in verdict_lines(each.scored.verdicts):
             print(line)
         if each.scored.endings:
