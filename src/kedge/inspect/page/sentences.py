@@ -22,13 +22,16 @@ CERTAIN = 3.0
 NEGLIGIBLE = 0.01
 """Share of the larger of two values below which their difference is noise."""
 
+FEWEST = 4
+"""Updates from which on a series shows how noisy it is."""
+
 COUNTS = ("unused", "sampled", "resamples")
 """Responses that were not trained on and all of them, and additional rounds of sampling, per update: `group/…`."""
 
 
 @dataclass(frozen=True)
 class Ends:
-    """A metric's first and last value, and the standard error of their difference."""
+    """A metric's first and last value, and the standard error of their difference; infinite where it is not known."""
 
     first: float
     last: float
@@ -48,7 +51,7 @@ def ends_of(record: RunRecord, metric: str) -> Ends | None:
     if not numbers:
         return None
     first, last = _snapped(mean_of(numbers[:width]), mean_of(numbers[-width:]))
-    return Ends(first, last, math.sqrt(2 / width) * noise(numbers))
+    return Ends(first, last, math.sqrt(2 / width) * noise(numbers) if len(record.metrics) >= FEWEST else math.inf)
 
 
 def _snapped(first: float, last: float) -> tuple[float, float]:
@@ -266,7 +269,7 @@ def change_of(ends: Ends, slack: float = 0.0) -> str:
     """`rose from 1 to 5`, or `stayed near 5` for a change within `slack` or the noise."""
     first = figure(ends.first)
     last = figure(ends.last)
-    if first == last or abs(ends.last - ends.first) < max(slack, CERTAIN * ends.error):
+    if first == last or not ends.is_change or abs(ends.last - ends.first) < slack:
         return f"stayed near {last}"
     return f"{'rose' if ends.last > ends.first else 'fell'} from {first} to {last}"
 

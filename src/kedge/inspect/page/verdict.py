@@ -12,9 +12,6 @@ from kedge.inspect.record import RESULTS, RunRecord
 from kedge.inspect.resolved import KL_COSTS, charges_kl
 from kedge.system.stage import stages
 
-FEWEST = 4
-"""Values from which on a series shows how noisy it is."""
-
 
 def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
     """Rows of the table: first and last value of each metric.
@@ -31,7 +28,7 @@ def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
             "label": row.label,
             "unit": row.unit,
             **rounded({"first": ends.first, "last": ends.last}),
-            "change": _judged(row, ends, len(record.metrics)),
+            "change": _judged(row, ends),
         }
         for row, ends in found
         if ends
@@ -56,8 +53,8 @@ def data_sentences(record: RunRecord) -> list[str]:
     return [f"{role.replace('_', ' ').capitalize()}: {line}." for role, line in lines.items() if isinstance(line, str)]
 
 
-def _judged(row: Row, ends: Ends, length: int) -> str:
-    if not row.good or not ends.is_change or length < FEWEST:
+def _judged(row: Row, ends: Ends) -> str:
+    if not row.good or not ends.is_change:
         return ""
     return "better" if (ends.last > ends.first) == (row.good == "up") else "worse"
 
