@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kedge.config import Config, config_from_settings, load_config, resolved_yaml
+from kedge.errors import ConfigError
 from kedge.runs import ending
 from kedge.runs.calls import TO_FILL_IN, Call, following_call, next_calls, resuming_call
 from kedge.runs.ending import chained, resumable, say_next
@@ -85,11 +86,23 @@ def test_after_ppo_comes_the_evaluation_against_the_start() -> None:
     config = config_from_settings("ppo", {**settings, "max_new_tokens": 9})
     [line] = shell_calls(config, "ppo")
     assert line == (
-        "kedge evaluate --model 'runs/my run/model' --against sft/model --prompts p.jsonl --judge rm "
+        "kedge evaluate --model 'runs/my run/model' --against sft/model --prompts TEST_PROMPTS --judge rm "
         "rollout.max_new_tokens=9"
     )
     [call] = next_calls(config_from_settings("ppo", {"model": "m"}), "ppo", FOLDER)
-    assert call.python().endswith("prompts=prompts, judge=judge)")  # passed from Python: only the user knows them
+    assert call.python().endswith("prompts=test_prompts, judge=judge)")  # passed from Python: only the user knows them
+
+
+def test_a_next_call_has_the_settings_that_it_reads() -> None:
+    """A call with `data.eval_fraction=0.1` would look like one on the held-out tenth of the prompts."""
+    settings: dict[str, Any] = {"model": "m", "prompts": "p.jsonl", "reward": "rm", "data.max_prompt_tokens": 64}
+    config = config_from_settings("ppo", {**settings, "data.eval_fraction": 0.1, "data.curriculum": "level"})
+    [line] = shell_calls(config, "ppo")
+    assert line.endswith("--judge rm data.max_prompt_tokens=64")
+    following = shell_calls(config_from_settings("critic", {"model": "m", "data.eval_fraction": 0.1}), "critic")
+    assert following[0].endswith(" data.eval_fraction=0.1"), "PPO holds prompts out"
+    with pytest.raises(ConfigError, match=r"eval_fraction is not a setting of evaluate"):
+        config_from_settings("evaluate", {"eval_fraction": 0.1})
 
 
 def after_critic(*overrides: str, preset: str | None = None) -> tuple[str, Config]:

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from kedge.system.texts import printable
 TO_FILL_IN = ("",)
 """An argument that only the user knows: `PROMPTS` in the shell, `prompts` in Python."""
 
+TEST_PROMPTS = (*TO_FILL_IN, "test_prompts")
+"""The same under a name that tells what is wanted: other prompts than those that the run was trained on."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -28,7 +31,7 @@ class Call:
     Attributes:
         stage: As on the command line.
         arguments: Values by the name that option and keyword share, or a mapping of them to weights; `TO_FILL_IN` for
-            one that is not known.
+            one that is not known, followed by its name unless that is the argument's.
         settings: Fields of the configuration, by dotted name.
     """
 
@@ -52,8 +55,8 @@ class Call:
     def _options(self) -> Iterator[str]:
         for name, values in self.arguments.items():
             words = [f"{value}={weight}" for value, weight in values.items()] if isinstance(values, dict) else values
-            for value in words:
-                yield f"--{name} {_quoted(value) if value else name.upper()}"
+            unknown = _placeholder(name, values)
+            yield from [f"--{name} {unknown.upper()}"] if unknown else (f"--{name} {_quoted(value)}" for value in words)
 
     def _overrides(self) -> Iterator[str]:
         for name, value in self.settings.items():
@@ -76,9 +79,14 @@ def _quoted(text: str) -> str:
     return f"$'{escaped}'"
 
 
+def _placeholder(name: str, values: tuple[str, ...] | dict[str, float]) -> str:
+    """What stands for an argument that only the user knows; empty for others."""
+    return "" if isinstance(values, dict) or values[:1] != TO_FILL_IN else values[-1] or name
+
+
 def _python(name: str, values: tuple[str, ...] | dict[str, float]) -> str:
-    if values == TO_FILL_IN:
-        return name
+    if unknown := _placeholder(name, values):
+        return unknown
     if values == ("True",):
         return "True"
     if isinstance(values, dict):
@@ -104,7 +112,7 @@ _DATA = ("demonstrations", "comparisons", "prompts")
 
 
 def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", judge: str = "") -> list[Call]:
-    """The usual next calls, with the data that the stage itself was given.
+    """The usual next calls, with the data that the stage itself was given and the settings that they read.
 
     Args:
         config: The stage's configuration.
@@ -114,7 +122,14 @@ def next_calls(config: Config, stage: str, folder: Path, *, start: str = "", jud
         judge: The reward that judges the new policy; by default the first one of the configuration.
     """
     reference = find_stage(stage).next_calls
-    return imported(reference)(config, str(folder / "model"), start, judge) if reference else []
+    calls: list[Call] = imported(reference)(config, str(folder / "model"), start, judge) if reference else []
+    return [replace(call, settings=_read_by(call.stage, call.settings)) for call in calls]
+
+
+def _read_by(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that have an effect on a stage."""
+    unread = find_stage(stage).unread
+    return {name: value for name, value in settings.items() if name not in unread}
 
 
 def after_sft(config: Config, model: str, start: str, judge: str) -> list[Call]:
@@ -150,9 +165,13 @@ def after_critic(config: Config, model: str, start: str, judge: str) -> list[Cal
 
 
 def after_policy(config: Config, model: str, start: str, judge: str) -> list[Call]:
-    """The new policy against the one that it started from; or its episodes, if it was trained on episodes."""
+    """The new policy against the one that it started from; or its episodes, if it was trained on episodes.
+
+    On prompts that it has not seen: not those that it was trained on, of which no later stage holds a part out.
+    """
     first = [judge] if judge else [term.source for term in config.reward][:1]
-    unseen = _given(config.data.eval_prompts) if config.data.eval_prompts else _data(config)[-1]
+    unseen = _given(config.data.eval_prompts)
+    unseen = TEST_PROMPTS if unseen == TO_FILL_IN else unseen
     if config.environment.source is not None:
         plays = {"model": (model,), "prompts": unseen, "environment": _given([config.environment.source])}
         return [Call("generate", plays, {**_carried(config), **_changed(config, "environment.m")})]

@@ -58,6 +58,10 @@ SHARED = ("data", "runtime", "checkpoint")
 TRAINED = ("optimization", *SHARED)
 SCORED = (*SHARED, "reward_functions")
 FOR_PPO = ("data.prompts", "data.eval_prompts", "data.pretraining", "data.curriculum", "data.rest", "data.draw")
+FOR_TRAINING = (
+    *("data.demonstrations", "data.comparisons", "data.eval_prompts", "data.pretraining", "data.mix"),
+    *("data.max_length", "data.curriculum", "data.rest", "data.draw", "data.train_on", "data.eval_fraction"),
+)
 NEEDS_MODEL = {"model": "--model"}
 NEEDS_PROMPTS = {"data.prompts": "--prompts"}
 NEEDS_REWARD = {"reward": "--reward"}
@@ -347,6 +351,7 @@ GENERATE = Stage(
     title="Generation",
     run="kedge.stages.generate:run_generate",
     sections=(("generate",), SCORED, ("environment",)),
+    unread=FOR_TRAINING,
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS},
     flags=(
         MODEL,
@@ -374,7 +379,7 @@ EVALUATE = Stage(
     title="Evaluation",
     run="kedge.stages.evaluate:evaluate_or_check",
     sections=(("evaluate",), ("generate",), SCORED, ("environment",)),
-    unread=("generate.best_of",),
+    unread=("generate.best_of", *FOR_TRAINING),
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS, "evaluate.judge": "--judge"},
     needs_with={"evaluate.critic": ("data.prompts",), "environment.source": ("model", "data.prompts")},
     flags=(
