@@ -13,7 +13,7 @@ from kedge.config import config_from_settings
 from kedge.inspect.doctor import Examination, Finding, diagnose, examine, merge, one_line, print_examinations
 from kedge.inspect.doctor.rule import scale
 from kedge.inspect.record import RunRecord
-from tests.inspect.doctor.cases import CASES, JUDGED, TAUGHT, Case, approached, dropped, nothing_held_out
+from tests.inspect.doctor.cases import CASES, DAMAGED, JUDGED, TAUGHT, Case, approached, dropped, nothing_held_out
 from tests.inspect.doctor.synthetic import ALL_RULES, HEALTHY, run_with, synthetic_run, towards
 
 FAST = {
@@ -124,6 +124,17 @@ def test_later_updates_that_move_nothing_do_not_hide_the_one_that_broke_the_poli
         "update 3 moves the policy by 15.0 nats per token and clips 2% of the tokens",
     )
     assert "entropy_collapse" in [each.rule for each in others]
+
+
+def test_smaller_steps_do_not_cure_a_reward() -> None:
+    """A score belongs to a whole response; other values have a token, or are those of a step."""
+    score = {**DAMAGED, "what": "judge gave response 2 nan", "row": 2, "token": None, "figures": {}}
+    skipped = {"guard/skipped_steps": [0.0] * 15 + [4.0]}
+    for incident, changed in ((score, False), ({**score, "token": 1}, True), ({**score, "figures": {"loss": 1}}, True)):
+        found = {each.rule: each for each in diagnose(synthetic_run(metrics=skipped, incidents=[incident]))}
+        for rule in ("not_finite", "steps_skipped"):
+            assert ("ppo.learning_rate" in found[rule].changes) == changed
+    assert "the reward that scored it" in found["not_finite"].try_
 
 
 def test_large_steps_come_before_the_empty_responses_that_they_cause() -> None:

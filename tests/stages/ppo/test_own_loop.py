@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import random
 import signal
@@ -324,6 +325,7 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
         (["a", 1, 2, 3], "scores gave response 0"),
         ([[1.0], [1.0], [1.0], [1.0]], "scores"),
         ([None] * 4, "scored none"),
+        ([1.0, math.nan, 1.0, 1.0], "scores gave response 1 nan"),
         (dict.fromkeys(range(4), 0.5), r"scores are a dict; pass a list: update\(batch, \[…\]\)"),
     ):
         with pytest.raises(RewardError, match=line):
@@ -344,6 +346,7 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
         trainer.sample(PROMPTS)
     trainer.close()
     assert len(rows(tmp_path / "run")) == 1
+    assert not (tmp_path / "run" / "incidents.jsonl").exists(), "a call that was refused is none of the run"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from kedge.inspect.doctor.critic import HARMFUL, with_something_to_explain
 from kedge.inspect.doctor.rule import SMALLER_STEPS, TRAINED, WHY_MISSING, Change, Remedy, Symptom, rule, scale, set_to
@@ -46,8 +47,8 @@ NORMS = {
 def not_finite(run: RunRecord) -> Symptom | None:
     """Seen: `incidents.jsonl` has a NaN or infinite score, logprob, loss or gradient.
 
-    Try: Inspect the response named in `incidents.jsonl` and the reward that scored it; then lower `ppo.learning_rate`
-    to a third.
+    Try: Inspect the response named in `incidents.jsonl` and the reward that scored it; for anything but a score, lower
+    `ppo.learning_rate` to a third.
 
     Threshold: Any incident is a warning. It is serious if one stopped the run or more than a tenth of the updates are
     affected, which is not an accident.
@@ -61,9 +62,19 @@ def not_finite(run: RunRecord) -> Symptom | None:
         "serious" if stopped or len(updates) > OFTEN * len(run.metrics) else "warning",
         f"{found[0]['what']} at {span(updates[:1])}"
         + (f"; {len(updates) - 1} more updates affected" if len(updates) > 1 else ""),
-        (SMALLER_STEPS,),
+        _unless_of_scores(found),
         "inspect the response named in incidents.jsonl and the reward that scored it",
     )
+
+
+def _unless_of_scores(incidents: Sequence[Mapping[str, Any]]) -> tuple[Remedy, ...]:
+    """Smaller steps, unless all incidents are scores, which do not depend on them.
+
+    A score belongs to a whole response. Other values have a token, and those of a step its figures.
+    """
+    scores = [each for each in incidents if each.get("row") is not None and each.get("token") is None]
+    only = bool(incidents) and len(scores) == len(incidents) and not any(each.get("figures") for each in scores)
+    return () if only else (SMALLER_STEPS,)
 
 
 @rule(
@@ -74,7 +85,7 @@ def not_finite(run: RunRecord) -> Symptom | None:
 def steps_skipped(run: RunRecord, steps: Series) -> Symptom | None:
     """Seen: `guard/skipped_steps` is above 0.
 
-    Try: Read the reasons in `incidents.jsonl`; lower `ppo.learning_rate` to a third.
+    Try: Read the reasons in `incidents.jsonl`; unless they are scores, lower `ppo.learning_rate` to a third.
 
     Threshold: Any skipped step is a warning; skips in more than a tenth of the updates, and in at least two, are
     serious.
@@ -85,7 +96,7 @@ def steps_skipped(run: RunRecord, steps: Series) -> Symptom | None:
     return Symptom(
         "serious" if len(skipped) > max(1, OFTEN * len(steps)) else "warning",
         f"optimizer steps were skipped in {len(skipped)} of {len(steps)} updates ({span(skipped.updates)})",
-        (SMALLER_STEPS,),
+        _unless_of_scores(run.incidents),
         "see incidents.jsonl for the reasons",
     )
 

@@ -32,6 +32,7 @@ from kedge.logs.experience_metrics import describe_experience
 from kedge.logs.progress import say
 from kedge.rewards import RewardTerm, load_reward
 from kedge.rewards.score import describe_responses
+from kedge.rewards.source import checked_scores
 from kedge.runs.claim import claims
 from kedge.runs.ending import chained
 from kedge.runs.inputs import Rewards, given_prompts
@@ -524,6 +525,8 @@ class PpoTrainer:
                 f"ppo.advantage={self._config.ppo.advantage} compares with the score of a greedy response, which "
                 "reward= has to give: call update(batch) without scores"
             )
+        if scores is not None and self._config.ppo.on_nonfinite == "stop":  # the guard would note a stop of the run
+            checked_scores(scores, name="scores", lengths=[len(ids) for ids in batch.response_ids])
 
     def _check_scores(self, batch: Batch, scores: list[Any] | None) -> None:
         if not isinstance(batch, Batch):
