@@ -134,6 +134,17 @@ def test_a_serious_finding_is_reported_once_and_early(tmp_path: Path) -> None:
     assert "Try: lower ppo.learning_rate from 1e-05 to 1.4e-06" in said[1]
 
 
+def test_that_no_response_stops_is_said_after_the_first_update(tmp_path: Path) -> None:
+    said: list[str] = []
+    none = {"response/eos_rate": 0.0, "reward/score_mean": [-1.0] * 3, "reward/score_std": 0.0}
+    run = synthetic_run(3, none)
+    doctor = LiveDoctor(tmp_path, run.facts, run.config, say=said.append)
+    for update, metrics in rows(run):
+        doctor.see(update, metrics)
+        assert len(said) == 1
+    assert said[0].startswith("serious: too_few_eos: all responses were cut off and score -1.00 (update 1)")
+
+
 def test_a_run_in_progress_is_judged_by_its_roles_and_incidents_as_its_folder_is(tmp_path: Path) -> None:
     """The roles tell that functions alone score, which may ask for short responses: a note, which is not said."""
     shorter = {"reward/score_mean": towards(0.0, 1.0), "response/length": towards(60.0, 20.0)}

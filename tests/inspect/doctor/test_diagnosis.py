@@ -137,6 +137,23 @@ def test_smaller_steps_do_not_cure_a_reward() -> None:
     assert "the reward that scored it" in found["not_finite"].try_
 
 
+@pytest.mark.parametrize("updates", [1, 16])
+def test_where_no_response_stops_its_score_is_moved_in_vain(updates: int) -> None:
+    """All have the score for a missing stop token, whichever it is."""
+    none = {"response/eos_rate": 0.0, "reward/score_mean": [-4.25] * updates, "reward/score_std": 0.0}
+    found = next(each for each in diagnose(synthetic_run(updates, none)) if each.rule == "too_few_eos")
+    assert found.severity == "serious"
+    assert found.seen.startswith("all responses were cut off and score -4.25 (update")
+    assert found.changes == {"rollout.max_new_tokens": 80}
+    assert "missing_eos_score" not in found.try_
+
+
+def test_a_score_for_a_missing_stop_token_is_moved_where_some_stop() -> None:
+    for rates, moved in (([0.0] * 16, False), ([0.1] + [0.0] * 15, True)):
+        found = {each.rule: each for each in diagnose(synthetic_run(16, {"response/eos_rate": rates}))}
+        assert ("rollout.missing_eos_score" in found["too_few_eos"].try_) == moved
+
+
 def test_large_steps_come_before_the_empty_responses_that_they_cause() -> None:
     broken = {"policy/approx_kl": [0.1] * 16, "response/length": [20.0] * 4 + [1.0] * 12, "reward/score_mean": 0.0}
     findings = diagnose(synthetic_run(metrics=broken))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kedge.inspect.doctor.rule import SMALLER_STEPS, TRAINED, Change, Remedy, Symptom, adjust, rule, scale, set_to
-from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, combine, fmt, read, rose
+from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, combine, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
 from kedge.system.texts import names_function
 
@@ -21,6 +21,9 @@ NONE_STOP = 0.1
 TINY = 4.0
 SHRUNK = 0.25
 """Length of nearly empty responses: in tokens, stop token included, and relative to the first update."""
+
+NEARLY_CONSTANT = 1e-3
+"""Standard deviation of the scores, relative to their mean, that rounding explains."""
 
 REPEATED = 0.8
 MOSTLY_REPEATED = 0.4
@@ -44,6 +47,12 @@ def nearly_all_truncated(run: RunRecord) -> bool:
     """True if nearly every response has the score for a missing stop token, from the first update on."""
     stops = read(run, "response/eos_rate")
     return eos_is_scored(run) and stops is not None and max(stops.first, stops.late) < NONE_STOP
+
+
+def scores_are_constant(score: Series, score_std: Series) -> bool:
+    """True if all responses of an update score the same, in every update."""
+    beyond = combine(lambda std, mean: std if std > NEARLY_CONSTANT * abs(mean) else None, score_std, score)
+    return beyond is None
 
 
 def has_episodes(run: RunRecord) -> bool:
@@ -146,23 +155,48 @@ def _fitted_to_cap(stops: Series, longest: Series) -> Symptom | None:
     )
 
 
+STOPS_ARE_LEARNED = "check that the demonstrations end with the stop token and that it is not masked as padding"
+
+
+def _none_stops(run: RunRecord) -> Symptom | None:
+    """All responses so far were cut off, and all have the one score for that."""
+    stops, score, score_std = (
+        read(run, name, at_least=1) for name in ("response/eos_rate", "reward/score_mean", "reward/score_std")
+    )
+    if stops is None or score is None or score_std is None or not eos_is_scored(run):
+        return None
+    if max(ending_in_time(run, stops).values) > 0 or not scores_are_constant(score, score_std):
+        return None
+    return Symptom(
+        "serious",
+        f"all {'episodes' if has_episodes(run) else 'responses'} were cut off and score {fmt(score.late)} "
+        f"({span(score.updates)}): there is nothing to learn",
+        (MORE_TOKENS,),
+        STOPS_ARE_LEARNED,
+    )
+
+
 @rule(
     "The policy rarely ends its responses: it never learned the stop token, has unlearned it, or runs out of tokens "
     "first.",
     needs=("response/eos_rate",),
-    also=("episode/max_tokens",),
+    also=("episode/max_tokens", "reward/score_mean", "reward/score_std"),
+    early=_none_stops,
     updates=MIN_LEVEL,
     of_reward=True,
 )
 def too_few_eos(run: RunRecord, stops: Series) -> Symptom | None:
     """Seen: `response/eos_rate` is low. With an environment, `episode/max_tokens` is high.
 
-    Try: Check that the demonstrations end with the stop token and that it is not masked as padding; set or lower
-    `rollout.missing_eos_score`; double `rollout.max_new_tokens`.
+    Try: Check that the demonstrations end with the stop token and that it is not masked as padding; double
+    `rollout.max_new_tokens`; if some responses stop, set or lower `rollout.missing_eos_score`.
 
     Threshold: Half of the responses: a warning. With a separate score for a missing stop token
-    (`rollout.missing_eos_score`) serious below a tenth; without it a note if the policy did not stop at first either.
+    (`rollout.missing_eos_score`) serious below a tenth, and from the first update on if none stops and all score the
+    same; without it a note if the policy did not stop at first either.
     """
+    if constant := _none_stops(run):
+        return constant
     stops = ending_in_time(run, stops)
     if stops.late > FEW_STOP:
         return None
@@ -177,8 +211,8 @@ def too_few_eos(run: RunRecord, stops: Series) -> Symptom | None:
         f"{stops.late:.0%} of the {'episodes end with a whole turn' if has_episodes(run) else 'responses stop'} "
         f"({stops.late_span}), {stops.first:.0%} in the first update"
         + ("; the rest get the score for a missing stop token" if scored else ""),
-        (remedy, MORE_TOKENS),
-        "check that the demonstrations end with the stop token and that it is not masked as padding",
+        (remedy, MORE_TOKENS) if max(stops.values) > 0 else (MORE_TOKENS,),
+        STOPS_ARE_LEARNED,
     )
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kedge.inspect.doctor.responses import nearly_all_truncated, num_responses, num_sampled
+from kedge.inspect.doctor.responses import nearly_all_truncated, num_responses, num_sampled, scores_are_constant
 from kedge.inspect.doctor.rule import SMALLER_STEPS, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import (
     MIN_LEVEL,
@@ -30,9 +30,6 @@ MOSTLY_UNSCORED = 0.5
 """Share of responses for which the reward returns None on purpose. At a tenth, the error of an update's mean grows by
 5 %; at half, by 40 %, and half of the sampling is wasted."""
 
-NEARLY_CONSTANT = 1e-3
-"""Standard deviation, relative to the mean, that rounding explains."""
-
 PATIENCE = 12
 """Updates after which a score should have improved; the demo's has after three."""
 
@@ -47,12 +44,6 @@ FAR_BELOW = 3.0
 
 SATURATED = 0.1
 """Standard deviation of the scores, relative to the start, at which nearly all responses score the same."""
-
-
-def scores_are_constant(score: Series, score_std: Series) -> bool:
-    """True if all responses of an update score the same, in every update."""
-    beyond = combine(lambda std, mean: std if std > NEARLY_CONSTANT * abs(mean) else None, score_std, score)
-    return beyond is None
 
 
 @rule(
