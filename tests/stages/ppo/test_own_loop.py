@@ -332,6 +332,7 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
             trainer.update(batch, scores)
     metrics = trainer.update(batch, scored(batch.responses))
     assert metrics["policy/optimizer_steps"] > 0
+    assert metrics["update"] == 1
     with pytest.raises(ConfigError, match="update 1 has trained on this batch"):
         trainer.update(batch, scored(batch.responses))
     with pytest.raises(ConfigError, match="not a list"):

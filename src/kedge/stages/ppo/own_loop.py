@@ -486,7 +486,7 @@ class PpoTrainer:
         self._next = next(self._steps, None)
         if self._loop.ended is not None:
             self._updates.measurements.at_end(self.done)
-        return metrics
+        return {"update": number, **metrics}
 
     def _begin(self) -> int:
         """Begin the next update, unless it has begun; returns its number."""
