@@ -9,6 +9,7 @@ import pytest
 
 from kedge.errors import OutputError
 from kedge.models import ModelCard, load_language_model, load_tokenizer, save_policy
+from kedge.system.invocation import mark_command_line
 from kedge.system.output import (
     REJECTED_FILE,
     REWARD_LOG,
@@ -31,7 +32,13 @@ def test_nothing_an_empty_folder_and_rejected_rows_are_free(tmp_path: Path) -> N
     (folder / REWARD_LOG).touch()
     assert check_output(folder) == folder
     (folder / "notes.txt").touch()
-    with pytest.raises(OutputError, match="ppo is not empty; choose another --out, or empty it"):
+    with pytest.raises(OutputError, match=r"ppo is not empty; choose another out=, or empty it$"):
+        check_output(folder)
+    (folder / "checkpoints" / "update-000003").mkdir(parents=True)
+    with pytest.raises(OutputError, match="another out=, or empty it, or continue its run with resume=True"):
+        check_output(folder)
+    mark_command_line()
+    with pytest.raises(OutputError, match=rf"another --out, or empty it, or continue its run with --resume {folder}"):
         check_output(folder)
 
 

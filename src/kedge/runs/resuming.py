@@ -18,7 +18,7 @@ from kedge.inspect.record import read_config, read_json_object
 from kedge.logs.progress import say
 from kedge.models.card import public_settings
 from kedge.runs.fingerprint import changed_inputs, lost_inputs
-from kedge.system.invocation import is_command_line
+from kedge.system.invocation import is_command_line, named_out
 from kedge.system.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
 from kedge.system.stage import Stage, find_stage, value_of
 from kedge.training.checkpoint.files import FileRecord, record_file, record_files
@@ -155,7 +155,8 @@ def check_finished(
     own = [name for name in (described.length, *described.bounds) if name]
     changes = _changes(config, folder, (*own, *allowed)) + changed_since(folder, fingerprint, allowed=allowed)
     if changes:
-        raise ConfigError(f"{folder} has finished, with other settings ({'; '.join(changes)}); choose another --out")
+        other = "; ".join(changes)
+        raise ConfigError(f"{folder} has finished, with other settings ({other}); choose another {named_out()}")
 
 
 def changed_since(folder: Path, fingerprint: Mapping[str, str], *, allowed: Collection[str] = ()) -> list[str]:

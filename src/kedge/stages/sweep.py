@@ -33,7 +33,7 @@ from kedge.logs.table import print_table
 from kedge.runs.fingerprint import input_hashes_of_all
 from kedge.runs.resuming import changed_since
 from kedge.system.intervals import Interval
-from kedge.system.invocation import refuse_nested_run
+from kedge.system.invocation import named_out, refuse_nested_run
 from kedge.system.output import (
     FINISHED_FILE,
     SWEEP_FILE,
@@ -188,13 +188,15 @@ def _prepare(trials: Sequence[Trial], folder: Path) -> None:
         if (folder / trial.name / FINISHED_FILE).is_file():
             for line in changed_since(folder / trial.name, hashes):
                 raise ConfigError(
-                    f"{folder} holds {trial.name}, which has finished, and {line}; choose another --out, or delete it"
+                    f"{folder} holds {trial.name}, which has finished, and {line}; choose another {named_out()}, or "
+                    "delete it"
                 )
         path = folder / "configs" / f"{trial.name}.yaml"
         text = resolved_yaml(with_values(trial.config, {"out": None}))
         if path.is_file() and _settings(path.read_text(encoding="utf-8")) != _settings(text):
             raise ConfigError(
-                f"{folder} holds a sweep with other settings ({path.name} differs); choose another --out, or delete it"
+                f"{folder} holds a sweep with other settings ({path.name} differs); choose another {named_out()}, or "
+                "delete it"
             )
         replace_file(path, [text.encode()])
 

@@ -24,6 +24,11 @@ def is_command_line() -> bool:
     return _running
 
 
+def named_out() -> str:
+    """The output folder's argument, as the user writes it: an option of the command, or a keyword."""
+    return "--out" if is_command_line() else "out="
+
+
 def num_ranks() -> int:
     """Number of processes that torchrun, or a launcher with its variables, started for this run."""
     return _rank_variable("WORLD_SIZE", least=1) if "RANK" in os.environ and os.environ.get("WORLD_SIZE") else 1

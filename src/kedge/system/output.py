@@ -13,6 +13,7 @@ from typing import Any
 
 from kedge.errors import KedgeError, OutputError
 from kedge.system.durable import is_part, replace_contents
+from kedge.system.invocation import is_command_line, named_out
 
 CONFIG_FILE = "config.yaml"
 """The resolved configuration. A folder that contains it is a run's."""
@@ -86,7 +87,9 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     with writing(folder):
         free = is_free(folder)
     if not free:
-        raise OutputError(f"{path} is not empty; choose another --out, or empty it")
+        resume = f"--resume {path}" if is_command_line() else "resume=True"
+        more = f", or continue its run with {resume}" if kept_checkpoints(folder) else ""
+        raise OutputError(f"{path} is not empty; choose another {named_out()}, or empty it{more}")
     return folder
 
 
