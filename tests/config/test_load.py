@@ -211,6 +211,8 @@ def test_with_values_sets_and_checks() -> None:
     assert config.reward[0].source == "rm"
     with pytest.raises(ConfigError, match="does not divide"):
         with_values(config, {"ppo.num_minibatches": 7})
+    with pytest.raises(ConfigError, match=r"the nearest divisor is 8$"):
+        with_values(config, {"rollout.num_prompts": 8, "ppo.num_minibatches": 9})
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def test_the_verdict_has_the_rise_the_kl_and_the_judge():
     assert first == f"PPO ran 5 updates (20 s, 40 responses): the score rose from 1 to 5, {cost}."
     assert second.startswith("The judge gold, which is not trained on, stayed near −2, response length stayed near 10")
     assert "75% of responses end with a stop token" in second
+    assert describe_run(ppo_record(metrics=[metric_row(1)]))[0].startswith("PPO ran 1 update (4 s")
     played = [metric_row(u, **{"episode/turns": 7.0 - u, "episode/completed": 0.125 * u}) for u in range(1, 6)]
     second = describe_run(ppo_record(metrics=played))[1]
     assert second.endswith("turns per episode fell from 6 to 2, and 62% of episodes are completed.")

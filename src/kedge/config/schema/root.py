@@ -151,7 +151,7 @@ class Config(Section):
             raise ValueError(
                 f"ppo.num_minibatches={parts} does not divide an update's {total} responses "
                 f"(rollout.num_prompts={prompts} × rollout.num_responses={responses}); "
-                f"the nearest divisors are {_nearest_divisors(total, parts)}"
+                f"the nearest {_nearest_divisors(total, parts)}"
             )
         return self
 
@@ -265,9 +265,10 @@ if not TYPE_CHECKING:  # a type checker knows kedge's own sections
 
 
 def _nearest_divisors(total: int, wanted: int) -> str:
-    """The divisors of `total` below and above `wanted`, as text."""
+    """The divisors of `total` below and above `wanted`, as text: `divisors are 4 and 8`."""
     small = [divisor for divisor in range(1, math.isqrt(total) + 1) if total % divisor == 0]
     divisors = [*small, *(total // divisor for divisor in small)]
     below = max((divisor for divisor in divisors if divisor < wanted), default=1)
     above = min((divisor for divisor in divisors if divisor > wanted), default=total)
-    return " and ".join(str(divisor) for divisor in dict.fromkeys((below, above)))
+    nearest = [str(divisor) for divisor in dict.fromkeys((below, above))]
+    return f"divisor{'s are' if nearest[1:] else ' is'} {' and '.join(nearest)}"

@@ -74,7 +74,8 @@ def _progress(record: RunRecord) -> str:
     each = look.items_per_update(record)
     items = f", {count * each:,} {look.items}" if each and look.items else ""
     seconds = sum(numbers_of(record.metrics, "time/update"))
-    return f"{name} ran {count:,}{of if record.ended_early else ''} {step}s ({_duration(seconds)}{items})"
+    steps = f"{of} {step}s" if record.ended_early and of else f" {step}" if count == 1 else f" {step}s"
+    return f"{name} ran {count:,}{steps} ({_duration(seconds)}{items})"
 
 
 def _duration(seconds: float) -> str:
