@@ -723,6 +723,7 @@ def test_a_merged_adapter_is_a_model_that_needs_no_peft(tmp_path: Path, scalar: 
     result = CliRunner().invoke(app, ["merge", str(tmp_path / "adapter"), "--out", str(tmp_path / "whole")])
     assert result.exit_code == 0, result.output
     assert not list((tmp_path / "whole").glob("adapter*"))
+    assert not (tmp_path / "whole" / "README.md").exists(), "PEFT's card says that the model is an adapter"
     load = load_scalar_model if scalar else load_language_model
     one, other = (
         load(folder, tokenizer=load_tokenizer(folder)) for folder in (tmp_path / "adapter", tmp_path / "whole")

@@ -26,6 +26,7 @@ from kedge.models import (
     load_tokenizer,
     save_policy,
 )
+from kedge.models.card import read_origin
 from kedge.models.loading import Bases
 from kedge.models.packing.packed import TokenRows
 from tests.models.test_adapters import adapt
@@ -120,6 +121,16 @@ def test_an_adapter_that_is_trained_further_equals_peft_by_hand(base: Path, tmp_
     for name, weight in found.items():
         torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-5, msg=name)
     assert any((weight - start[name]).abs().max() > 0.01 for name, weight in found.items()), "it was trained"
+
+
+def test_a_merged_model_keeps_the_record_of_its_origin_and_the_card(base: Path, tmp_path: Path) -> None:
+    result = kedge.sft(model=base, out=tmp_path / "run", adapter=LORA, **{**SFT, "num_epochs": 1})
+    merged = kedge.merge(result.model, tmp_path / "merged")
+    origin = read_origin(merged)
+    assert origin is not None
+    assert origin.prompt_form == "text", "it is prompted as it was trained"
+    for name in ("kedge.json", "README.md"):
+        assert (merged / name).read_bytes() == (result.model / name).read_bytes()
 
 
 @pytest.mark.parametrize("scalar", [False, True])

@@ -21,6 +21,7 @@ from kedge.models.sources import find_model, quiet_transformers
 from kedge.system.texts import markdown, names_function, printable
 from kedge.system.version import DISTRIBUTION, __version__
 
+CARD = "README.md"
 ORIGIN_FILE = "kedge.json"
 """In a model's folder. It marks models that kedge made, also on the hub."""
 

@@ -17,12 +17,11 @@ from huggingface_hub.utils import validate_repo_id
 from kedge.errors import ConfigError, ModelError, PushError
 from kedge.models.adapters import ADAPTER_CONFIG, is_adapter, read_adapter
 from kedge.models.adapters.folder import SHIFT_FILE
-from kedge.models.card import ORIGIN_FILE, PLACE
+from kedge.models.card import CARD, ORIGIN_FILE, PLACE
 from kedge.models.sources import check_source
 from kedge.system.memory import with_unit
 from kedge.system.texts import error_text, printable
 
-CARD = "README.md"
 WEIGHTS = (".safetensors", ".safetensors.index.json", ADAPTER_CONFIG, SHIFT_FILE)
 """How the names of a model's weights end, and of the files that go with an adapter's."""
 WRITE = "repo.write"

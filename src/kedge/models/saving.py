@@ -24,7 +24,7 @@ from transformers import (
 from kedge.errors import DataError, ModelError
 from kedge.models.adapters import Adapter, is_adapter, read_adapter
 from kedge.models.adapters.folder import write_shift
-from kedge.models.card import ModelCard
+from kedge.models.card import CARD, ORIGIN_FILE, ModelCard
 from kedge.models.heads import VALUE_HEAD_FILE, value_head_file
 from kedge.models.language import LanguageModel
 from kedge.models.pretrained import (
@@ -244,7 +244,7 @@ def _pad_with(pad: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path)
 def _write_card(folder: Path, card: ModelCard) -> None:
     """Write the card, and the record of the model's origin."""
     text = card.render(score_shift=NORMALIZATION_KEY)
-    (folder / "README.md").write_bytes(text.encode("utf-8", "backslashreplace"))
+    (folder / CARD).write_bytes(text.encode("utf-8", "backslashreplace"))
     card.origin.write(folder)
 
 
@@ -341,6 +341,10 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
         if (head := value_head_file(folder)) is not None:
             (part / VALUE_HEAD_FILE).parent.mkdir()
             shutil.copyfile(head, part / VALUE_HEAD_FILE)
+        # They hold for the whole model, too. The card of an adapter by PEFT says that it is one.
+        for path in (folder / CARD, folder / ORIGIN_FILE):
+            if (folder / ORIGIN_FILE).is_file() and path.is_file():
+                shutil.copyfile(path, part / path.name)
 
     return write_whole(target, write)
 

@@ -16,7 +16,7 @@ from kedge.config import Config, changed_settings, differences, effective_settin
 from kedge.errors import ConfigError, DataError
 from kedge.inspect.record import read_config, read_json_object
 from kedge.logs.progress import say
-from kedge.models.card import public_settings
+from kedge.models.card import CARD, public_settings
 from kedge.runs.fingerprint import changed_inputs, lost_inputs
 from kedge.system.invocation import is_command_line, named_out
 from kedge.system.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
@@ -277,7 +277,6 @@ def _placed(settings: T, out: str | None, folder: Path) -> T:
 
 FILES = "model_files"
 INPUTS = "inputs"
-CARD = "README.md"
 
 
 def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
