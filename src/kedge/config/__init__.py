@@ -1,7 +1,7 @@
 """The typed configuration: fields, defaults with their sources, presets, loading and validation."""
 
 from kedge.config.best_metric import BestMetric, best_metric, metric_in_chain
-from kedge.config.explain.describe import field_advice
+from kedge.config.explain.describe import field_advice, suggestion
 from kedge.config.explain.explain import completions, describe_presets, explain
 from kedge.config.explain.schedule import schedule_in_words
 from kedge.config.libraries import foreign_answer
@@ -82,6 +82,7 @@ __all__ = [
     "schedule_in_words",
     "scheduled_values",
     "stage_of",
+    "suggestion",
     "with_values",
     "word",
 ]

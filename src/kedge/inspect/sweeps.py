@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from kedge.errors import ConfigError, DataError
+from kedge.errors import DataError
 from kedge.inspect.look import look_of
 from kedge.system.intervals import Interval, mean_interval
 from kedge.system.output import SWEEP_FILE
@@ -186,23 +186,9 @@ def find_goal(stage: str, known: Iterable[str], metric: str | None, goal: str | 
     return Goal(chosen, higher_is_better=not lower)
 
 
-def choose_goal(stage: str, rows: Sequence[Mapping[str, Any]], metric: str | None, goal: str | None) -> Goal:
-    """The metric of the comparison; see `find_goal`.
-
-    Args:
-        stage: The stage.
-        rows: Rows of `metrics.jsonl`.
-        metric: A metric, or None.
-        goal: `max`, `min`, or None to go by the metric's name.
-
-    Raises:
-        ConfigError: The rows have no such metric.
-    """
-    known = sorted({name for row in rows for name in row} - {"update"})
-    found = find_goal(stage, known, metric, goal)
-    if found is None:
-        raise ConfigError(f"--metric: the runs have no {metric or 'result'}; they have {', '.join(known) or 'nothing'}")
-    return found
+def metrics_in(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The metrics that any of the rows has."""
+    return sorted({name for row in rows for name in row} - {"update"})
 
 
 def final_value(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:

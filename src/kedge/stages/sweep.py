@@ -23,11 +23,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.config import Config, field_advice, preset_conflicts, resolved_yaml, with_values
+from kedge.config import Config, field_advice, preset_conflicts, resolved_yaml, suggestion, with_values
 from kedge.errors import ConfigError, KedgeError
 from kedge.inspect.report import write_report
-from kedge.inspect.sweeps import Goal, Row, choose_goal, compare, last_line, leaders, read_sweep
-from kedge.logs.json_lines import read_metrics
+from kedge.inspect.sweeps import Goal, Row, compare, find_goal, last_line, leaders, metrics_in, read_sweep
+from kedge.logs.json_lines import METRICS_FILE, read_metrics
 from kedge.logs.progress import Progress, format_figure, say
 from kedge.logs.table import print_table
 from kedge.runs.fingerprint import input_hashes_of_all
@@ -43,6 +43,7 @@ from kedge.system.output import (
     replace_file,
     writing,
 )
+from kedge.system.stage import find_stage
 from kedge.training.runtime import available_cores, resolve_device
 from kedge.training.stopping import stopping
 
@@ -130,7 +131,8 @@ def run_sweep(
         goal: `max` or `min`; None to go by the metric's name.
 
     Raises:
-        KedgeError: The folder holds something else, or the first run's metrics have no such metric.
+        KedgeError: The folder holds something else, or the first run that finishes has no such metric. One that other
+            runs may have is refused at the end, after the table by the usual metric.
         KeyboardInterrupt, Terminated: The sweep was interrupted; the same command continues it.
     """
     refuse_nested_run()
@@ -162,10 +164,20 @@ def run_sweep(
                 errors[trial.name] = _error(exit_code, folder / "logs" / f"{trial.name}.log")
                 _write(folder, {**content, "failed": list(errors), "errors": errors})
                 progress.say(f"{trial.name} failed: {errors[trial.name]}")
+            elif metric is not None and not find_stage(stage).is_best_metric(metric):
+                _check_metric(metric, [folder / each.name for each in trials])
             progress.update(done)
 
         run_trials(trials, folder, stage, num_processes=count, on_ended=on_ended)
     return _finish(folder, {**content, "failed": list(errors), "errors": errors})
+
+
+def _check_metric(metric: str, folders: Sequence[Path]) -> None:
+    """Check that a run has the metric so far (`ConfigError` if none has)."""
+    known = metrics_in(row for folder in folders if (folder / METRICS_FILE).is_file() for row in read_metrics(folder))
+    if known and metric not in known:
+        hint = suggestion(metric, known) or f"; they have {', '.join(known)}"
+        raise ConfigError(f"--metric: the runs have no {metric}{hint}")
 
 
 def _error(exit_code: int, log: Path) -> str:
@@ -291,7 +303,10 @@ def _finish(folder: Path, content: Mapping[str, Any]) -> SweepResult:
     rows = [row for metrics in finished.values() for row in metrics]
     if not rows:
         raise KedgeError(f"no run of the sweep has finished; see {folder / 'logs'}")
-    goal = choose_goal(sweep.stage, rows, sweep.metric, sweep.goal)
+    known = metrics_in(rows)
+    goal = find_goal(sweep.stage, known, sweep.metric, sweep.goal) or find_goal(sweep.stage, known, None, None)
+    if goal is None:
+        raise KedgeError(f"the runs have nothing to compare them by; they have {', '.join(known) or 'no metrics'}")
     results = compare(sweep.settings, finished, goal)
     _write(folder, {**content, **asdict(goal), "results": [_as_json(row) for row in results]})
     _print(results, goal)
@@ -300,6 +315,8 @@ def _finish(folder: Path, content: Mapping[str, Any]) -> SweepResult:
         tied = f"{len(best)} of {len(results)} settings tie; the first of them: " if len(best) > 1 else ""
         say(f"Best: {tied}{model}")
     say(f"Report: {write_report([folder], advice=field_advice)}")
+    if sweep.metric is not None:
+        _check_metric(sweep.metric, [folder / name for name in finished])
     return SweepResult(folder, goal, results, content["failed"])
 
 

@@ -146,6 +146,26 @@ def test_a_failed_run_does_not_end_the_others(tmp_path: Path, capsys: pytest.Cap
     json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
 
 
+def test_a_metric_that_the_first_run_does_not_have_is_refused_when_it_has_ended(
+    tmp_path: Path, started: list[str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"no reward/scor_mean; did you mean reward/score_mean\?$"):
+        run_sweep(trials("0.1", "0.2"), "ppo", tmp_path / "sweep", num_processes=1, metric="reward/scor_mean")
+    assert len(started) == 1
+    with pytest.raises(ConfigError, match=r"no foo; they have objective/kl, reward/score_mean$"):
+        run_sweep(trials("0.1", "0.2"), "ppo", tmp_path / "sweep", num_processes=1, metric="foo")
+    assert len(started) == 1, "the first run is the one that has finished"
+
+
+def test_a_metric_that_no_run_has_costs_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another setting may have the metric, such as one with ppo.eval_every."""
+    with pytest.raises(ConfigError, match="the runs have no eval/score; they have objective/kl, reward/score_mean"):
+        run_sweep(trials("0.1", "0.2"), "ppo", tmp_path / "sweep", num_processes=2, metric="eval/score")
+    printed = capsys.readouterr()
+    assert "reward/score_mean at the end, highest first" in printed.out
+    assert "Report: report.html" in printed.err
+
+
 def test_a_stopped_sweep_stops_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import signal, sys, pathlib, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); "
     code += "pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
