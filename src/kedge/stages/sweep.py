@@ -23,7 +23,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.config import Config, field_advice, preset_conflicts, resolved_yaml, suggestion, with_values
+from kedge.config import (
+    Config,
+    changed_settings,
+    effective_settings,
+    field_advice,
+    load_config,
+    preset_conflicts,
+    resolved_yaml,
+    suggestion,
+    with_values,
+)
 from kedge.errors import ConfigError, KedgeError
 from kedge.inspect.report import write_report
 from kedge.inspect.sweeps import Goal, Row, compare, find_goal, last_line, leaders, metrics_in, read_sweep
@@ -33,7 +43,7 @@ from kedge.logs.table import print_table
 from kedge.runs.fingerprint import input_hashes_of_all
 from kedge.runs.resuming import changed_since
 from kedge.system.intervals import Interval
-from kedge.system.invocation import named_out, refuse_nested_run
+from kedge.system.invocation import is_command_line, named_out, refuse_nested_run
 from kedge.system.output import (
     FINISHED_FILE,
     SWEEP_FILE,
@@ -44,8 +54,9 @@ from kedge.system.output import (
     writing,
 )
 from kedge.system.stage import find_stage
+from kedge.system.texts import printable
 from kedge.training.runtime import available_cores, resolve_device
-from kedge.training.stopping import stopping
+from kedge.training.stopping import Terminated, stopping
 
 POLL_SECONDS = 0.1
 
@@ -168,7 +179,12 @@ def run_sweep(
                 _check_metric(metric, [folder / each.name for each in trials])
             progress.update(done)
 
-        run_trials(trials, folder, stage, num_processes=count, on_ended=on_ended)
+        try:
+            run_trials(trials, folder, stage, num_processes=count, on_ended=on_ended)
+        except (KeyboardInterrupt, Terminated):
+            again = "command" if is_command_line() else "call"
+            progress.say(f"Resume: the same {again} continues the sweep in {printable(str(folder))}")
+            raise
     return _finish(folder, {**content, "failed": list(errors), "errors": errors})
 
 
@@ -204,18 +220,18 @@ def _prepare(trials: Sequence[Trial], folder: Path) -> None:
                     "delete it"
                 )
         path = folder / "configs" / f"{trial.name}.yaml"
-        text = resolved_yaml(with_values(trial.config, {"out": None}))
-        if path.is_file() and _settings(path.read_text(encoding="utf-8")) != _settings(text):
+        config = with_values(trial.config, {"out": None})
+        if path.is_file() and (changes := _changes(load_config(path), config)):
             raise ConfigError(
-                f"{folder} holds a sweep with other settings ({path.name} differs); choose another {named_out()}, or "
-                "delete it"
+                f"{folder} holds a sweep with other settings ({path.name}: {'; '.join(changes)}); choose another "
+                f"{named_out()}, or delete it"
             )
-        replace_file(path, [text.encode()])
+        replace_file(path, [resolved_yaml(config).encode()])
 
 
-def _settings(text: str) -> str:
-    """A configuration without the comment that has the versions."""
-    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+def _changes(before: Config, now: Config) -> list[str]:
+    """One line per setting that differs, as where a run is resumed."""
+    return changed_settings(*map(effective_settings, (before, now)))
 
 
 def _write(folder: Path, content: Mapping[str, Any]) -> None:

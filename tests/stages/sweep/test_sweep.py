@@ -166,7 +166,9 @@ def test_a_metric_that_no_run_has_costs_no_results(tmp_path: Path, capsys: pytes
     assert "Report: report.html" in printed.err
 
 
-def test_a_stopped_sweep_stops_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_sweep_stops_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = "import signal, sys, pathlib, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); "
     code += "pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
     running: list[subprocess.Popen[bytes]] = []
@@ -189,6 +191,7 @@ def test_a_stopped_sweep_stops_its_runs(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         run_sweep(both, "ppo", tmp_path / "sweep", num_processes=2)
     assert [process.returncode for process in running] == [7, 7]
+    assert f"Resume: the same call continues the sweep in {tmp_path / 'sweep'}\n" in capsys.readouterr().err
 
 
 def test_another_sweep_or_another_folder_is_not_overwritten(tmp_path: Path) -> None:
@@ -200,7 +203,7 @@ def test_another_sweep_or_another_folder_is_not_overwritten(tmp_path: Path) -> N
             overrides=["ppo.num_epochs=2", *(f"{key}={value}" for key, value in values.items())]
         ),
     )
-    with pytest.raises(ConfigError, match="holds a sweep with other settings"):
+    with pytest.raises(ConfigError, match=r"other settings \(.*_seed=0.yaml: ppo.num_epochs: 4 in the run, 2 now\)"):
         run_sweep(changed, "ppo", tmp_path / "sweep")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine", encoding="utf-8")
