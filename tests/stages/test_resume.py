@@ -21,7 +21,7 @@ from kedge.config import Config, config_from_settings, load_config
 from kedge.errors import ConfigError, DataError, ModelError, OutputError
 from kedge.logs.json_lines import MetricsLog, read_json_lines
 from kedge.runs import resuming
-from kedge.runs.run import Resume
+from kedge.runs.run import Resume, resumed
 from kedge.stages.ppo import observers, run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.rlhf import run_rlhf
@@ -253,6 +253,14 @@ def test_what_differs_is_named_unless_it_is_allowed(tmp_path, policy, stop_at, m
         configured(learning_rate=2e-3), reward=len_of, resume=Resume(("data.prompts", "ppo.learning_rate"))
     )
     assert [row["update"] for row in result.metrics] == [1, 2, 3]
+
+
+def test_what_may_differ_is_named_as_a_setting_is():
+    named, _ = resumed(["learning_rate", "ppo.gamma", "critic", "data.columns.answer"], "run", "ppo")
+    assert named == Resume(("ppo.learning_rate", "ppo.gamma", "critic", "data.columns.answer")), "critic: the section"
+    assert resumed("learning_rate", "run", "sft")[0] == Resume(("sft.learning_rate",))
+    with pytest.raises(ConfigError, match=r"resume=\['gama'\]: gama is not a setting of ppo; did you mean ppo.gamma\?"):
+        resumed("gama", "run", "ppo")
 
 
 def len_of(completions: list[str], **_: Any) -> list[float]:

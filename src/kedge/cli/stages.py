@@ -56,7 +56,7 @@ def _command_of(stage: Stage) -> Callable[..., None]:
             return time_dry_run(config, stage.name, resume)
         arguments: dict[str, Any] = {name: announced(each) for name, each in texts.items()}
         if stage.resumes:
-            arguments["resume"] = resume_from(resume, given["allow_changes"])
+            arguments["resume"] = resume_from(resume, given["allow_changes"], stage.name)
             if resume is not None and (folder := _finished(config)):
                 imported(stage.run)(config, **arguments)  # refuses other settings and data, and does nothing else
                 extend = f" To extend it, raise {stage.length}." if stage.length else ""
@@ -152,17 +152,15 @@ def _finished(config: Config) -> Path | None:
     return finished_run(config)
 
 
-def resume_from(resume: str | None, allow_changes: list[str] | None) -> Any:
+def resume_from(resume: str | None, allow_changes: list[str] | None, stage: str) -> Any:
     """The way to resume; None for a new run."""
     if resume is None:
         if allow_changes:
             raise ConfigError("--allow-changes needs --resume")
         return None
-    from kedge.runs.run import Resume, check_change
+    from kedge.runs.run import Resume, full_change
 
-    for name in allow_changes or ():
-        check_change(name, f"--allow-changes {name}")
-    return Resume(tuple(allow_changes or ()))
+    return Resume(tuple(full_change(name, stage, f"--allow-changes {name}") for name in allow_changes or ()))
 
 
 def time_dry_run(config: Config, stage: str, resume: str | None) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kedge.config import Config, check_stage, preset_conflicts, resolved_yaml, with_values
+from kedge.config import Config, check_stage, full_name, preset_conflicts, resolved_yaml, with_values
 from kedge.data.chat import render_as_of
 from kedge.errors import ConfigError, DataError
 from kedge.logs.loggers import check_loggers
@@ -133,25 +133,34 @@ def resumed(
     if not resume:
         return None, out
     names = [resume] if isinstance(resume, str) else [] if isinstance(resume, bool) else list(resume)
-    for name in names:
-        check_change(name, f"resume={names!r}")
-    return Resume(tuple(names)), Path("runs") / stage if out is None else out
+    allowed = tuple(full_change(name, stage, f"resume={names!r}") for name in names)
+    return Resume(allowed), Path("runs") / stage if out is None else out
 
 
-def check_change(name: str, said: str) -> None:
-    """Check that something that may differ is a field or a section (`ConfigError` if not).
+def full_change(name: str, stage: str, said: str) -> str:
+    """The dotted name of something that may differ: a field, by the names that the stage's settings have, or a section.
 
     Args:
-        name: Its dotted name.
+        name: As the user wrote it.
+        stage: The stage.
         said: How it was asked for.
+
+    Raises:
+        ConfigError: It is neither.
     """
     sections = Config().model_dump(mode="json")
     fields = [f"{section}.{field}" for section, each in sections.items() if isinstance(each, dict) for field in each]
     known = [*sections, *fields]
-    if name.partition("[")[0] not in known and not name.startswith(("reward[", "data.", "rollout.", "reward.")):
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{said}: there is no such field or section{hint}")
+    if name.partition("[")[0] in known or name.startswith(("reward[", "data.", "rollout.", "reward.")):
+        return name
+    if "." not in name:
+        try:
+            return full_name(name, stage)
+        except ConfigError as error:
+            raise ConfigError(f"{said}: {error}") from None
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"{said}: there is no such field or section{hint}")
 
 
 @dataclass
