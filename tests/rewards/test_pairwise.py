@@ -6,6 +6,7 @@ import pytest
 
 from kedge.errors import RewardError
 from kedge.rewards import Responses
+from kedge.rewards.function import FunctionReward
 from kedge.rewards.pairwise import PairwiseJudge
 
 
@@ -47,6 +48,7 @@ def test_a_function_is_found_by_its_name(tmp_path):
     ("function", "complaint"),
     [
         (lambda first, second: [], "cannot judge pairs; expected a function f(prompts, first, second, **columns)"),
+        (lambda completions, **columns: [], "cannot judge pairs"),
         (3, "cannot judge pairs"),
         (dict, "cannot judge pairs"),
         ("nowhere.py:f", "reward file 'nowhere.py' does not exist"),
@@ -70,6 +72,17 @@ def test_what_is_no_judge_is_refused_at_once(function, complaint):
 def test_other_verdicts_are_refused(verdicts, complaint):
     with pytest.raises(RewardError, match=complaint):
         PairwiseJudge(lambda **pairs: verdicts).verdicts(said("a"), said("b"))
+
+
+def test_a_judge_of_pairs_that_is_to_score_names_its_mode():
+    def judge(prompts, first, second):
+        return []
+
+    with pytest.raises(RewardError, match=r"judge takes two responses, .* needs evaluate.judge_mode=pairwise"):
+        FunctionReward(judge)
+    with pytest.raises(RewardError, match=r"needs evaluate.judge_mode=pairwise"):
+        FunctionReward(lambda first, second, **columns: []).check(["topic"])
+    FunctionReward(lambda completions, first, second: []).check(["first", "second"])
 
 
 def test_columns_are_checked_before_a_run():

@@ -35,6 +35,11 @@ names, so that functions written for TRL and plain prompts run unchanged. Conver
 passed as text, rendered by the chat template; a prompt's messages are in the column `messages`."""
 
 
+SIDES = ("first", "second")
+"""The arguments of a pairwise judge."""
+COMPARES = "takes two responses, `first` and `second`; a judge that compares them needs evaluate.judge_mode=pairwise"
+
+
 class FunctionReward:
     """A plain or async Python function as a reward source.
 
@@ -237,6 +242,8 @@ class FunctionReward:
             raise RewardError(f"{self.name} has no setting {unknown[0]!r}; it takes {', '.join(sorted(names))}")
 
     def _missing(self, parameter: str, columns: Collection[str]) -> RewardError:
+        if parameter in SIDES and {each.name for each in self._parameters} >= {*SIDES}:
+            return RewardError(f"{self.name} {COMPARES}")
         present = ", ".join(sorted(columns)) or "none"
         return RewardError(
             f"{self.name} takes {parameter!r}, but no column of the prompts has that name (columns: {present}); "
@@ -273,6 +280,8 @@ def _parameters(function: Callable[..., Any], name: str) -> list[Parameter]:
         raise RewardError(f"{name} has no signature; wrap it in f(prompts, completions, **columns)") from error
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
     if not takes_any and not any(parameter.name in RESPONSE_ARGUMENTS for parameter in parameters):
+        if {parameter.name for parameter in parameters} >= {*SIDES}:
+            raise RewardError(f"{name} {COMPARES}")
         shown = ", ".join(str(parameter) for parameter in parameters)
         of_model = "; a transformers classifier is passed as kedge.LoadedModel(model, tokenizer)"
         raise RewardError(

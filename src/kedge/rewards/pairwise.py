@@ -9,11 +9,10 @@ from inspect import Parameter
 from typing import Any
 
 from kedge.errors import RewardError
-from kedge.rewards.function import FunctionReward, find_function
+from kedge.rewards.function import RESPONSE_ARGUMENTS, SIDES, FunctionReward, find_function
 from kedge.rewards.source import Responses, Scores, free_names
 from kedge.system.ranks import ALONE, Ranks
 
-SIDES = ("first", "second")
 VERDICTS = (None, 0.0, 0.5, 1.0)
 
 
@@ -80,17 +79,19 @@ class PairwiseJudge:
 
 def _loaded(function: Callable[..., Any] | str) -> FunctionReward:
     found = find_function(function) if isinstance(function, str) else function
-    if not _takes_any_keyword(found):
+    if not _takes_two(found):
         shown = getattr(found, "__name__", repr(found))
         raise RewardError(f"{shown} cannot judge pairs; expected a function f(prompts, first, second, **columns)")
     return FunctionReward(found)
 
 
-def _takes_any_keyword(function: object) -> bool:
+def _takes_two(function: object) -> bool:
+    """True for a function of any columns that can tell two responses apart: a reward function gets one of them."""
     if not callable(function):
         return False
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
-    return any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
+    scores_one = any(name in parameters for name in RESPONSE_ARGUMENTS) and not parameters.keys() >= {*SIDES}
+    return not scores_one and any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
