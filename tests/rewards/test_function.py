@@ -251,6 +251,13 @@ def test_columns_are_checked_before_a_run():
         reward.check(["id"])
     with pytest.raises(RewardError, match="takes 'answer'"):
         reward.score(responses())
+    for columns, remedy in (
+        (["Answer", "Body"], "set data.columns.answer=Answer, or set the parameter's value"),
+        (["answers"], "set data.columns.answer=answers, or"),
+        (["Body"], r"add the column, name another one \(data.columns.answer=COLUMN\), or set the parameter's value"),
+    ):
+        with pytest.raises(RewardError, match=remedy):
+            reward.check(columns)
 
 
 def test_a_column_with_the_name_of_an_argument_is_passed_under_another():

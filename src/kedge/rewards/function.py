@@ -6,6 +6,7 @@ Calls that fail are retried, narrowed down to the failing responses, and counted
 from __future__ import annotations
 
 import asyncio
+import difflib
 import inspect
 import time
 import traceback
@@ -245,9 +246,13 @@ class FunctionReward:
         if parameter in SIDES and {each.name for each in self._parameters} >= {*SIDES}:
             return RewardError(f"{self.name} {COMPARES}")
         present = ", ".join(sorted(columns)) or "none"
+        by_letters = {column.lower(): column for column in sorted(columns)}
+        near = difflib.get_close_matches(parameter.lower(), by_letters, n=1, cutoff=0.75)
+        meant = f"data.columns.{parameter}={by_letters[near[0]] if near else 'COLUMN'}"
+        remedy = f"set {meant}, or" if near else f"add the column, name another one ({meant}), or"
         return RewardError(
             f"{self.name} takes {parameter!r}, but no column of the prompts has that name (columns: {present}); "
-            "add the column, or set the parameter's value"
+            f"{remedy} set the parameter's value"
         )
 
 
