@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Generic, TypeVar
@@ -14,19 +14,25 @@ from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, RowEr
 from kedge.errors import ConfigError, DataError
 
 
-def room_for_prompt(context_lengths: Iterable[int | None], max_new_tokens: int) -> int | None:
+def room_for_prompt(context_lengths: Mapping[str, int | None], max_new_tokens: int) -> int | None:
     """Tokens that the shortest context leaves for a prompt; None for no limit.
+
+    Args:
+        context_lengths: The lengths by what the models are called.
+        max_new_tokens: Tokens of a response.
 
     Raises:
         ConfigError: No token is left.
     """
-    limits = [length for length in context_lengths if length is not None]
+    limits = {name: length for name, length in context_lengths.items() if length is not None}
     if not limits:
         return None
-    room = min(limits) - max_new_tokens
+    shortest = min(limits, key=limits.__getitem__)
+    room = limits[shortest] - max_new_tokens
     if room < 1:
         raise ConfigError(
-            f"max_new_tokens={max_new_tokens} leaves no room for a prompt: the model reads at most {min(limits)} tokens"
+            f"max_new_tokens={max_new_tokens} leaves no room for a prompt: {shortest} reads at most "
+            f"{limits[shortest]} tokens"
         )
     return room
 

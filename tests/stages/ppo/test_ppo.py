@@ -226,6 +226,22 @@ def test_a_reward_model_with_another_tokenizer_scores_but_cannot_become_the_crit
         )
 
 
+def test_the_model_with_the_shortest_context_is_named(tmp_path, policy, capsys):
+    def reward(name, **settings):
+        folder = save_tiny_reward_model(tmp_path / name, **settings)
+        description = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**description, "max_position_embeddings": 12}))
+        return str(folder)
+
+    with pytest.raises(ConfigError, match=r"max_new_tokens=12 .* prompt: reward model 'judge' reads at most 12 tokens"):
+        run_ppo(configure(policy, tmp_path / "run", reward=reward("judge"), max_new_tokens=12), prompts=PROMPTS)
+    foreign = reward("foreign", tokenizer=tiny_tokenizer(vocab_size=280))
+    with pytest.raises(RewardError, match="reads at most 12 tokens"):
+        run_ppo(configure(policy, tmp_path / "run", reward=foreign, max_new_tokens=12), prompts=PROMPTS)
+    said = capsys.readouterr().err
+    assert "reward model 'foreign' reads at most 12 tokens of its own, and the longest prompt and a response" in said
+
+
 @pytest.mark.parametrize("shift", [-20.0, 20.0])
 def test_responses_without_a_stop_token_score_minus_one_or_less_with_a_reward_model(tmp_path, shift, capsys):
     """Less if the model's scores lie lower; here no response stops, so all scores of the first update decide."""

@@ -131,7 +131,7 @@ class Policy:
 
     def room(self, max_new_tokens: int) -> int | None:
         """Longest prompt that the context allows beside a response; None for no limit."""
-        return room_for_prompt([self.model.sampling_length], max_new_tokens)
+        return room_for_prompt({"the model": self.model.sampling_length}, max_new_tokens)
 
     def sample(
         self,

@@ -225,7 +225,7 @@ class PpoTrainer:
         self._sampling = Sampling(None, self._trainer, check=self._updates.guard.check_rollout, say=self._say)
         self._published: Mapping[str, float] = {}
         self._updates.restore(self._loop)
-        self._room = longest_prompt(config, roles.actor_critic, list(roles.reward.weighted_models.values()))
+        self._room = longest_prompt(config, roles.actor_critic, roles.reward.weighted_models)
         self._clock: Stopwatch | None = None
         self._num_sampled = self._num_generated = 0
         self._steps = self._loop.steps(config.ppo.num_updates)

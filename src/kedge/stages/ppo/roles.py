@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config
-from kedge.data import Mixture, Prompt, encode_example, room_for_prompt
+from kedge.data import Mixture, Prompt, encode_example, encode_prompt, room_for_prompt
 from kedge.data.prompts import difficulties
 from kedge.data.readers import read_rows
 from kedge.data.sources import Sources
@@ -145,13 +145,14 @@ def load_roles(
     actor_critic, head = load_actor_critic(config, run, tokenizer, models, bases)
     stop_tokens = named or own_stop_tokens(tokenizer, actor_critic.policy)
     records = RunPrompts([], [], None)
-    room = longest_prompt(config, actor_critic, models)
+    room = longest_prompt(config, actor_critic, rewards.weighted_models)
     if has_prompts:
         records = load_run_prompts(config, run, tokenizer, room=room, prompts=prompts, eval_prompts=eval_prompts)
     if player is not None:
         player.begin(stop_tokens.ids, room, tokenizer, records.train[:1])
     else:
         _say_if_trained_on(records.held_out, records.train)
+        _say_if_too_long(config, [*records.train, *records.held_out], tokenizer, rewards.weighted_models)
     scoring = [each.model for each in rewards.models.values()]
     with measuring_scores(rewards, config, records.train, run.ranks):
         freeze_models(scoring, config, run)
@@ -235,15 +236,35 @@ def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueH
     )
 
 
-def longest_prompt(config: Config, actor_critic: ActorCritic, models: Sequence[ScoringModel]) -> int | None:
+def longest_prompt(config: Config, actor_critic: ActorCritic, models: Mapping[str, ScoringModel]) -> int | None:
     """Maximum prompt length in tokens, so that prompt and response fit into every model that reads both."""
     critic = actor_critic.critic
-    limits = [actor_critic.policy.sampling_length, None if critic is None else critic.context_length]
-    limits += [model.max_tokens for model in models if model.shares_tokens]
+    limits = {"the policy": actor_critic.policy.sampling_length}
+    limits |= {f"reward model {name!r}": model.max_tokens for name, model in models.items() if model.shares_tokens}
     if (teacher := config.ppo.reference) is not None:
         found = load_config(base_source(teacher), trust_remote_code=config.runtime.trust_remote_code)
-        limits.append(configured_length(found))
+        limits[f"ppo.reference={teacher}"] = configured_length(found)
+    # The last one: it often is a copy of the policy or of a reward model, which is then the one to name.
+    limits["the critic"] = None if critic is None else critic.context_length
     return room_for_prompt(limits, config.rollout.max_new_tokens)
+
+
+def _say_if_too_long(
+    config: Config, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, models: Mapping[str, ScoringModel]
+) -> None:
+    """Warn of reward models with tokens of their own that may not read the longest prompt with its response."""
+    limits = {name: each.max_tokens for name, each in models.items() if not each.shares_tokens and each.max_tokens}
+    if not limits or not prompts:
+        return
+    prompt = len(encode_prompt(tokenizer, max((each.text for each in prompts), key=len)))
+    response = config.rollout.max_new_tokens
+    for name, limit in limits.items():
+        if prompt + response > limit:
+            say(
+                f"reward model {name!r} reads at most {limit} tokens of its own, and the longest prompt and a response "
+                f"have up to {prompt} + {response} of the policy's: a longer text would end the run; lower "
+                "rollout.max_new_tokens or data.max_prompt_tokens"
+            )
 
 
 def _load_pretraining(
