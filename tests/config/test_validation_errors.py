@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.config import Config, load_config
+from kedge.config import Config, load_config, resolved_yaml
 from kedge.config.explain.describe import all_fields, section_type
 from kedge.errors import ConfigError
 
@@ -157,6 +157,10 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["ppo.critic_learning_rate=1e-5"], ["ppo.critic_learning_rate needs ppo.critic=separate", "value_head_rate"]),
         (["ppo.advantage=remax", "ppo.whiten_rewards=true"], ["ppo.whiten_rewards=true scales the rewards", "remax"]),
         (["ppo.advantage=remax", "ppo.gamma=0.9"], ["ppo.gamma=0.9 scales the rewards", "ppo.gamma=1"]),
+        (["ppo.kl_target=3"], ["ppo.kl_target=3.0 has no effect without ppo.kl_controller", "kl_controller=ziegler"]),
+        (["ppo.surrogate_kl_coef=2"], ["no effect without ppo.policy_loss; set ppo.policy_loss=kl_penalty_fixed"]),
+        (["ppo.eval_num_prompts=8"], ["ppo.eval_num_prompts=8 has no effect without ppo.eval_every"]),
+        (["data.pretraining=a.jsonl"], ["data.pretraining has no effect without ppo.ptx_coef"]),
         (["ppo.value_gae_lambda=1", "ppo.advantage=to_go"], ["ppo.value_gae_lambda has no effect", "remove it"]),
         (["ppo.gae_lambda=length_adaptive", "schedules.ppo.gae_lambda={1: 1}"], ["ppo.gae_lambda is also adapted by"]),
         (["ppo.value_loss=hl_gauss", "ppo.value_clip_range=1"], ["has no value clip", "ppo.value_clip_range=null"]),
@@ -257,3 +261,15 @@ def test_any_document_is_a_configuration_or_one_line(
 @given(name=NAMES, value=st.text(max_size=30))
 def test_any_override_is_a_configuration_or_one_line(name: str, value: str) -> None:
     assert len(error_or_nothing(overrides=[f"{name}={value}"]).splitlines()) <= 1
+
+
+def test_a_setting_may_be_idle_where_what_it_belongs_to_is_switched_off(tmp_path):
+    """So that a file's settings stay when the command line switches it off, and a recorded configuration loads."""
+    config = load_config(
+        overrides=[
+            *("ppo.kl_target=3", "ppo.kl_controller=fixed", "ppo.surrogate_kl_coef=2", "ppo.policy_loss=clipped"),
+            *("ppo.eval_num_prompts=8", "ppo.eval_every=null", "data.pretraining=a.jsonl", "ppo.ptx_coef=0"),
+        ]
+    )
+    (tmp_path / "config.yaml").write_text(resolved_yaml(config))
+    assert load_config(tmp_path / "config.yaml") == config

@@ -345,7 +345,7 @@ def open_run(
     seed_everything(config.runtime.seed)
     if config.runtime.deterministic and device.type == "cuda":
         use_deterministic_kernels()
-    _say_without_effect(config, device)
+    _say_without_effect(config, stage, device)
     earlier = [shared, shared.parent] if resumed else [shared.parent]  # a chain's stages have one date
     day = ranks.first(lambda: next(filter(None, map(date_before, earlier)), str(date.today())))
     render_as_of(day)
@@ -416,12 +416,15 @@ def _check_ranks(config: Config, stage: str, ranks: Ranks) -> None:
         )
 
 
-def _say_without_effect(config: Config, device: torch.device) -> None:
+def _say_without_effect(config: Config, stage: str, device: torch.device) -> None:
     moved = {"frozen": "weights", "optimizer": "the optimizer's state"}
     for name in config.runtime.offload:
         if device.type != "cuda":
             what = f"it moves {moved[name]} from a GPU to the host's memory"
             say(f"runtime.offload={name} has no effect on {device}: {what}")
+    judge, evaluates = config.evaluate.judge, config.ppo.eval_every is not None
+    if find_stage(stage).evaluations == "ppo.eval_every" and judge is not None and not evaluates:
+        say(f"evaluate.judge={judge} has no effect here without ppo.eval_every")
 
 
 def _say_if_merged(source: str) -> None:

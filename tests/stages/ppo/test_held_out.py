@@ -320,3 +320,10 @@ def test_the_schedule_says_what_the_evaluations_cost():
     said = schedule_in_words(load_config(None, ["ppo.eval_every=30", "ppo.num_updates=100", "rollout.num_prompts=64"]))
     assert "At most 64 held-out prompts are answered before the first update, every 30 updates and at the end" in said
     assert "5 evaluations, at most 320 responses (5.0% of those trained on)" in said
+
+
+def test_a_judge_that_judges_nothing_is_said(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file can have it for `kedge evaluate`."""
+    config = configure(policy, tmp_path / "run", num_updates=1, **{"evaluate.judge": "judge.py:length"})
+    run_ppo(config, prompts=PROMPTS, reward=vowels)
+    assert "evaluate.judge=judge.py:length has no effect here without ppo.eval_every\n" in capsys.readouterr().err

@@ -799,6 +799,22 @@ class PpoConfig(TrainedSection):
         return self
 
     @model_validator(mode="after")
+    def _check_idle(self) -> "PpoConfig":
+        """Refuse settings without the one that they belong to; with that one set explicitly they may be idle."""
+        needed = {
+            "kl_target": "kl_controller=ziegler",
+            "kl_wait_fraction": "kl_controller=ziegler",
+            "surrogate_kl_coef": "policy_loss=kl_penalty_fixed",
+            "eval_num_prompts": "eval_every",
+        }
+        fields = type(self).model_fields
+        for name, setting in needed.items():
+            value, of = getattr(self, name), setting.partition("=")[0]
+            if value != fields[name].default and of not in self.model_fields_set:
+                raise ValueError(f"ppo.{name}={value} has no effect without ppo.{of}; set ppo.{setting}")
+        return self
+
+    @model_validator(mode="after")
     def _check_kl_in_groups(self) -> "PpoConfig":
         if self.advantage == "grpo" and word(self.kl_in) != "loss" and self.kl_coef > 0:
             raise ValueError(

@@ -184,6 +184,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_pretraining(self) -> "Config":
+        """Refuse texts without a weight; with a weight of 0 set explicitly they are allowed, and not read."""
+        if self.data.pretraining and not self.ppo.ptx_coef and "ptx_coef" not in self.ppo.model_fields_set:
+            raise ValueError(
+                "data.pretraining has no effect without ppo.ptx_coef, the weight of its loss; InstructGPT has 27.8"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_environment(self) -> "Config":
         if self.environment.source is None:
             return self
