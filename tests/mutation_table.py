@@ -202,7 +202,7 @@ MUTATIONS = (
     Mutation(
         "cut-off-responses-trained-on",
         "SampledBatch.masked",
-        "return batch, experience.select(rows)",
+        "return replace(batch, trained=self.trained.select(rows.tolist())), experience.select(rows)",
         "return self, experience",
         "tests/stages/ppo/test_overlong.py::test_it_trains_as_if_the_cut_responses_had_not_been_sampled",
     ),

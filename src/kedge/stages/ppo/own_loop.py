@@ -324,14 +324,11 @@ class PpoTrainer:
             DataError: A prompt or response cannot be used; the line says which and why.
         """
         options = {"logprobs": logprobs, "stopped": stopped, "groups": groups, "policy_version": policy_version}
-        given = self._shared(
-            lambda: [
-                _listed("prompts", prompts, "batch([…], […])"),
-                _listed("responses", responses, "batch([…], […])"),
-                options,
-            ]
+        call = "batch([…], […])"
+        rows, texts, options = self._shared(
+            lambda: (_listed("prompts", prompts, call), _listed("responses", responses, call), options)
         )
-        return self._call(lambda: self._batch_of(given[0], given[1], **given[2]))
+        return self._call(lambda: self._batch_of(rows, texts, **options))
 
     def update(self, batch: Batch, scores: Iterable[Any] | None = None) -> Mapping[str, float]:
         """Improve policy and critic on a batch; returns the update's row of `metrics.jsonl`.

@@ -133,8 +133,8 @@ class _Boundary:
     """State that changes before the weights do, as it was between two steps."""
 
     progress: dict[str, Any]
-    streams: dict[str, Tensor]
-    generators: dict[str, Any]
+    streams: Mapping[str, Tensor]
+    generators: Mapping[str, Any]
     ahead: Any
 
 
