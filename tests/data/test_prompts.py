@@ -59,6 +59,29 @@ def test_a_prompt_that_rests_is_left_out_of_the_next_passes_and_comes_back():
     assert PromptStream(POOL, seed=0, rest=2).state_dict() == {"epoch": 0, "position": 0, "num_prompts": 10}
 
 
+def test_a_prompt_that_rests_after_the_end_of_its_pass_is_left_out_of_the_one_under_way():
+    """An update of four of ten prompts draws the last two of a pass with the first two of the next."""
+    stream = PromptStream(POOL, seed=0, rest=1)
+    stream.next(8)
+    update = stream.next(4)
+    stream.note(update, [0.0, 0.0, 1.0, 1.0])
+    rest_of_pass = [stream.next(1)[0] for _ in range(6)]
+    left = [prompt for prompt in POOL if prompt not in update[2:]]
+    assert sorted(each.text for each in rest_of_pass) == sorted(each.text for each in left if each not in update[:2])
+    saved = stream.state_dict()
+    assert sorted(each.text for each in stream.next(10)) == sorted(each.text for each in POOL)
+    stream.load_state_dict(saved)
+    assert sorted(each.text for each in stream.next(10)) == sorted(each.text for each in POOL)
+
+
+def test_a_prompt_that_has_spread_again_no_longer_rests():
+    stream = PromptStream(POOL, seed=0, rest=3)
+    first = stream.next(10)
+    stream.note(first, [0.0, *[1.0] * 9])
+    stream.note(first[:1], [1.0])
+    assert len({prompt.text for prompt in stream.next(10)}) == 10
+
+
 def test_a_pass_has_all_prompts_where_all_of_them_rest():
     stream = PromptStream(POOL, seed=0, rest=5)
     stream.note(stream.next(10), [0.0] * 10)

@@ -107,6 +107,7 @@ class PromptStream:
         self._spreads: dict[int, float] = {}
         self._rested: dict[int, int] = {}
         self._left_out = set[int]()
+        self._drawn: dict[int, int] = {}
         self._epoch = self._position = 0
         self._order = self._shuffled()
 
@@ -128,8 +129,20 @@ class PromptStream:
         if self._by_spread:
             self._spreads |= found
         if self._passes:
-            self._rested |= {row: self._epoch for row, spread in found.items() if spread == 0}
+            self._put_to_rest(found)
         return sum(self._rests(row, self._epoch + 1) for row in self._rested) / len(self._prompts)
+
+    def _put_to_rest(self, spreads: Mapping[int, float]) -> None:
+        """Let rows without spread rest after the pass that they were drawn in, perhaps the last; wake the others."""
+        for row, spread in spreads.items():
+            if spread:
+                self._rested.pop(row, None)
+            else:
+                self._rested[row] = self._drawn.get(row, self._epoch)
+        coming = self._order[self._position :]
+        now = {row for row in coming if row in spreads and self._rests(row, self._epoch)}
+        self._left_out |= now
+        self._order[self._position :] = [row for row in coming if row not in now]
 
     def state_dict(self) -> dict[str, Any]:
         """The stream's position and what it noted of prompts, as plain numbers."""
@@ -168,7 +181,9 @@ class PromptStream:
                 self._left_out = set()
                 self._order = self._shuffled()
         self._position += 1
-        return self._order[self._position - 1]
+        row = self._order[self._position - 1]
+        self._drawn[row] = self._epoch
+        return row
 
     def _rests(self, row: int, epoch: int) -> bool:
         """True if a pass leaves a prompt out: one of those after the pass in which it was put to rest."""
