@@ -35,7 +35,9 @@ class CheckpointConfig(Section):
         "auto",
         meaning="Metric by which the best checkpoint is kept, beyond `keep`, as RUN@best; none: no metric. "
         "auto: with ppo.eval_every, eval/win_rate if evaluate.judge is set, else eval/score, or eval/total with a "
-        "teacher (ppo.reference); with control.eval_every, eval/return_mean; otherwise none.",
+        "teacher (ppo.reference); with control.eval_every, eval/return_mean; otherwise none. "
+        "A metric of the training batch, such as reward/score_mean, is that of the policy before the update, and the "
+        "checkpoint is the one after it.",
         source="kedge: the last policy is often not the best, because the reward is over-optimized",
         text="auto, none or a metric",
     )
