@@ -24,7 +24,7 @@ The plan, written before the first run:
 - Added before its runs: all of it with a second seed, fine-tuning and reward models included, and the perplexity of
   bench.tax's texts: that of the start against SmolLM2's own, those of the arms against the start's. Expected: the same
   order as with the first seed, if it was more than noise; fine-tuning costs a few percent, and PPO, which moves by less
-  than a nat, at most one more.
+  than a nat, at most one more. (For want of hours gold was not trained with that seed: `--proxy-alone`.)
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ def main() -> int:
         parser.add_argument(name, type=Path)
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / ".work" / "preferences", help="for the runs")
     parser.add_argument("--seed", type=int, default=0, help="of everything that is trained and sampled")
+    parser.add_argument("--proxy-alone", action="store_true", help="without gold, which takes half an hour")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS], help="these only")
     parser.add_argument("--processes", type=int, default=1, help="runs at a time")
     options = parser.parse_args()
     try:
@@ -102,11 +104,12 @@ def main() -> int:
         asked = distinct([*halves[1], *read_rows(options.other)])
         texts = {name: read_texts(getattr(options, name))[:TEXTS] for name in READ}
         folder = options.out / f"seed-{options.seed}"
-        run = partial(measured, folder, options.seed, distinct(halves[0]), asked, texts)
+        judges = ("proxy",) if options.proxy_alone else ("proxy", "gold")
+        run = partial(measured, folder, options.seed, distinct(halves[0]), asked, texts, judges)
         with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            pool.submit(prepare, folder, options.seed, halves).result()
-            arms = dict(zip(["start", *ARMS], pool.map(run, [None, *ARMS]), strict=True))
-        models = {name: agreement(folder / name) for name in ("proxy", "gold")}
+            pool.submit(prepare, folder, options.seed, halves, judges).result()
+            arms = dict(zip(["start", *options.arms], pool.map(run, [None, *options.arms]), strict=True))
+        models = {name: agreement(folder / name) for name in judges}
         record = json.loads(RECORD.read_text(encoding="utf-8"))
         record[str(options.seed)] = {"machine": describe_machine(1), "reward models": models, "arms": arms}
         replace_file(RECORD, [(json.dumps(record, indent=1) + "\n").encode()])
@@ -162,15 +165,15 @@ def some_of_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for group in of_prompt.values() for row in group[:PAIRS]]
 
 
-def prepare(folder: Path, seed: int, halves: Sequence[Sequence[dict[str, Any]]]) -> None:
-    """Fine-tune the start and train both reward models."""
+def prepare(folder: Path, seed: int, halves: Sequence[Sequence[dict[str, Any]]], judges: Sequence[str]) -> None:
+    """Fine-tune the start and train the reward models, each on another half."""
     folder.mkdir(parents=True, exist_ok=True)
     demonstrations = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in halves[0]]
     given: dict[str, Any] = {name: COMMON[name] for name in ("preset", "checkpoint.keep_best")} | {"runtime.seed": seed}
     if fresh(folder / "sft"):
         settings = {**given, "sft.learning_rate": 1e-4, "sft.batch_size": 32}
         kedge.sft(model=MODEL, demonstrations=demonstrations, out=folder / "sft", **settings)
-    for name, half in zip(("proxy", "gold"), halves, strict=True):
+    for name, half in zip(judges, halves, strict=False):
         if fresh(folder / name):
             pairs = some_of_each(half)
             kedge.reward(model=folder / "sft" / "model", comparisons=pairs, out=folder / name, **given)
@@ -209,6 +212,7 @@ def measured(
     prompts: Sequence[dict[str, Any]],
     asked: Sequence[dict[str, Any]],
     texts: Mapping[str, Sequence[str]],
+    judges: Sequence[str],
     arm: str | None,
 ) -> dict[str, Any]:
     """Train an arm, None for the start: what the reward models say of its responses, their lengths, and perplexities.
@@ -219,15 +223,16 @@ def measured(
         prompts: To train on.
         asked: To judge the end by.
         texts: Read by the model at the end; their nats per token are told, by name.
+        judges: Names of the reward models, the proxy first.
         arm: Of `ARMS`.
     """
     out = folder / (arm or "start").replace(" ", "-").replace(",", "")
     if (done := out / "preferences.json").is_file():
         return json.loads(done.read_text(encoding="utf-8"))
     model, found = folder / "sft" / "model", {}
-    judges = {name: str(folder / name / "model") for name in ("proxy", "gold")}
+    models = {name: str(folder / name / "model") for name in judges}
     if arm is not None:
-        terms = [RewardTerm(judges["proxy"], name="proxy"), RewardTerm(judges["gold"], weight=0.0, name="gold")]
+        terms = [RewardTerm(each, weight=float(name == "proxy"), name=name) for name, each in models.items()]
         if arm == PRICED:
             found["price"] = price(folder, seed, prompts)
             terms.append(RewardTerm("bench.preferences:characters", weight=-found["price"], name="length"))
@@ -236,7 +241,7 @@ def measured(
         model = result.model
         for name in ("score/proxy", "score/gold", "response/length", "objective/kl", "value/explained_variance"):
             found[name] = [row.get(name) for row in result.metrics]
-    for name, judge in judges.items():
+    for name, judge in models.items():
         rows = scored(model, asked, judge, out / name, **{"runtime.seed": seed})
         found[name] = [row["score"] for row in rows]
         found["length"] = [len(row["completion"]) for row in rows]
@@ -293,13 +298,13 @@ def _cells(found: Mapping[str, Any], start: Mapping[str, Any]) -> list[str]:
     """An arm's row."""
     is_start = found is start
     cells = ["" if is_start else f"{fmean(found['objective/kl'][-4:]):.1f}"]
-    cells += [str(mean_interval(found[name])) for name in ("proxy", "gold")]
+    cells += [str(mean_interval(found[name])) if name in found else "" for name in ("proxy", "gold")]
     long = mean_interval(found["length"])
     cells.append(f"{long.value:.0f} ({long.low:.0f}–{long.high:.0f})")
-    pairs = list(zip(found["gold"], start["gold"], strict=True))
+    pairs = list(zip(found.get("gold", ()), start.get("gold", ()), strict=True))
     wins = [0.5 if one == other else float(one > other) for one, other in pairs]
     longer = [one - other for one, other in zip(found["length"], start["length"], strict=True)]
-    cells += ["", ""] if is_start else [str(share_interval(wins)), str(at_equal_length(wins, longer))]
+    cells += ["", ""] if is_start or not pairs else [str(share_interval(wins)), str(at_equal_length(wins, longer))]
     for name in READ:
         before = start.get(f"{name}/before" if is_start else name)
         cells.append("" if before is None else percents(change(found[name], before)))
