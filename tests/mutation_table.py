@@ -200,6 +200,20 @@ MUTATIONS = (
         "tests/algorithm/test_mismatch.py::test_bands_against_a_slow_loop",
     ),
     Mutation(
+        "rounding-of-log-probabilities-for-that-of-logits",
+        "collect_experience",
+        "old_logprobs.abs() + LOGITS / models.temperature",
+        "old_logprobs.abs()",
+        "tests/rollout/test_collect.py::test_equal_scores_of_a_policy_that_is_the_reference_move_nothing",
+    ),
+    Mutation(
+        "kl-in-the-loss-left-out-of-the-total",
+        "Measurements._evaluate",
+        "(trainer.settings.ppo.kl_coef - charged)",
+        "0.0",
+        "tests/stages/ppo/test_distill.py::test_the_best_student_has_the_lowest_kl",
+    ),
+    Mutation(
         "cut-off-responses-trained-on",
         "SampledBatch.masked",
         "return replace(batch, trained=self.trained.select(rows.tolist())), experience.select(rows)",

@@ -101,6 +101,20 @@ RELIABILITY = (
         "pass",
         "tests/stages/ppo/test_held_out.py::test_training_is_the_same_to_the_bit_without_evaluation",
     ),
+    Mutation(
+        "patience-counts-the-warm-up",
+        "_note_best",
+        "if trainer.trains_policy:",
+        "if True:",
+        "tests/stages/ppo/test_held_out.py::test_patience_begins_when_the_critics_warm_up_has_ended",
+    ),
+    Mutation(
+        "state-read-within-a-seeded-call",
+        "random_state",
+        "return _outside or _read()",
+        "return _read()",
+        "tests/system/test_generators.py::test_the_state_during_a_call_in_another_thread_is_that_outside",
+    ),
     # Memory that runs out.
     Mutation(
         "half-an-update-saved-when-memory-runs-out",
