@@ -12,21 +12,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kedge.config import (
-    Config,
-    changed_settings,
-    differences,
-    effective_settings,
-    load_config,
-    with_values,
-    word,
-)
-from kedge.errors import ConfigError, DataError, ModelError
+from kedge.config import Config, changed_settings, differences, effective_settings, load_config, word
+from kedge.errors import ConfigError, DataError
 from kedge.inspect.record import read_config, read_json_object
 from kedge.logs.progress import say
-from kedge.models.adapters import ADAPTER_CONFIG
 from kedge.models.card import CARD, public_settings
-from kedge.models.sources import find_adapter, find_model
 from kedge.runs.fingerprint import changed_inputs, lost_inputs
 from kedge.system.invocation import is_command_line, named_out
 from kedge.system.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
@@ -220,56 +210,8 @@ def _changes(config: Config, folder: Path, allowed: Collection[str]) -> list[str
 
 def _before_and_now(config: Config, folder: Path) -> list[dict[str, Any]]:
     """The settings of the run in a folder, and those to resume it with."""
-    facts, _ = read_config(folder)
-    form = _form_of_start(config, facts.get("stage", ""))  # earlier versions of kedge did not record it
-    configs = [with_values(each, form) if form else each for each in (load_config(folder / CONFIG_FILE), config)]
-    return [_placed(effective_settings(each), each.out, folder) for each in configs]
-
-
-def with_saved_adapter(config: Config, stage: str) -> Config:
-    """The configuration with the form of the adapter that a run goes on with, which no setting can change."""
-    form = _form_of_start(config, stage)
-    return with_values(config, form) if form else config
-
-
-def check_saved_adapter(config: Config, stage: str) -> None:
-    """Check that no setting asks for another form of the adapter that a run goes on with (`ConfigError` if one does).
-
-    Args:
-        config: The configuration. What it was given counts, where it does not have all fields from a file.
-        stage: The stage.
-    """
-    given = config.adapter
-    fields = type(given).model_fields
-    named = given.model_fields_set if given.model_fields_set < fields.keys() else set[str]()
-    for dotted, own in _form_of_start(config, stage).items():
-        name = dotted.partition(".")[2]
-        value = getattr(given, name)
-        wanted = {each.rpartition(".")[2] for each in value} if isinstance(value, list) else value
-        # Of a reward model, the adapter has the head as well.
-        fits = wanted <= {*own} if name == "modules_to_save" else wanted == ({*own} if isinstance(own, list) else own)
-        if not fits and value != "auto" and (value != fields[name].default or name in named):
-            file = Path(find_model(str(find_stage(stage).starting_model(config)))) / ADAPTER_CONFIG
-            remedy = f"use {dotted}={own}" if name == "kind" else f"leave {dotted} out"
-            raise ConfigError(f"{dotted}={value}, but the adapter to train further has {own} ({file}); {remedy}")
-
-
-def _form_of_start(config: Config, stage: str) -> dict[str, Any]:
-    """The form of the adapter that a run goes on with, by dotted name; empty where it starts a new one.
-
-    That of a separate critic can be another one, so there the settings count.
-    """
-    described = find_stage(stage)
-    first = described.trains[:1]
-    has_other = first == ("critic",) or (first == ("ppo",) and config.ppo.resolved_critic == "separate")
-    source = described.starting_model(config)
-    if config.adapter.kind == "none" or source is None or not described.adapts or has_other:
-        return {}
-    try:
-        adapter = find_adapter(source)
-    except ModelError:  # reported when it is loaded; of a finished run, it may be gone
-        return {}
-    return {} if adapter is None else {f"adapter.{name}": value for name, value in adapter.form.items()}
+    before = load_config(folder / CONFIG_FILE)
+    return [_placed(effective_settings(each), each.out, folder) for each in (before, config)]
 
 
 def changes_so_far(config: Config, folder: Path, stage: str, done: int) -> str:

@@ -41,7 +41,6 @@ from kedge.runs.resuming import (
     check_extension,
     check_finished,
     check_same_stage,
-    check_saved_adapter,
     check_unchanged,
     date_before,
     describe_extension,
@@ -49,7 +48,6 @@ from kedge.runs.resuming import (
     lengthening,
     mark_finished,
     threads_before,
-    with_saved_adapter,
 )
 from kedge.system.durable import make_folder, remove_parts, sync_folder
 from kedge.system.output import (
@@ -303,8 +301,6 @@ def open_run(
     """
     ranks = join_ranks(config.runtime.parallel)
     _check_ranks(config, stage, ranks)
-    check_saved_adapter(config, stage)
-    config = with_saved_adapter(config, stage)
     in_memory = {name: value for name, value in (in_memory or {}).items() if value is not None}
     config = with_values(config, describe_in_memory(in_memory)) if in_memory else config
     check_stage(config, stage)

@@ -16,7 +16,7 @@ from kedge.inspect.doctor import one_line
 from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE, read_samples
 from kedge.models import ModelCard
 from kedge.models.card import CardSample, hub_id, public_name, public_settings
-from kedge.runs.resuming import CHANGED, with_saved_adapter
+from kedge.runs.resuming import CHANGED
 from kedge.runs.run import Run
 from kedge.system.stage import find_stage
 from kedge.system.texts import names_function
@@ -58,7 +58,7 @@ def stage_card(
         reward=_rewards(config) if stage.samples else (),
         warnings=_warnings(run.folder) if ended else (),
         samples=_samples(run.folder) if ended else (),
-        settings=f"{_changed(run)}{recipe_of(with_saved_adapter(config, run.stage))}",
+        settings=f"{_changed(run)}{recipe_of(config)}",
         prompt_form=form,
         adds_special_tokens=_adds_special_tokens(tokenizer, form == "conversation"),
     )

@@ -135,18 +135,6 @@ class AdapterFolder:
         return self.settings.get("task_type") == "SEQ_CLS"
 
     @property
-    def form(self) -> dict[str, Any]:
-        """What it is, by kedge's names; of layers, the last parts of their names."""
-        rank, alpha, layers = (self.settings.get(name) for name in ("r", "lora_alpha", "target_modules"))
-        found: dict[str, Any] = {"kind": "dora" if self.settings.get("use_dora") else "lora"}
-        found |= {"rank": rank} if isinstance(rank, int) and rank > 0 else {}
-        found |= {"alpha": float(alpha)} if isinstance(alpha, (int, float)) and alpha > 0 else {}
-        if isinstance(layers, list) and layers:
-            found["target_modules"] = sorted({str(each).rpartition(".")[2] for each in layers})
-        whole = self.settings.get("modules_to_save")
-        return {**found, "modules_to_save": sorted(map(str, whole)) if isinstance(whole, list) else []}
-
-    @property
     def score_shift(self) -> object:
         """The shift that is subtracted from its scores, unchecked; None if kedge did not train it, or it has no scores.
 
