@@ -149,7 +149,7 @@ class PromptStream:
         rested: dict[str, Any] = {}
         if self._by_spread:
             rested = {"spreads": [list(each) for each in self._spreads.items()], "order": list(self._order)}
-        if self._rested:
+        if self._rested or self._left_out:
             rested |= {"rested": [list(each) for each in self._rested.items()], "left_out": sorted(self._left_out)}
         return {"epoch": self._epoch, "position": self._position, "num_prompts": len(self._prompts), **rested}
 

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
@@ -203,7 +203,9 @@ class FunctionReward:
     def _call(self, responses: Responses) -> object:
         self._check_names(responses.columns)
         positional, named = self._arguments(responses)
-        with _one_line_errors(self.name), seeded(responses.seed):
+        # An async function draws after its call, among others; waiting for a turn would keep them all.
+        turn = nullcontext() if self.is_async else seeded(responses.seed)
+        with _one_line_errors(self.name), turn:
             return self.function(*positional, **named)
 
     def _arguments(self, responses: Responses) -> tuple[list[Any], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import threading
@@ -41,8 +42,8 @@ def restore_random_state(tensors: Mapping[str, Tensor], state: Mapping[str, Any]
 def seeded(seed: int) -> Iterator[None]:
     """Context of a user's call that may draw from the global generators: they are seeded, and restored afterwards.
 
-    So what it draws depends on the seed alone, and nothing else depends on the call: it may run in the background, and
-    more or less often. Calls of several threads take turns.
+    So what it draws depends on the seed alone, and nothing that its own thread draws later depends on it. Calls of
+    several threads take turns; what another thread draws meanwhile outside of such a call is not protected.
     """
     global _outside
     with _one_at_a_time:
@@ -57,6 +58,16 @@ def seeded(seed: int) -> Iterator[None]:
                 assert _outside is not None
                 _set(*(before if is_inner else _outside))
                 _outside = _outside if is_inner else None
+
+
+def _begin_anew() -> None:
+    """In a forked process no other thread is left, so that no call of one is under way."""
+    global _one_at_a_time, _switching, _outside
+    _one_at_a_time, _switching, _outside = threading.RLock(), threading.Lock(), None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def seed_generators(seed: int) -> None:
