@@ -123,6 +123,16 @@ def test_an_adapter_that_is_trained_further_equals_peft_by_hand(base: Path, tmp_
     assert any((weight - start[name]).abs().max() > 0.01 for name, weight in found.items()), "it was trained"
 
 
+def test_a_rank_that_a_saved_adapter_does_not_have_is_named(base: Path, tmp_path: Path, capfd: Any) -> None:
+    adapt(base, tmp_path / "start")
+    own = json.loads((tmp_path / "start" / "adapter_config.json").read_text())
+    given = {**LORA, "rank": own["r"], "alpha": own["lora_alpha"]}
+    kedge.sft(model=tmp_path / "start", out=tmp_path / "same", adapter=given, **SFT)
+    assert "is trained further with the" not in capfd.readouterr().err
+    kedge.sft(model=tmp_path / "start", out=tmp_path / "other", adapter={**given, "rank": own["r"] + 1}, **SFT)
+    assert f"is trained further with the rank {own['r']} that it has" in capfd.readouterr().err
+
+
 def test_a_merged_model_keeps_the_record_of_its_origin_and_the_card(base: Path, tmp_path: Path) -> None:
     result = kedge.sft(model=base, out=tmp_path / "run", adapter=LORA, **{**SFT, "num_epochs": 1})
     merged = kedge.merge(result.model, tmp_path / "merged")

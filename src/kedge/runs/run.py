@@ -333,8 +333,8 @@ def open_run(
         source = str(described.starting_model(config))
         width = model_width(source, trust_remote_code=config.runtime.trust_remote_code)
         precision = resolve_precision(config.runtime.precision, device, width=width)
-        if described.makes_model and config.adapter.kind == "none":
-            _say_if_merged(source)
+        if described.makes_model:
+            _say_of_saved_adapter(source, config)
     tune_memory()
     avoid_kernels_per_shape(device)
     threads = set_threads(config.runtime.num_threads or (threads_before(shared) if resumed else None))
@@ -423,10 +423,17 @@ def _say_without_effect(config: Config, stage: str, device: torch.device) -> Non
         say(f"evaluate.judge={judge} has no effect here without ppo.eval_every")
 
 
-def _say_if_merged(source: str) -> None:
-    """Warn if a run that starts from an adapter trains all weights."""
-    if (adapter := find_adapter(source)) is not None:
-        kind = "dora" if adapter.settings.get("use_dora") else "lora"
+def _say_of_saved_adapter(source: str, config: Config) -> None:
+    """Warn if a run that starts from an adapter trains all weights, or names another form than the adapter has."""
+    if (adapter := find_adapter(source)) is None:
+        return
+    kind = "dora" if adapter.settings.get("use_dora") else "lora"
+    own = {"kind": kind, "rank": adapter.settings.get("r"), "alpha": adapter.settings.get("lora_alpha")}
+    if config.adapter.kind != "none":
+        for name, value in own.items():
+            if (named := getattr(config.adapter, name)) != value:
+                say(f"{source} is trained further with the {name} {value} that it has, not adapter.{name}={named}")
+    else:
         say(
             f"{source} is an adapter: it is merged into its base, {adapter.base}, and all weights are trained; "
             f"adapter.kind={kind} trains the adapter further"
