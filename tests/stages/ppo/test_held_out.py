@@ -237,6 +237,21 @@ def test_a_run_that_ends_early_is_measured_at_its_end(policy, tmp_path):
     assert fixed == [0, end]
 
 
+def test_the_best_at_an_early_end_is_kept_when_the_run_goes_on(policy, tmp_path, monkeypatch):
+    scripted(monkeypatch, [0.1, 0.9, 0.2, 0.3])  # at the start, the early end, and two updates later
+    settings = {"eval_every": 4, "num_updates": 4, "learning_rate": 1e-2, "checkpoint.keep": 1}
+    run_ppo(
+        configure(policy, tmp_path / "run", max_kl=1e-4, **settings),
+        prompts=PROMPTS, eval_prompts=HELD_OUT, reward=vowels,
+    )  # fmt: skip
+    assert best_checkpoint(tmp_path / "run") == 2
+    config = configure(policy, tmp_path / "run", max_kl=None, **settings)
+    run_ppo(config, prompts=PROMPTS, eval_prompts=HELD_OUT, reward=vowels, resume=Resume(("ppo.max_kl",)))
+    assert evaluated(tmp_path / "run") == [0, 2, 4]
+    assert best_checkpoint(tmp_path / "run") == 2
+    assert kept_checkpoints(tmp_path / "run") == [2, 4]
+
+
 def test_a_last_update_that_is_dropped_is_measured(policy, tmp_path):
     calls = count()
 

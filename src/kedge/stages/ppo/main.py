@@ -114,8 +114,6 @@ def train(
         updates.restore(loop)
         for update in loop.steps(config.ppo.num_updates):
             updates.make(update, sampling, Stopwatch(run.device))
-        if loop.ended is not None:
-            updates.measurements.at_end(loop.done)
 
 
 @contextmanager
@@ -133,6 +131,7 @@ def opened_updates(
     with ppo_log(config, run, trainer, loop) as log:
         guard = trainer.guard = new_guard(config, run, roles, loop, warn=log.progress.say)
         measurements = Measurements(trainer, log, loop)
+        loop.at_end = measurements.at_end
         observers = observers_of(trainer, measurements, log, loop, callback=callback, on_update=on_update)
         yield Updates(trainer, guard, log, measurements, *observers)
 
@@ -145,7 +144,7 @@ class Updates:
         trainer: Samples, scores, estimates and improves.
         guard: Watches every update.
         log: Describes and writes them.
-        measurements: Measures the start, and the end of a run that ends early.
+        measurements: Measures the start.
         observers: Called after each update that was made, in this order.
         when_dropped: Called after each one that the guard dropped.
     """

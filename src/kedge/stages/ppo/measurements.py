@@ -112,7 +112,7 @@ class Measurements:
             self._fixed.sample(event.update)
 
     def at_end(self, update: int) -> None:
-        """Measure the end of a run that ended early, after this update, unless it was measured there.
+        """Measure the end of a run that ends early, after this update, unless it was measured there.
 
         Raises:
             RewardError: A reward or the judge failed.

@@ -481,8 +481,6 @@ class PpoTrainer:
         self._clock = None
         self._num_sampled = 0
         self._next = next(self._steps, None)
-        if self._loop.ended is not None:
-            self._updates.measurements.at_end(self.done)
         return {"update": number, **metrics}
 
     def _begin(self) -> int:

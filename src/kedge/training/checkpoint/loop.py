@@ -35,7 +35,8 @@ class CheckpointedLoop:
     Attributes:
         done: Complete steps.
         ended: Why the run ended before its last step; None if it did not.
-        until: Called before each step; the run ends early for the reason that it returns, if any.
+        until: Called after each step; the run ends early for the reason that it returns, if any.
+        at_end: Called with the last step's number if the run ends early, before its state is saved.
         saves_start: Save the state before the first step, so that there is a checkpoint to roll back to.
     """
 
@@ -60,6 +61,7 @@ class CheckpointedLoop:
         self.ended: str | None = None
         self.done = state.found.update if state.found else 0
         self.until: Callable[[], str | None] = lambda: None
+        self.at_end: Callable[[int], object] = lambda step: None
         self.saves_start = False
 
     def sync_before_saving(self, *logs: Log) -> None:
@@ -118,16 +120,19 @@ class CheckpointedLoop:
             OutputError: A checkpoint cannot be written.
         """
         self._run_state.remember()
+        if 0 < self.done < num_steps:
+            self._end_early()
         for step in range(self.done + 1, num_steps + 1):
             self._stop.raise_if_requested()
-            if self.done > 0 and (reason := self._asked_to_end or self.until()) is not None:
-                self.ended = reason
-                self._warn(f"The run ends after update {self.done}: {reason}.")
+            if self.ended is not None:
                 break
             if step == 1 and self.saves_start:
                 self.save()
             yield step
             self.complete(step)
+            if step < num_steps and self._end_early():
+                self.at_end(step)
+                self._run_state.remember()
             if step % CHECK_EVERY == 1:
                 self._run_state.check_equal_weights()
             if self._is_best or (
@@ -137,6 +142,13 @@ class CheckpointedLoop:
         self._stop.raise_if_requested()
         if self._keep_last and self.done > 0:
             self._save_last()
+
+    def _end_early(self) -> bool:
+        """True if there is a reason to end the run here."""
+        self.ended = self._asked_to_end or self.until()
+        if self.ended is not None:
+            self._warn(f"The run ends after update {self.done}: {self.ended}.")
+        return self.ended is not None
 
     def request_end(self, reason: str) -> None:
         """End the run after the current step, for a reason."""
@@ -155,7 +167,7 @@ class CheckpointedLoop:
         """Record a step's metrics; if they are the best so far, the state after the step is saved and kept."""
         if self.best is None or not self.best.observe(step, metrics) or not self.best.is_kept:
             return
-        if step == self.done:  # the start
+        if step == 0:  # the start
             self.save()
             self._run_state.point_at_best()
         else:
