@@ -1,7 +1,6 @@
 """Files, overrides, flags and presets: precedence, parsing, and that a resolved configuration reads back."""
 
 import re
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from kedge.config import (
     Config,
-    check_stage,
     config_from_settings,
     load_config,
     preset_conflicts,
@@ -213,22 +211,6 @@ def test_with_values_sets_and_checks() -> None:
         with_values(config, {"ppo.num_minibatches": 7})
     with pytest.raises(ConfigError, match=r"the nearest divisor is 8$"):
         with_values(config, {"rollout.num_prompts": 8, "ppo.num_minibatches": 9})
-
-
-@pytest.mark.parametrize(
-    ("rewards", "is_refused"),
-    [
-        (["rm", "rm"], True),
-        ({"rm": 0.5, "other": 1.0}, False),
-        ([{"source": "rm"}, {"source": "rm", "weight": 0}], False),
-        ([{"source": "f.py:g"}, {"source": "f.py:g", "settings": {"window": 0.5}}], False),
-        (["python:<lambda>", "python:<lambda>"], False),
-    ],
-)
-def test_a_reward_that_is_given_twice_is_refused(rewards: Any, is_refused: bool) -> None:
-    config = config_from_settings("ppo", {"model": "m", "prompts": "p.jsonl", "reward": rewards})
-    with pytest.raises(ConfigError, match="reward rm is given twice") if is_refused else nullcontext():
-        check_stage(config, "ppo")
 
 
 def test_settings_by_bare_dotted_and_section_names() -> None:

@@ -82,6 +82,16 @@ def test_a_prompt_that_has_spread_again_no_longer_rests():
     assert len({prompt.text for prompt in stream.next(10)}) == 10
 
 
+@pytest.mark.parametrize("num_updates", [1, 2, 3, 4])
+def test_prompts_left_out_of_a_pass_are_resumed_although_none_rests_any_more(num_updates):
+    """Two prompts and three per update: a pass that would be empty has both, and then both have spread again."""
+    whole, resumed = (PromptStream(POOL[:2], seed=0, rest=2) for _ in range(2))
+    for spread in [0.0, 0.0, 1.0, 1.0][:num_updates]:
+        whole.note(whole.next(3), [spread] * 3)
+    resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    assert [prompt.text for prompt in resumed.next(4)] == [prompt.text for prompt in whole.next(4)]
+
+
 def test_a_pass_has_all_prompts_where_all_of_them_rest():
     stream = PromptStream(POOL, seed=0, rest=5)
     stream.note(stream.next(10), [0.0] * 10)

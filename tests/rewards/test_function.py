@@ -8,6 +8,7 @@ import math
 import random
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from fractions import Fraction
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from kedge.errors import RewardError
 from kedge.rewards import FunctionReward, Responses, WeightedReward
 from kedge.rewards.source import checked_scores
+from kedge.system.generators import seeded
 
 
 def responses(count: int = 3, **columns: list) -> Responses:
@@ -420,3 +422,17 @@ def test_a_function_that_draws_gets_the_numbers_of_its_seed() -> None:
     assert reward.score(replace(responses(), seed=4)) != first
     assert reward.score(replace(responses(), seed=3)) == first
     assert random.getstate() == before
+
+
+def test_an_async_function_waits_for_no_turn() -> None:
+    """The one event loop would wait, with all episodes and other calls."""
+
+    async def quick(completions):
+        return [1.0 for _ in completions]
+
+    found: list[list[float]] = []
+    with seeded(0):  # as a plain function in another thread
+        thread = threading.Thread(target=lambda: found.append(FunctionReward(quick).score(responses())), daemon=True)
+        thread.start()
+        thread.join(10)
+    assert found == [[1.0, 1.0, 1.0]]

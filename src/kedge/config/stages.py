@@ -20,21 +20,9 @@ def check_stage(config: Config, name: str) -> None:
         if not is_given:
             raise ConfigError(f"kedge {name} needs {field}: pass {flag}, or set it in the configuration")
     check_presets(config.preset, name)
-    _check_rewards(config)
     if stage.check is not None:
         stage.check(config)
     if config.adapter.kind != "none" and not stage.adapts and needed == stage.needs:
         adapted = ", ".join(each.name for each in stages().values() if each.adapts)
         raise ConfigError(f"adapter.kind={config.adapter.kind} works for {adapted}, not for {name}")
     best_metric(config, name)
-
-
-def _check_rewards(config: Config) -> None:
-    """Refuse a reward that is given twice: its scores would count double. Python objects may share a name."""
-    weights: dict[str, float] = {}
-    for term in config.reward:
-        key = f"{term.source} {term.settings}"
-        if key in weights and term.weight and weights[key] and not term.source.startswith("python:"):
-            total = weights[key] + term.weight
-            raise ConfigError(f"reward {term.source} is given twice; give it once, with weight {total:g} if so meant")
-        weights[key] = term.weight

@@ -7,6 +7,7 @@ import difflib
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -418,9 +419,22 @@ def _say_without_effect(config: Config, stage: str, device: torch.device) -> Non
         if device.type != "cuda":
             what = f"it moves {moved[name]} from a GPU to the host's memory"
             say(f"runtime.offload={name} has no effect on {device}: {what}")
+    for line in repeated_rewards(config):
+        say(line)
     judge, evaluates = config.evaluate.judge, config.ppo.eval_every is not None
     if find_stage(stage).evaluations == "ppo.eval_every" and judge is not None and not evaluates:
         say(f"evaluate.judge={judge} has no effect here without ppo.eval_every")
+
+
+def repeated_rewards(config: Config) -> list[str]:
+    """A line for each reward that is given several times, whose scores count as often. Objects may share a name."""
+    named = Counter(
+        (term.source, repr(term.settings))
+        for term in config.reward
+        if term.weight and not term.source.startswith("python:")
+    )
+    return [f"reward {source} is given {count} times, and counts as often" for (source, _), count in named.items()
+            if count > 1]  # fmt: skip
 
 
 def _say_of_saved_adapter(source: str, config: Config) -> None:

@@ -53,7 +53,6 @@ from kedge.system.output import (
     replace_file,
     writing,
 )
-from kedge.system.stage import find_stage
 from kedge.system.texts import printable
 from kedge.training.runtime import available_cores, resolve_device
 from kedge.training.stopping import Terminated, stopping
@@ -142,8 +141,8 @@ def run_sweep(
         goal: `max` or `min`; None to go by the metric's name.
 
     Raises:
-        KedgeError: The folder holds something else, or the first run that finishes has no such metric. One that other
-            runs may have is refused at the end, after the table by the usual metric.
+        KedgeError: The folder holds something else, or no run has such a metric, which a line says when the first one
+            has finished, and the error after the table by the usual metric.
         KeyboardInterrupt, Terminated: The sweep was interrupted; the same command continues it.
     """
     refuse_nested_run()
@@ -167,16 +166,18 @@ def run_sweep(
     errors: dict[str, str] = {}
     with Progress("sweep", total=len(trials)) as progress:
         done = 0
+        is_said = False
 
         def on_ended(trial: Trial, exit_code: int) -> None:
-            nonlocal done
+            nonlocal done, is_said
             done += 1
             if exit_code:
                 errors[trial.name] = _error(exit_code, folder / "logs" / f"{trial.name}.log")
                 _write(folder, {**content, "failed": list(errors), "errors": errors})
                 progress.say(f"{trial.name} failed: {errors[trial.name]}")
-            elif metric is not None and not find_stage(stage).is_best_metric(metric):
-                _check_metric(metric, [folder / each.name for each in trials])
+            elif not is_said and (hint := _missing(metric, [folder / each.name for each in trials])):
+                progress.say(f"{hint} so far; if none has it in the end, another metric compares them")
+                is_said = True
             progress.update(done)
 
         try:
@@ -188,12 +189,13 @@ def run_sweep(
     return _finish(folder, {**content, "failed": list(errors), "errors": errors})
 
 
-def _check_metric(metric: str, folders: Sequence[Path]) -> None:
-    """Check that a run has the metric so far (`ConfigError` if none has)."""
+def _missing(metric: str | None, folders: Sequence[Path]) -> str | None:
+    """What is wrong with a metric that no run has so far; None if one has it, or none is wanted."""
     known = metrics_in(row for folder in folders if (folder / METRICS_FILE).is_file() for row in read_metrics(folder))
-    if known and metric not in known:
-        hint = suggestion(metric, known) or f"; they have {', '.join(known)}"
-        raise ConfigError(f"--metric: the runs have no {metric}{hint}")
+    if metric is None or not known or metric in known:
+        return None
+    hint = suggestion(metric, known) or f"; they have {', '.join(known)}"
+    return f"--metric: the runs have no {metric}{hint}"
 
 
 def _error(exit_code: int, log: Path) -> str:
@@ -331,8 +333,8 @@ def _finish(folder: Path, content: Mapping[str, Any]) -> SweepResult:
         tied = f"{len(best)} of {len(results)} settings tie; the first of them: " if len(best) > 1 else ""
         say(f"Best: {tied}{model}")
     say(f"Report: {write_report([folder], advice=field_advice)}")
-    if sweep.metric is not None:
-        _check_metric(sweep.metric, [folder / name for name in finished])
+    if hint := _missing(sweep.metric, [folder / name for name in finished]):
+        raise ConfigError(hint)
     return SweepResult(folder, goal, results, content["failed"])
 
 

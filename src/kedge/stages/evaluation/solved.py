@@ -171,7 +171,8 @@ def _print(policies: Sequence[Solved], title: str) -> None:
         print_table(f"{each.name}: {title}", ["k", "pass@k", "maj@k", "difference in pass@k"], rows)
         length, stopped = mean(each.scored.num_tokens), mean(map(float, each.scored.responses.stopped))
         score = each.scored.figures(each.num_samples)["score"]
-        print(f"mean score {score}, {format_figure(length)} tokens on average, {stopped:.0%} with a stop token")
+        known = "" if score is None else f"mean score {score}, "
+        print(f"{known}{format_figure(length)} tokens on average, {stopped:.0%} with a stop token")
         for line in verdict_lines(each.scored.verdicts):
             print(line)
         if each.scored.endings:

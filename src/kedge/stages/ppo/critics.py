@@ -77,8 +77,9 @@ def load_actor_critic(
             load_saved_head(config, run, policy, tokenizer)
             is_new = False
         elif head is not None and load_value_head(head, source):
-            # Its reward may have been another: as a new head's, its values are fitted to the first returns.
-            say(f"the critic goes on from the value head that is saved with {source}")
+            # Its reward may have been another: in units of the returns, its values are fitted to the first ones.
+            if not run.resumed:
+                say(f"the critic goes on from the value head that is saved with {source}")
         elif head is not None:
             initialize_head(head, "zero")
     actor_critic = ActorCritic(policy, critic, value_gradient=value.value_gradient)
