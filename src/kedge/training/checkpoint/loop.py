@@ -231,6 +231,7 @@ class CheckpointedLoop:
         if kind is not None and not issubclass(kind, OutputError) and self.done > 0 and self.can_save:
             self.save()
         self._run_state.release()
+        self.at_end = self.until = lambda *_: None  # what they belong to has this loop, and the models
 
     def _save_last(self) -> None:
         """Save the final state; the run has succeeded even if the disk has no room for it."""
