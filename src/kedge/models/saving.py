@@ -341,7 +341,7 @@ def merge(source: str | Path, out: str | os.PathLike[str], *, trust_remote_code:
         if (head := value_head_file(folder)) is not None:
             (part / VALUE_HEAD_FILE).parent.mkdir()
             shutil.copyfile(head, part / VALUE_HEAD_FILE)
-        # They hold for the whole model, too. The card of an adapter by PEFT says that it is one.
+        # They also hold for the whole model. The card of an adapter by PEFT says that it is one.
         for path in (folder / CARD, folder / ORIGIN_FILE):
             if (folder / ORIGIN_FILE).is_file() and path.is_file():
                 shutil.copyfile(path, part / path.name)

@@ -21,7 +21,7 @@ TO_FILL_IN = ("",)
 """An argument that only the user knows: `PROMPTS` in the shell, `prompts` in Python."""
 
 TEST_PROMPTS = (*TO_FILL_IN, "test_prompts")
-"""The same under a name that tells what is wanted: other prompts than those that the run was trained on."""
+"""The same, for other prompts than those that the run was trained on."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _quoted(text: str) -> str:
 
 
 def _placeholder(name: str, values: tuple[str, ...] | dict[str, float]) -> str:
-    """What stands for an argument that only the user knows; empty for others."""
+    """The placeholder of an argument that only the user knows; empty for others."""
     return "" if isinstance(values, dict) or values[:1] != TO_FILL_IN else values[-1] or name
 
 

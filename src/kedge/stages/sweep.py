@@ -190,7 +190,7 @@ def run_sweep(
 
 
 def _missing(metric: str | None, folders: Sequence[Path]) -> str | None:
-    """What is wrong with a metric that no run has so far; None if one has it, or none is wanted."""
+    """The error for a metric that no run has so far; None if one has it, or none is wanted."""
     known = metrics_in(row for folder in folders if (folder / METRICS_FILE).is_file() for row in read_metrics(folder))
     if metric is None or not known or metric in known:
         return None

@@ -20,7 +20,7 @@ _outside: tuple[Mapping[str, Tensor], Mapping[str, Any]] | None = None
 
 
 def random_state() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-    """State of the global generators of torch, Python and NumPy, as far as they are imported.
+    """State of the global generators of Python and, if they are imported, NumPy and torch.
 
     A user's functions may use any of them. During a seeded call, the state is that outside it.
     """

@@ -239,7 +239,7 @@ def test_the_model_with_the_shortest_context_is_named(tmp_path, policy, capsys):
     with pytest.raises(RewardError, match="reads at most 12 tokens"):
         run_ppo(configure(policy, tmp_path / "run", reward=foreign, max_new_tokens=12), prompts=PROMPTS)
     said = capsys.readouterr().err
-    assert "reward model 'foreign' reads at most 12 tokens of its own, and the longest prompt and a response" in said
+    assert "reward model 'foreign' reads at most 12 of its tokens, and the longest prompt and a response" in said
 
 
 @pytest.mark.parametrize("shift", [-20.0, 20.0])

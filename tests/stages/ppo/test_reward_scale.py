@@ -81,7 +81,7 @@ def test_the_head_of_another_run_starts_in_the_unit_of_this_one(models, tmp_path
     trained = (tmp_path / "first/model", models[1])
     capsys.readouterr()
     _, explained, errors = run(trained, tmp_path / "second", (1.0, 0.0), critic="shared", by_model=False)
-    assert f"the critic goes on from the value head that is saved with {trained[0]}" in capsys.readouterr().err
+    assert f"the critic continues with the value head that is saved with {trained[0]}" in capsys.readouterr().err
     assert errors[0] == pytest.approx(0.0, abs=1e-2)
     assert min(explained) > -1.0
 

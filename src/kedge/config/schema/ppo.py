@@ -543,7 +543,7 @@ class PpoConfig(TrainedSection):
         None,
         ge=1,
         meaning="Evaluations without a new best value of the metric in checkpoint.keep_best after which the run ends; "
-        "those during the critic's warm-up do not count. null: it does not end early.",
+        "those of the critic's warm-up are not counted. null: it does not end early.",
         source="kedge: off; 3 is common in supervised training",
         too_high="the run continues although it only over-optimizes the reward",
         too_low="noise ends the run before the policy has improved",

@@ -79,7 +79,7 @@ def load_actor_critic(
         elif head is not None and load_value_head(head, source):
             # Its reward may have been another: in units of the returns, its values are fitted to the first ones.
             if not run.resumed:
-                say(f"the critic goes on from the value head that is saved with {source}")
+                say(f"the critic continues with the value head that is saved with {source}")
         elif head is not None:
             initialize_head(head, "zero")
     actor_critic = ActorCritic(policy, critic, value_gradient=value.value_gradient)

@@ -605,7 +605,7 @@ def _close(trainer: weakref.ref[PpoTrainer]) -> None:
 
 
 def _listed(name: str, given: Iterable[Any], call: str) -> list[Any]:
-    """What a caller passes as a list; a text or row in its place would be taken apart into characters or keys.
+    """A list that a caller passes; a text or row in its place would be taken apart into characters or keys.
 
     Raises:
         DataError: It is one text or row; `RewardError` for scores.

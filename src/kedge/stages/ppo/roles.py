@@ -252,7 +252,7 @@ def longest_prompt(config: Config, actor_critic: ActorCritic, models: Mapping[st
 def _say_if_too_long(
     config: Config, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, models: Mapping[str, ScoringModel]
 ) -> None:
-    """Warn of reward models with tokens of their own that may not read the longest prompt with its response."""
+    """Warn of reward models with other tokens that may not read the longest prompt with its response."""
     limits = {name: each.max_tokens for name, each in models.items() if not each.shares_tokens and each.max_tokens}
     if not limits or not prompts:
         return
@@ -261,7 +261,7 @@ def _say_if_too_long(
     for name, limit in limits.items():
         if prompt + response > limit:
             say(
-                f"reward model {name!r} reads at most {limit} tokens of its own, and the longest prompt and a response "
+                f"reward model {name!r} reads at most {limit} of its tokens, and the longest prompt and a response "
                 f"have up to {prompt} + {response} of the policy's: a longer text would end the run; lower "
                 "rollout.max_new_tokens or data.max_prompt_tokens"
             )
