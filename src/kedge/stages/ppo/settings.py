@@ -32,7 +32,7 @@ from kedge.rollout import Estimation
 from kedge.system.importing import find_named
 from kedge.training.controllers import Coefficients, Controllers, ValueWarmup
 from kedge.training.objective import Objective
-from kedge.training.optimizer import learning_rate_at
+from kedge.training.optimizer import Schedule, learning_rate_at
 
 IMPORTANCE_CAP = 2.0
 """`ppo.importance_cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
@@ -92,7 +92,8 @@ def _loaded(field: str, name: object) -> Callable[..., object] | None:
 class PpoSettings:
     """The settings of an update; `at` returns another update's.
 
-    Values that are used as configured are read from `ppo` and `rollout`; the others are resolved once.
+    Values that are used as configured are read from `ppo` and `rollout`. The others are resolved once, so that no code
+    of the configuration is on the way of an update.
 
     Attributes:
         config: The run's configuration, with the update's values of the scheduled fields.
@@ -108,6 +109,11 @@ class PpoSettings:
         clip: The limits (ε, ε_high) of single tokens' ratios; None if no token has such limits.
         kl_in: Where the KL to the reference is charged.
         constant_groups: Treatment of groups of responses that all score the same.
+        masks_truncated: No step is taken on responses without a stop token.
+        max_grad_norm: Largest gradient norm; None or 0 for no clipping.
+        decay: Shape of the learning rate after its rise.
+        warmup_fraction: Share of the updates during which it rises.
+        learns_in_returns_std: The unit of the value loss is the standard deviation of the returns.
     """
 
     config: Config
@@ -123,6 +129,11 @@ class PpoSettings:
     clip: tuple[float, float] | None
     kl_in: Literal["reward", "score", "loss"]
     constant_groups: str
+    masks_truncated: bool
+    max_grad_norm: float | None
+    decay: Schedule
+    warmup_fraction: float
+    learns_in_returns_std: bool
 
     @classmethod
     def of(
@@ -160,6 +171,11 @@ class PpoSettings:
             clip=clip if is_clipped else None,
             kl_in=cast('Literal["reward", "score", "loss"]', word(ppo.kl_in)),
             constant_groups=str(word(ppo.constant_groups)),
+            masks_truncated=config.rollout.masks_truncated,
+            max_grad_norm=config.optimization.of("ppo").max_grad_norm,
+            decay=ppo.decay,
+            warmup_fraction=ppo.warmup_fraction,
+            learns_in_returns_std=learns_in_returns_std(config),
         )
 
     def at(self, update: int) -> PpoSettings:
@@ -205,7 +221,7 @@ class PpoSettings:
         return replace(
             self.loss,
             surrogate=self.surrogate(kl_coef=coefficients.surrogate_kl_coef),
-            value_unit=_returns_unit(experience) if learns_in_returns_std(self.config) else 1.0,
+            value_unit=_returns_unit(experience) if self.learns_in_returns_std else 1.0,
             entropy_coef=coefficients.entropy_coef,
             kl_coef=coefficients.kl_coef if self.kl_in == "loss" else 0.0,
             train_policy=train_policy,
@@ -231,8 +247,8 @@ class PpoSettings:
                 update - 1 - (warmup_updates if train_policy else 0),
                 num_policy_updates,
                 learning_rate=peak,
-                schedule=ppo.decay if train_policy else "constant",
-                warmup_steps=round(ppo.warmup_fraction * num_policy_updates),
+                schedule=self.decay if train_policy else "constant",
+                warmup_steps=round(self.warmup_fraction * num_policy_updates),
             )
             for name, peak in peaks.items()
         }

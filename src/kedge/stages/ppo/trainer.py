@@ -354,7 +354,7 @@ class Trainer:
                 objective,
                 num_epochs=ppo.num_epochs,
                 num_minibatches=ppo.num_minibatches,
-                max_grad_norm=settings.config.optimization.of("ppo").max_grad_norm,
+                max_grad_norm=settings.max_grad_norm,
                 num_critic_epochs=ppo.num_critic_epochs,
                 early_stop_kl=ppo.early_stop_kl,
                 generator=stream(settings.seed, "minibatches", update),
