@@ -183,11 +183,10 @@ def collect_experience(
         score_at=use.score_at,
     )
     rewards, reward_mask = shaped(token_scores=scored.token_scores)
-    # The policy and an equal reference differ by rounding in every token, and an advantage is a sum over a response.
     charged = use.kl_coef * keep_counted(old_logprobs.abs() + LOGITS / models.temperature, rollout.action_mask)
-    magnitude = _largest(scored.scores, scored.token_scores, charged.norm(dim=-1))
+    # An advantage is a sum over a response, in which the policy and an equal reference differ by rounding everywhere.
+    magnitude = _largest(scored.scores, scored.token_scores, charged if use.whiten_rewards else charged.norm(dim=-1))
     if use.whiten_rewards:
-        magnitude = _largest(scored.scores, scored.token_scores, charged)
         rewards = masked_whiten(rewards, reward_mask, shift_mean=False, magnitude=magnitude)
         magnitude = _largest(rewards)
     inputs: AdvantageInputs = {

@@ -421,8 +421,8 @@ def _say_without_effect(config: Config, stage: str, device: torch.device) -> Non
             say(f"runtime.offload={name} has no effect on {device}: {what}")
     for line in repeated_rewards(config):
         say(line)
-    judge, evaluates = config.evaluate.judge, config.ppo.eval_every is not None
-    if find_stage(stage).evaluations == "ppo.eval_every" and judge is not None and not evaluates:
+    judge = config.evaluate.judge
+    if judge is not None and find_stage(stage).evaluations == "ppo.eval_every" and config.ppo.eval_every is None:
         say(f"evaluate.judge={judge} has no effect here without ppo.eval_every")
 
 
@@ -433,8 +433,11 @@ def repeated_rewards(config: Config) -> list[str]:
         for term in config.reward
         if term.weight and not term.source.startswith("python:")
     )
-    return [f"reward {source} is given {count} times, and counts as often" for (source, _), count in named.items()
-            if count > 1]  # fmt: skip
+    return [
+        f"reward {source} is given {count} times, and counts as often"
+        for (source, _), count in named.items()
+        if count > 1
+    ]
 
 
 def _say_of_saved_adapter(source: str, config: Config) -> None:

@@ -48,7 +48,8 @@ def seeded(seed: int) -> Iterator[None]:
     global _outside
     with _one_at_a_time:
         with _switching:
-            before, is_inner = _read(), _outside is not None
+            before = _read()
+            is_inner = _outside is not None
             _outside = _outside or before
             seed_generators(seed)
         try:
@@ -63,7 +64,9 @@ def seeded(seed: int) -> Iterator[None]:
 def _begin_anew() -> None:
     """In a forked process no other thread is left, so that no call of one is under way."""
     global _one_at_a_time, _switching, _outside
-    _one_at_a_time, _switching, _outside = threading.RLock(), threading.Lock(), None
+    _one_at_a_time = threading.RLock()
+    _switching = threading.Lock()
+    _outside = None
 
 
 if hasattr(os, "register_at_fork"):

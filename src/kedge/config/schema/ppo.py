@@ -809,7 +809,8 @@ class PpoConfig(TrainedSection):
         }
         fields = type(self).model_fields
         for name, setting in needed.items():
-            value, of = getattr(self, name), setting.partition("=")[0]
+            value = getattr(self, name)
+            of = setting.partition("=")[0]
             if value != fields[name].default and of not in self.model_fields_set:
                 raise ValueError(f"ppo.{name}={value} has no effect without ppo.{of}; set ppo.{setting}")
         return self

@@ -119,7 +119,8 @@ def _solved_sentences(summary: Mapping[str, Any]) -> list[str]:
 
 def no_verdicts(scores: Collection[float], judge: str) -> list[str]:
     """A sentence on pass@k by a judge whose scores go beyond 0 to 1, as a reward model's do; else none."""
-    low, high = min(scores, default=0.0), max(scores, default=1.0)
+    low = min(scores, default=0.0)
+    high = max(scores, default=1.0)
     if low >= 0 and high <= 1:
         return []
     return [
