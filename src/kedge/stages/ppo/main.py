@@ -52,7 +52,8 @@ def run_ppo(
     """Train `config.model` with PPO against `config.reward` on `config.data.prompts`.
 
     On Ctrl-C, SIGTERM, or an error after the first update, a checkpoint and the policy so far are saved before the
-    exception is raised again. An error in the first update, such as a failing reward function, leaves no folder.
+    exception is raised again. An error in the first update, such as a failing reward function, leaves no more
+    than `reward.log` and `incidents.jsonl`.
 
     Args:
         config: The resolved configuration.
