@@ -110,7 +110,7 @@ def sft(
         demonstrations: Rows with `prompt` and `completion`, or with `messages`; or texts.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
-        on_update: Called with an `Update` after each update (optimizer step in sft and reward).
+        on_update: Called with an `Update` after each optimizer step.
         settings: Fields of the configuration.
 
     Raises:
@@ -138,7 +138,7 @@ def reward(
         demonstrations: Texts that get a mean score of 0; by default the preferred responses.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
-        on_update: Called with an `Update` after each update (optimizer step in sft and reward).
+        on_update: Called with an `Update` after each optimizer step.
         settings: Fields of the configuration.
 
     Raises:
@@ -217,7 +217,7 @@ def ppo(
             `ppo.policy_loss`.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
-        on_update: Called with an `Update` after each update (optimizer step in sft and reward).
+        on_update: Called with an `Update` after each update.
         settings: Fields of the configuration.
 
     Raises:
@@ -251,7 +251,7 @@ def rlhf(
         labeler: Reward model or function that ranks the policy's responses from round 2 on.
         out: The run's folder; must be empty unless its run is resumed.
         resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
-        on_update: Called with an `Update` after each update (optimizer step in sft and reward).
+        on_update: Called with an `Update` after each optimizer step, and each update of PPO.
         settings: Fields of the configuration, such as `num_rounds`.
 
     Raises:

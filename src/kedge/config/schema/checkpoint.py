@@ -13,7 +13,7 @@ class CheckpointConfig(Section):
     every: int | None = field(
         None,
         ge=1,
-        meaning="Updates (optimizer steps in sft and reward) between checkpoints; null: by time only.",
+        meaning="Updates (optimizer steps in sft, reward and critic) between checkpoints; null: by time only.",
         source="kedge: an update takes milliseconds to minutes, so no one number suits all runs",
         too_high="a killed run loses many updates",
         too_low="much of the run's time goes into saving",
