@@ -61,7 +61,7 @@ INTRODUCTION = """\
 `make bench-peers`: SmolLM2-135M-Instruct in {precision}, with TRL 1.16, which has GRPO, RLOO, fine-tuning and reward
 models, but no PPO. An update of GRPO and RLOO is 4 prompts, 8 responses to each and at most 64 tokens, with a
 reference model and one pass over all responses; a step of the others is 8 rows of about 200 tokens, or pairs of them.
-The first step is not counted. Neither packs rows by a setting; kedge never computes padding.
+The first step is not counted. Packing is not enabled in either; kedge never computes padding.
 """
 
 QUESTION = "Write the documentation of {} in Python."
