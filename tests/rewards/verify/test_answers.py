@@ -56,6 +56,9 @@ def reason(verifier, text, answer, **more):
         "#### 72\r\n",
         "#### 72!",
         "#### 72 m^2",
+        "#### 72 m²",
+        "#### 72m",
+        "#### 72 a day.",
         r"\boxed{72\text{ cm}^2}",
         r"\boxed{72 \mathrm{~cm}}",
         r"\boxed{72\ \text{cm}}",
@@ -89,6 +92,11 @@ def test_the_final_number_is_found(text):
         ("#### 72/0", "wrong format"),
         ("1" * 5000, "wrong format"),
         ("seventy-two", "no answer found"),
+        ("#### 72x", "wrong format"),
+        ("#### 72k", "wrong format"),
+        ("#### 72²", "wrong format"),
+        ("an area of 72²", "wrong format"),
+        ("#### 72½", "wrong value"),
         ("", "no answer found"),
         ("x72 and H72O", "no answer found"),
     ],
@@ -156,6 +164,9 @@ def test_a_response_that_was_cut_off_has_only_the_answer_that_is_complete():
         (0, "It costs 12 000.", "wrong value"),
         ("1234567.5", "1 234 567.5", "right"),
         (500, "of 12, 500", "right"),
+        ("1.5", "I ate 1½.", "right"),
+        (1, "I ate 1 ½", "wrong value"),
+        ("-1/2", "#### -½", "right"),
         (0.032, r"$3.2\times10^{-2}$", "right"),
     ],
 )
@@ -163,7 +174,7 @@ def test_units_and_forms_of_plain_numbers(answer, text, expected):
     assert reason(number, text, answer) == expected
 
 
-@pytest.mark.parametrize("answer", [None, True, "", "forty", "1,23", float("nan"), "4 or 5", ["4"]])
+@pytest.mark.parametrize("answer", [None, True, "", "forty", "1,23", float("nan"), "4 or 5", ["4"], "2x"])
 def test_a_row_without_a_number_is_named(answer):
     with pytest.raises(
         RewardError, match=r"column 'answer', prompt 2: .* is not usable; expected a number, such as 42"
@@ -260,10 +271,35 @@ def library():
         (3, r"\boxed{3.0}", "right"),
         ("1/2", r"<think>2</think><answer>\frac12</answer>", "right"),
         ("[0,1)", r"\boxed{[0,1]}", "wrong value"),
+        ("2x", r"\boxed{2}", "wrong value"),
+        ("2x", r"\boxed{2y}", "wrong value"),
+        ("2x", r"\boxed{x + x}", "right"),
+        ("8 k", r"\boxed{8 n}", "wrong value"),
+        ("12ab", r"\boxed{12xy}", "wrong value"),
+        ("3", r"\boxed{3i}", "wrong value"),
+        ("3", r"\boxed{3!}", "wrong value"),
+        ("6", r"\boxed{3!}", "right"),
+        ("x = 5", r"\boxed{y=5}", "wrong value"),
+        ("5", r"\boxed{x=5}", "right"),
+        ("25", r"\boxed{25²}", "wrong value"),
+        ("625", r"\boxed{25²}", "right"),
+        ("1", r"\boxed{1½}", "wrong value"),
+        ("10", r"\boxed{10\text{ cm}}", "right"),
+        (r"10\text{ cm}", r"\boxed{10}", "right"),
+        ("10", r"\boxed{10cm}", "right"),
+        ("18", r"\boxed{18 \text{ dollars}}", "right"),
+        ("90", r"\boxed{90^\circ}", "right"),
+        ("42", "#### 42 teams per day.", "right"),
     ],
 )
 def test_expressions(answer, text, expected):
     assert reason(math, text, answer) == expected
+
+
+@pytest.mark.usefixtures("library")
+def test_votes_for_an_expression_are_none_for_its_coefficient():
+    texts = [r"\boxed{2x}", r"\boxed{2}", r"\boxed{2 \text{ dollars}}", r"\boxed{2 y}"]
+    assert [verdict.answer for verdict in math(texts, [3] * 4)] == ["2x", "2", "2", "2y"]
 
 
 @pytest.fixture

@@ -58,8 +58,12 @@ DIGITS = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?")
 SCALES = {"": 1, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
 # What may follow the number in `#### 42 apples per day.`: it is an answer, `#### 3. Add the apples` is a heading.
-_WORD = r"[^\W\d_]+(?:[/²³°][^\W\d_]*|\^[23])?"
-UNIT_WORDS = re.compile(rf"°?(?: ?{_WORD}(?: {_WORD}){{0,3}})? ?[.!]?")
+# A lone letter other than a unit is a variable, or stands for thousands or millions.
+_WORD = r"[^\W\d_]+(?:[/°][^\W\d_]*|\^[23])?"
+_VARIABLE = r"(?! ?(?![ACFJKLNVWdghlms])[^\W\d_][.!]?$)"
+UNIT_WORDS = re.compile(rf"{_VARIABLE}°?(?: ?{_WORD}(?: {_WORD}){{0,3}})? ?[.!]?")
+PROSE_UNITS = re.compile(rf"°?(?: [^\W\d_]{{3,}}(?: {_WORD}){{0,3}})?\.?")
+"""Units that cannot be products of variables or a factorial."""
 MARKED = re.compile(r"(?<!#)####(?!#)[ \t]*([^\n]*)(\n?)")
 BOX = re.compile(r"\\boxed\s*\{")
 
@@ -76,6 +80,10 @@ _POWER = re.compile(r"(?<=[0-9])[ ]?(?:\\times|\\cdot|×)[ ]?10\^(?:\{([-+]?[0-9
 _THIN_SPACE = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 _SPACED = re.compile(r"(?<![0-9.,/^:])([1-9][0-9]{0,2}(?: [0-9]{3})+)(?![0-9/]|[.,][0-9]{3})")
 """Thousands with spaces, as in 12 500."""
+_TYPED = str.maketrans(
+    {"\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u202f": " "}
+    | {"²": "^2", "³": "^3", "¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3"}
+)
 _MATH_MODE = re.compile(r"\$(?=\S)([^$\n]{1,200}?)(?<=\S)\$(?![0-9])")
 
 
@@ -102,10 +110,15 @@ class Quantity:
         return WRONG_UNIT if reference.unit and self.unit not in ("", reference.unit) else RIGHT
 
 
+def typed(text: str) -> str:
+    """Text with ASCII signs for typographic minus, spaces, fractions and powers: `1½ m²` as `1 1/2 m^2`."""
+    return re.sub(r"(?<=[0-9])(?=[¼½¾⅓⅔])", " ", text).translate(_TYPED)
+
+
 def plain(text: str) -> str:
     r"""Text without markup around numbers: LaTeX fractions and signs, math mode, bold, typographic minus."""
     text = _THIN_SPACE.sub(",", text)
-    text = text.translate({0x2212: "-", 0x2013: "-", 0x00A0: " ", 0x202F: " "})
+    text = typed(text)
     text = re.sub(r"(?<![0-9])\*\*|\*\*(?![0-9])", "", text)  # not in 2**5
     text = _POWER.sub(lambda power: f"e{power[1] or power[2]}", text.replace("{,}", ","))
     if "\\" in text:
@@ -142,13 +155,13 @@ def read_quantity(match: re.Match[str]) -> Quantity | None:
     return Quantity(-value if is_negative else value, "%" if parts["percent"] else parts["currency"])
 
 
-def whole_quantity(text: str) -> Quantity | None:
+def whole_quantity(text: str, units: re.Pattern[str] = UNIT_WORDS) -> Quantity | None:
     """The number that a text consists of, with at most its unit in words; None if it is anything else."""
     text = plain(text).strip(" \t\r\n*_`")
     text = text[name.end() :] if (name := _NAME.match(text)) else text
     text = re.sub(r"^- (?=[0-9$.])", "-", text)
     match = QUANTITY.match(text)
-    return read_quantity(match) if match and UNIT_WORDS.fullmatch(text, match.end()) else None
+    return read_quantity(match) if match and units.fullmatch(text, match.end()) else None
 
 
 def marked(text: str, is_whole: bool) -> str | None:
@@ -294,9 +307,10 @@ def _judge_expression(text: str, is_whole: bool, reference: str) -> str | tuple[
     answer = "".join(found.split())
     if answer == "".join(reference.split()):
         return RIGHT, answer
-    numbers = whole_quantity(found), whole_quantity(reference)
+    numbers = whole_quantity(found, PROSE_UNITS), whole_quantity(reference, PROSE_UNITS)
     answer = answer if numbers[0] is None else str(numbers[0])
-    if numbers[0] is not None and numbers[1] is not None:
+    both_named = "=" in found and "=" in reference  # x = 5 is not y = 5
+    if numbers[0] is not None and numbers[1] is not None and not both_named:
         return numbers[0].compared_with(numbers[1]), answer
     return _compared(found, reference), answer
 
@@ -327,7 +341,7 @@ def _math_verify() -> Any:
 def _compare(found: str, reference: str) -> str:
     """math-verify's verdict. Its own time limits, which use SIGALRM, are off."""
     library = _math_verify()
-    expected, given = (library.parse(f"${text}$", parsing_timeout=None) for text in (reference, found))
+    expected, given = (library.parse(f"${typed(text)}$", parsing_timeout=None) for text in (reference, found))
     if not given:
         return WRONG_FORMAT
     return RIGHT if library.verify(expected, given, timeout_seconds=None) else WRONG_VALUE
