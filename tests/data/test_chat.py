@@ -181,6 +181,18 @@ def test_the_answers_of_a_comparison_end_where_their_turn_ends(family: Family) -
         )
 
 
+@families
+def test_an_answer_of_several_messages_is_kept_if_they_repeat_its_last_one(family: Family) -> None:
+    tokenizer = family.tokenizer()
+    asked = {"role": "user", "content": f"{LAST['content']} Is it not?"}
+    for answer in ([LAST, SECOND, LAST], [ANSWER, asked, LAST]):
+        row = {"prompt": [FIRST], "chosen": answer, "rejected": [ANSWER]}
+        [record] = read_comparisons([row], tokenizer=tokenizer).records
+        whole = tokenizer.apply_chat_template([FIRST, *answer], tokenize=False)
+        read = f"{record.prompt}{record.chosen}{family.closing}"
+        assert read.startswith(whole[: whole.rindex(LAST["content"]) + len(LAST["content"])])
+
+
 def test_the_loss_covers_what_the_template_marks_as_generated() -> None:
     """The oracles are transformers' mask of the assistant's tokens, and a loop over single tokens."""
     marked = TURN + "{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
@@ -221,6 +233,13 @@ def test_a_part_that_the_template_leaves_out_is_named() -> None:
     several = reason(tokenizer, {"messages": [FIRST, REASONED, SECOND, LAST]})
     assert left_out in several
     assert several.endswith("data.train_on=last learns the last answer only")
+    tokenizer.chat_template = CHATML.replace(
+        "m.content", "(m.content if loop.last else m.content.split('</think>')[-1].lstrip())"
+    )
+    repeated = reason(tokenizer, {"messages": [FIRST, REASONED, SECOND, REASONED]})
+    assert "leaves out a part of message 2" in repeated
+    assert repeated.endswith("data.train_on=last learns the last answer only")
+    tokenizer.chat_template = R1
     last = encoded(tokenizer, {"messages": [FIRST, REASONED, SECOND, LAST]}, train_on="last")
     assert learned_texts(tokenizer, last) == ["The tide went out.<eos>"]
     # An earlier answer of a prompt is shortened as it is when the model is used.

@@ -78,7 +78,13 @@ def render_answer(
     whole = _render(tokenizer, [*prompt, *answer])
     if in_full:
         _check_all_shown(whole, enumerate(answer[:-1], start=len(prompt)))
-    end = _end_of_answer(tokenizer, whole, start, answer[-1], len(prompt) + len(answer) - 1, in_full=in_full)
+    before: str = start
+    if len(answer) > 1 and whole.startswith(start):
+        # An earlier message of the answer may hold the same text as its last one.
+        is_answer = answer[-1]["role"] == "assistant"
+        before = _render(tokenizer, [*prompt, *answer[:-1]], add_generation_prompt=is_answer)
+        before = whole[: max(len(start), num_shared(whole, before))]
+    end = _end_of_answer(tokenizer, whole, before, answer[-1], len(prompt) + len(answer) - 1, in_full=in_full)
     return _without_eos(tokenizer, whole[len(start) : end])
 
 
@@ -104,11 +110,13 @@ def render_demonstration(
     whole = _render(tokenizer, messages)
     _check_all_shown(whole, ((index, message) for index, message in enumerate(messages) if index not in learned))
     spans: list[tuple[int, int]] = []
-    for index in learned:
-        start = _render(tokenizer, messages[:index], add_generation_prompt=True)
+    starts = [_render(tokenizer, messages[:index], add_generation_prompt=True) for index in learned]
+    for index, start, following in zip(learned, starts, [*starts[1:], whole], strict=True):
         is_last = index == len(messages) - 1
         try:
             end = _end_of_answer(tokenizer, whole, start, messages[index], index, is_last=is_last)
+            if end > len(following):  # the template shortens this answer, and a later one has the same text
+                raise _left_out(whole, messages[index], index)
             spans.append((len(start), end))
         except RowError as error:
             if is_last:
