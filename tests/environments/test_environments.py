@@ -86,6 +86,28 @@ def test_public_methods_are_tools_and_an_answer_without_a_call_ends_it(world, lo
     assert (turn.ending, turn.reward) == ("completed", 1.0)
 
 
+class Tally:
+    def __init__(self):
+        self.calls = 0
+
+    def count(self) -> None:
+        """Count."""
+        self.calls += 1
+
+    def get_reward(self):
+        return self.calls
+
+
+def test_tools_without_reset_keep_nothing_of_an_earlier_episode():
+    environment = Environment(Tally)
+    for episode in (1, 2, 2):  # the last one starts again
+        environment.open({episode: ({}, 0)})
+        environment.step({episode: "<count>{}</count>"})
+        if episode == 1:
+            assert environment.step({1: "done"})[1].reward == 1.0
+    assert environment.finish([2]) == {2: 1.0}
+
+
 @pytest.mark.parametrize(
     ("text", "results"),
     [

@@ -91,8 +91,9 @@ class Session:
                 return reward
 
     async def _open(self, episode: int, row: Mapping[str, Any], seed: int) -> list[dict[str, str]]:
-        if episode not in self._playing:
-            self._playing[episode] = self._free.pop() if self._free else self._make()
+        if episode in self._playing:  # it starts again
+            self._end(episode)
+        self._playing[episode] = self._free.pop() if self._free else self._make()
         self._turns[episode] = (seed, 0)
         return await self._run(episode, self._playing[episode].open(row, seed))
 
@@ -124,7 +125,9 @@ class Session:
         return task.result()
 
     def _end(self, episode: int) -> None:
-        self._free.append(self._playing.pop(episode))
+        environment = self._playing.pop(episode)
+        if environment.has_reset:
+            self._free.append(environment)
         del self._turns[episode]
 
     def _seed(self, episode: int) -> None:

@@ -28,7 +28,7 @@ Args:
 
         def get_reward(self) -> float: ...
 
-An instance plays one episode at a time, and is `reset` for the next.
+An instance plays one episode at a time, and is `reset` for the next; without `reset`, each episode has a new one.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class Game:
     """
 
     tools = None
+    has_reset = True
 
     def __init__(self, environment: Any, name: str) -> None:
         self._environment = environment
@@ -143,15 +144,20 @@ class ToolUser:
         self.tools = tools
 
     @property
+    def has_reset(self) -> bool:
+        """True if an instance can play another episode."""
+        return callable(getattr(self._environment, "reset", None))
+
+    @property
     def is_async(self) -> bool:
         """See `Game`."""
         return _is_async(self._environment, ("reset", "get_reward", *self.tools.names))
 
     async def open(self, row: Mapping[str, Any], seed: int) -> list[dict[str, str]]:
         """Start an episode; the messages that follow the row's prompt."""
-        reset = getattr(self._environment, "reset", None)
-        if reset is None:
+        if not self.has_reset:
             return []
+        reset = self._environment.reset
         return _messages(await _result(reset(**_taken(reset, {"seed": seed, **row}))), self._name)
 
     async def step(self, text: str) -> Turn:
