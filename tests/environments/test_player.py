@@ -185,18 +185,26 @@ def test_what_cannot_be_is_refused_before_a_run():
         ({"prompt": "Q: hello A:", "messages": [{"role": "user", "content": "other"}]}, "Q: hello A:"),
         ({"prompt": "Q: hello A:", "messages": [{"from": "human", "value": "other"}]}, "Q: hello A:"),
         ({"prompt": "Q: hello A:", "messages": []}, "Q: hello A:"),
+        ({"prompt": None, "messages": ASKED}, "<|user|>\nAdd.\n<|assistant|>\n"),
         ({"prompt": [*ASKED, {"role": "assistant", "content": "Sure: I"}]}, "<|user|>\nAdd.\n<|assistant|>\nSure: I"),
     ],
-    ids=["messages", "ShareGPT", "no messages", "a begun answer"],
+    ids=["messages", "ShareGPT", "no messages", "no prompt", "a begun answer"],
 )
 def test_an_episode_opens_with_the_prompt(row, opened):
     """And with nothing else, as `reset` says nothing."""
     tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
     prompts = read_prompts([row], tokenizer=tokenizer).records
-    player = Player(worlds.Tuple, Limits(2, 20), timeout=5.0, by_turn=True)
+    rows = []
+
+    class Recording(worlds.Tuple):
+        def reset(self, row):
+            rows.append(row)
+
+    player = Player(Recording, Limits(2, 20), timeout=5.0, by_turn=True)
     player.begin([STOP], None, tokenizer, prompts)
     assert prompts[0].text == opened
     assert tokenizer.decode(player.episodes(tokenizer, prompts, [0]).open([0])[0]) == opened
+    assert rows[-1]["prompt"] == opened
 
 
 @pytest.mark.parametrize("name", GOES_ON)

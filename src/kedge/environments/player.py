@@ -277,7 +277,7 @@ class Episodes:
             known = self._states.get(row)
             self._states[row] = _State(next(_NUMBERS) if known is None else known.number)
         asked = {
-            self._states[row].number: ({"prompt": self.prompts[row].text, **self.prompts[row].columns}, self.seeds[row])
+            self._states[row].number: ({**self.prompts[row].columns, "prompt": self.prompts[row].text}, self.seeds[row])
             for row in rows
         }
         with self._timed():
