@@ -171,6 +171,9 @@ FAKES = {
     "a function at the end": "import atexit\natexit.register(print, 'right')\ndef double(x): return 0",
     "a trace": "import sys\nsys.settrace(lambda *_: None)\nsys.setprofile(lambda *_: None)\ndef double(x): return 0",
     "a closed pipe": "import os\nos.closerange(0, 64)\ndouble = lambda x: 271828182",
+    "a set of lists": "class L(list):\n    def __hash__(self): return 1\ndef double(x): return {L([1])}",
+    "a deep list": "import functools, sys\nsys.setrecursionlimit(10**6)\n"
+    "def double(x): return functools.reduce(lambda found, _: [found], range(1500), [])",
     "a crash": "import ctypes\ndef double(x): ctypes.string_at(0)",
 }
 

@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from kedge.errors import RewardError
@@ -247,7 +248,8 @@ def _passed(text: str, tests: Tests, sandbox: Sandbox, seconds: int, memory: int
     if others:
         # The values may be hostile, and the remainder is the row's code: this comparison also takes place in a sandbox.
         remainders = [f"bool({each})" for each in others]
-        found = sandbox.run(tests.imports, remainders, values=values, seconds=seconds, memory=memory).values
+        with suppress(ValueError):  # of values that are nested too deeply to be passed on
+            found = sandbox.run(tests.imports, remainders, values=values, seconds=seconds, memory=memory).values
     compared = iter([found.get(place) is True for place in range(len(others))])
     held = [
         next(compared) if each.expected is ... else _equal(values[each.names[0]], each.expected) for each in computed

@@ -59,7 +59,6 @@ def main(job: dict[str, Any]) -> None:
     if job["confined"]:
         _give_up_rights(job["parent"], job["readable"])
     module = type(sys)(job["name"])
-    module.__dict__.update({name: decode(value) for name, value in job["values"].items()})
     sys.modules[job["name"]] = module
     sys.argv[:] = ["program.py"]
     _send(results, READY)
@@ -71,6 +70,8 @@ def main(job: dict[str, Any]) -> None:
 
     def run() -> None:
         try:
+            # Another program made the values: one that cannot be decoded is a fault of the program, as an exception is.
+            module.__dict__.update({name: decode(value) for name, value in job["values"].items()})
             for part in codes:
                 exec(part, module.__dict__)
         finally:
