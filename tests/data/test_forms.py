@@ -216,6 +216,26 @@ def test_conversations_from_python():
     assert reason == "field 'messages' is text, expected a list, or the JSON of one"
 
 
+def test_a_system_column_comes_first_also_beside_messages_and_prompts():
+    system = {"role": "system", "content": "Brief."}
+    text = CHAT.apply_chat_template([system, USER], tokenize=False, add_generation_prompt=True)
+    rows = [{"messages": [USER, ASSISTANT]}, {"prompt": "Why?", "messages": [USER, ASSISTANT]}]
+    rows += [{"prompt": [USER], "completion": "So."}, {"prompt": "Why?", "completion": [ASSISTANT]}]
+    rows += [{"prompt": [USER], "chosen": "So.", "rejected": "No."}]
+    rows += [{"chosen": [USER, ASSISTANT], "rejected": [USER, {**ASSISTANT, "content": "No."}]}]
+    for row in rows:
+        row["system"] = "Brief."
+        assert only(read_prompts([row], tokenizer=CHAT)).text == text
+        assert only(read_demonstrations([row], tokenizer=CHAT)).prompt == text
+        if "chosen" in row:
+            assert only(read_comparisons([row], tokenizer=CHAT)).prompt == text
+    other = {"role": "system", "content": "Long."}
+    found = only(read_prompts([{"prompt": [other, USER], "system": "Brief."}], tokenizer=CHAT))
+    assert found.columns["messages"] == [other, USER]
+    found = only(read_prompts([{"prompt": "Why?", "system": "Brief."}], tokenizer=CHAT))
+    assert found == Prompt("Why?", {"system": "Brief."})
+
+
 @pytest.mark.parametrize("names", [{"messages": "chat"}, {"prompt": "asked", "completion": "answer"},
                                    {"prompt": "question", "completion": "answer"}])  # fmt: skip
 def test_a_named_system_column_is_the_first_message(names):

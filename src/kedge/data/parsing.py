@@ -182,14 +182,16 @@ def _read(value: object, name: str, role: Role, options: ReadingOptions) -> Fiel
     )
     if "system" in columns and "system" in given:
         given = _with_system(given, options)
+    elif isinstance(given.get("system"), str):
+        given = _with_system(given, options, is_named=False)
     return {**{key: value for key, value in fields.items() if not is_given(fields, key) and key not in given}, **given}
 
 
-def _with_system(fields: Fields, options: ReadingOptions) -> Fields:
-    """The row with its named `system` as the first message of its conversation.
+def _with_system(fields: Fields, options: ReadingOptions, *, is_named: bool = True) -> Fields:
+    """The row with its `system` as the first message of its conversation.
 
     Raises:
-        RowError: The row is plain text, or its conversation starts with another message of the system.
+        RowError: The column was named, and the row is plain text, or starts with another message of the system.
     """
     system: Messages = [{"role": "system", "content": text_of(fields["system"], "system")}]
     conversations: dict[str, Messages] = {}
@@ -198,6 +200,8 @@ def _with_system(fields: Fields, options: ReadingOptions) -> Fields:
             continue
         is_asked = name == "prompt" and options.tokenizer.chat_template and _has_conversation(fields)
         if name != "messages" and isinstance(fields[name], str) and not is_asked:
+            if not is_named:
+                continue
             raise RowError(
                 f"field 'system' starts a conversation, but {name!r} is plain text; write it as messages, or name the "
                 "columns data.columns.instruction and, of its answer, data.columns.output"
@@ -205,7 +209,7 @@ def _with_system(fields: Fields, options: ReadingOptions) -> Fields:
         messages = _as_messages(fields[name], name, "user") if is_asked else messages_of(fields[name], name)
         if messages[0]["role"] != "system":
             messages = [*system, *messages]
-        elif messages[:1] != system:
+        elif is_named and messages[:1] != system:
             raise RowError(f"field {name!r} starts with a message of the system, which is not that of 'system'")
         conversations[name] = messages
     return {**fields, **conversations}
