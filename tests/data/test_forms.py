@@ -204,6 +204,35 @@ def test_messages_that_are_not_text_say_what_to_do(message, reason):
     assert reason in reasons(read_demonstrations, {"text": "a"}, row)[0]
 
 
+def test_an_answer_that_is_not_to_be_learned_is_refused():
+    skipped = {**ASSISTANT, "weight": 0}
+    learned = [{**USER, "weight": 0}, {**ASSISTANT, "weight": 1}]
+    row = {"messages": [USER, skipped, *learned]}
+    expected = "field 'messages[1]' is an answer with weight 0, which kedge would learn; data.train_on=last "
+    assert only(read_demonstrations([{"messages": learned}], tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
+    for form in (row, {"messages": json.dumps(row["messages"])}):
+        assert reasons(read_demonstrations, {"text": "a"}, form)[0].startswith(expected)
+    shared = {"conversations": [HUMAN, {**GPT, "weight": 0}]}
+    assert "'conversations[1]' is an answer" in reasons(read_demonstrations, {"text": "a"}, shared)[0]
+    assert only(read_demonstrations([row], tokenizer=CHAT, train_on="last")).completion == "So."
+    ended = [{"text": "a"}, {"messages": row["messages"][:2]}]
+    [rejected] = read_demonstrations(ended, tokenizer=CHAT, train_on="last", max_rejected_fraction=0.5).rejected
+    assert rejected.reason.startswith(expected)
+    assert only(read_prompts([row], tokenizer=CHAT)).columns["messages"] == [USER, ASSISTANT, USER]
+
+
+@pytest.mark.parametrize("column", [{"tools": [{"type": "function"}]}, {"chat_template_kwargs": {"thinks": False}}])
+def test_columns_for_the_template_are_refused_beside_messages(column):
+    [name] = column
+    compared = {"prompt": [USER], "chosen": "So.", "rejected": "No."}
+    good = {"prompt": "a", "completion": "b", "chosen": "c", "rejected": "d", **column}
+    for read, row in ((read_demonstrations, {"messages": [USER, ASSISTANT]}), (read_prompts, {"prompt": [USER]}),
+                      (read_comparisons, compared), (read_prompts, {"question": "Why?"})):  # fmt: skip
+        [reason] = reasons(read, good, {**row, **column})
+        assert reason.startswith(f"field '{name}' is for the chat template, which kedge gives messages alone: ")
+        assert only(read([{**row, name: None}], tokenizer=CHAT))
+
+
 def test_conversations_from_python():
     assert only(read_prompts([[USER]], tokenizer=CHAT)) == Prompt(RENDERED, {"messages": [USER]})
     assert only(read_prompts([[HUMAN, GPT]], tokenizer=CHAT)).text == RENDERED

@@ -31,6 +31,8 @@ _UNREAD = {
     ),
 }
 """Fields of a message that hold more than its text, with what they hold and what to do."""
+_FOR_TEMPLATES = ("tools", "chat_template_kwargs")
+"""Columns that TRL gives to the chat template."""
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
@@ -151,6 +153,36 @@ def messages_of(value: object, name: str) -> Messages:
     if not given:
         raise RowError(f"field {name!r} is empty")
     return given
+
+
+def check_learned(fields: Fields, *, only_last: bool) -> None:
+    """Check that no answer that is to be learned has the `weight` 0, with which OpenAI's format excludes it.
+
+    Raises:
+        RowError: One has.
+    """
+    for name in ("messages", "conversations", "conversation", "completion"):
+        entries = decoded(fields.get(name))
+        if not isinstance(entries, list) or not is_conversation(entries):
+            continue
+        for index, entry in enumerate(entries[-1:] if only_last else entries):
+            role = str(entry.get(_name_in(entry, "role", "from"))).lower()
+            if entry.get("weight") == 0 and _ROLES.get(role) == "assistant":
+                kind = "an answer with weight 0, which kedge would learn; data.train_on=last learns the last one only"
+                place = len(entries) - 1 if only_last else index
+                raise RowError(f"field '{name}[{place}]' is {kind}", kind)
+
+
+def check_rendered(fields: Fields) -> None:
+    """Check that a row whose messages are rendered has no columns that a template should read beside them.
+
+    Raises:
+        RowError: It has one.
+    """
+    for name in _FOR_TEMPLATES:
+        if isinstance(fields.get(name), (list, tuple, Mapping)) and fields[name]:
+            remedy = "which kedge gives messages alone: write what it adds into the messages, or set it to null"
+            raise RowError(f"field {name!r} is for the chat template, {remedy}", f"rows with {name}")
 
 
 def _name_in(entry: Fields, ours: str, theirs: str) -> str:

@@ -14,6 +14,8 @@ from kedge.data.fields import (
     Messages,
     Role,
     check_fields,
+    check_learned,
+    check_rendered,
     columns_of,
     field_of,
     is_conversation,
@@ -177,6 +179,8 @@ def _read(value: object, name: str, role: Role, options: ReadingOptions) -> Fiel
         fields = rename_columns(fields, columns)
     if options.template == "tldr":
         return fields
+    if role == "demonstrations":
+        check_learned(fields, only_last=options.train_on == "last")
     given = standard_form(
         {key: value for key, value in fields.items() if is_given(fields, key)}, role, options.tokenizer
     )
@@ -184,6 +188,8 @@ def _read(value: object, name: str, role: Role, options: ReadingOptions) -> Fiel
         given = _with_system(given, options)
     elif isinstance(given.get("system"), str):
         given = _with_system(given, options, is_named=False)
+    if any(is_conversation(given.get(name)) for name in ("messages", "prompt")):
+        check_rendered(given)
     return {**{key: value for key, value in fields.items() if not is_given(fields, key) and key not in given}, **given}
 
 
