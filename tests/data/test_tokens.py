@@ -47,6 +47,13 @@ def test_the_halves_decode_to_the_whole_text(tokenizer, prompt, completion):
     assert decoded == (whole.replace("▁", " ") if tokenizer is SENTENCEPIECE else whole)
 
 
+@pytest.mark.parametrize("completion", ["\nlay", "\n\nlay", "\n\n\nlay", " lay", "lay", ".lay", ". lay"])
+def test_a_completion_begins_as_it_is_written(completion):
+    whole = encode_example(SENTENCEPIECE, "The boat", completion)
+    decoded = SENTENCEPIECE.decode([*whole.prompt, *whole.completion], skip_special_tokens=True)
+    assert decoded == f"The boat{completion}"
+
+
 def test_a_text_without_prompt_is_encoded_as_the_start_of_a_text():
     example = encode_example(SENTENCEPIECE, "", "Once upon")
     assert [*example.prompt, *example.completion] == [*SENTENCEPIECE.encode("Once upon"), EOS]

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 # The space character in SentencePiece ("▁") and in GPT-2's byte alphabet ("Ġ").
 _SPACE_MARKS = ("▁", "Ġ")
-_ANCHOR = "\n"
+_ANCHORS = ("\n", ".")
+"""Texts before one that continues another; a tokenizer may merge one of them with the text."""
 
 
 class Rendered(str):
@@ -195,10 +196,11 @@ def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> Padded:
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, continues: bool = False) -> list[int]:
     """The ids of a text; of one that continues another, without the space that SentencePiece puts before a text."""
     if continues and _adds_space(tokenizer):
-        anchor = _encode(tokenizer, _ANCHOR)
-        ids = _encode(tokenizer, _ANCHOR + text)
-        if ids[: len(anchor)] == anchor:
-            return ids[len(anchor) :]
+        for before in _ANCHORS:
+            anchor = _encode(tokenizer, before)
+            ids = _encode(tokenizer, before + text)
+            if ids[: len(anchor)] == anchor:
+                return ids[len(anchor) :]
     # `verbose=False`: the readers check lengths themselves, and report file and line.
     return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
