@@ -204,6 +204,11 @@ def test_messages_that_are_not_text_say_what_to_do(message, reason):
     assert reason in reasons(read_demonstrations, {"text": "a"}, row)[0]
 
 
+def test_a_conversation_in_an_unknown_form_does_not_hide_a_comparison():
+    row = {"conversation": [{"input": "a", "output": "b"}], "chosen": [USER, ASSISTANT], "rejected": [USER, OTHER]}
+    assert only(read_comparisons([row], tokenizer=CHAT)) == Comparison(RENDERED, "So.", "No.")
+
+
 def test_an_answer_that_is_not_to_be_learned_is_refused():
     skipped = {**ASSISTANT, "weight": 0}
     learned = [{**USER, "weight": 0}, {**ASSISTANT, "weight": 1}]

@@ -72,7 +72,7 @@ def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase
         RowError: The row has such a form but cannot be used.
     """
     fields = {name: _conversation(value) if name in _MAY_BE_CONVERSATIONS else value for name, value in fields.items()}
-    conversation = next((name for name in _CONVERSATIONS if isinstance(fields.get(name), (list, tuple))), None)
+    conversation = next((name for name in _CONVERSATIONS if is_conversation(fields.get(name))), None)
     if conversation is not None and not fields.keys() & {"messages", "prompt", "completion"}:
         messages = [*_system(fields), *messages_of(fields[conversation], conversation)]
         rest = {name: value for name, value in fields.items() if name not in (conversation, "text")}
