@@ -32,7 +32,7 @@ def test_off_length_is_free_near_the_target_and_falls_on_both_sides():
     assert off_target_length([[0] * 10] * 3, [10, 20, 5], tolerance=0) == pytest.approx([0, -0.5, -1])
 
 
-@pytest.mark.parametrize("target", [0, -3, True, "9", None, float("nan")])
+@pytest.mark.parametrize("target", [0, -3, True, "nine", None, float("nan")])
 def test_a_target_length_is_a_number_above_zero(target):
     with pytest.raises(RewardError, match="must be a number of tokens above 0"):
         off_target_length([[0]], [target])
@@ -67,7 +67,7 @@ def test_ill_formed_matches_the_whole_response():
         (too_long, {"window": 2}, {}, r"window 2 is not in"),
         (off_length, {"target": 0}, {}, r"the target of a length, 0, must"),
         (off_length, {"target": 9, "tolerance": -1}, {}, r"the tolerance of a length, -1, must"),
-        (off_target_length, {}, {"target_length": [5, "9"]}, r"the target of a length, '9', must"),
+        (off_target_length, {}, {"target_length": [5, "long"]}, r"the target of a length, 'long', must"),
         (repetitive, {"size": 0}, {}, r"size 0 is below 1"),
         (ill_formed, {"pattern": "("}, {}, r"'\(' is not a regular expression"),
     ],
@@ -113,7 +113,11 @@ def test_each_works_by_its_name_alone(name):
 
 def test_the_target_length_comes_from_the_data():
     batch = Responses(["p"] * 2, ["fine"] * 2, [[3]] * 2, [[4, 2]] * 2, [True] * 2, {"target_length": [2, 8]})
-    assert load_reward("kedge.rewards.penalties:off_target_length").score(batch) == pytest.approx([0.0, -0.55])
+    reward = load_reward("kedge.rewards.penalties:off_target_length")
+    assert reward.score(batch) == pytest.approx([0.0, -0.55])
+    assert reward.score(replace(batch, columns={"target_length": ["2", "8"]})) == pytest.approx(
+        [0.0, -0.55]
+    )  # of a CSV
 
 
 def test_too_long_without_a_limit_says_what_is_missing():

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from kedge.data.fields import number_of
+from kedge.data.records import RowError
 from kedge.errors import RewardError
 from kedge.rewards.verify.checking import reads
 
@@ -43,15 +46,20 @@ def too_long(completion_ids: list[list[int]], max_new_tokens: int, *, window: fl
 
 
 def _check_target(target: float, tolerance: float = 0.2) -> None:
-    _check_targets([target], tolerance)
+    _read_targets([target], tolerance)
 
 
-def _check_targets(target_length: Sequence[Any], tolerance: float = 0.2) -> None:
+def _read_targets(target_length: Sequence[Any], tolerance: float = 0.2) -> list[float]:
     if not tolerance >= 0:
         raise RewardError(f"the tolerance of a length, {tolerance!r}, must be 0 or more")
-    for target in target_length:
-        if isinstance(target, bool) or not isinstance(target, (int, float)) or not target > 0:
-            raise RewardError(f"the target of a length, {target!r}, must be a number of tokens above 0")
+    return [_target(each) for each in target_length]
+
+
+def _target(value: object) -> float:
+    with suppress(RowError):
+        if (number := number_of(value, "target_length")) > 0:
+            return number
+    raise RewardError(f"the target of a length, {value!r}, must be a number of tokens above 0")
 
 
 @reads(_check_target)
@@ -71,7 +79,7 @@ def off_length(completion_ids: list[list[int]], *, target: float, tolerance: flo
     return off_target_length(completion_ids, [target] * len(completion_ids), tolerance=tolerance)
 
 
-@reads(_check_targets)
+@reads(_read_targets)
 def off_target_length(
     completion_ids: list[list[int]], target_length: list[float], *, tolerance: float = 0.2
 ) -> list[float]:
@@ -82,8 +90,8 @@ def off_target_length(
 
     Source: LCPO's length reward, made relative to the target (L1, arXiv 2503.04697).
     """
-    _check_targets(target_length, tolerance)
-    deviations = (abs(len(ids) - target) / target for ids, target in zip(completion_ids, target_length, strict=True))
+    targets = _read_targets(target_length, tolerance)
+    deviations = (abs(len(ids) - target) / target for ids, target in zip(completion_ids, targets, strict=True))
     return [-min(1.0, max(0.0, deviation - tolerance)) for deviation in deviations]
 
 

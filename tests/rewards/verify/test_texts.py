@@ -92,8 +92,9 @@ def test_what_is_no_right_choice_says_why(text, expected):
 
 
 def test_the_right_option_is_named_by_letter_text_or_place():
-    for answer in ("B", "(b)", "paris", 1):
+    for answer in ("B", "(b)", "paris", 1, "1"):
         assert reason(choice, "B", answer, CITIES) == "right"
+    assert reason(choice, "B", "0", ["1", "0"]) == "right"  # the text, before the place
     assert reason(choice, "B", "B", None) == "right"
     assert reason(choice, "C", "C", {"text": CITIES, "label": ["A", "B", "C", "D"]}) == "right"
     assert reason(choice, "New York", "C", CITIES) == "right"  # not also York
@@ -129,7 +130,8 @@ def test_lists_may_be_written_as_json_as_in_a_cell_of_a_csv_file():
 
 
 @pytest.mark.parametrize(
-    ("answer", "choices"), [("Rome", CITIES), ("Paris", None), (4, CITIES), (None, CITIES), ("1", {"1": "x"})]
+    ("answer", "choices"),
+    [("Rome", CITIES), ("Paris", None), (4, CITIES), (None, CITIES), ("4", CITIES), ("1", {"1": "x"})],
 )
 def test_a_row_without_a_right_option_is_named(answer, choices):
     with pytest.raises(RewardError, match=r"column 'answer', prompt 1: .* is not usable; expected"):

@@ -86,6 +86,8 @@ def _read_choice(row: _Row) -> Choice:
         same = [label for label, text in options.items() if _normalized(text) == _normalized(answer)]
         if len(same) == 1:
             return Choice(same[0], options)
+        if not same and re.fullmatch("[0-9]{1,2}", answer.strip()):  # a cell of a table in text
+            return _read_choice(_Row(int(answer), options))
     raise ValueError("a letter such as 'B', or the text of one of the column `choices`")
 
 
