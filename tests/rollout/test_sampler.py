@@ -101,6 +101,12 @@ def test_the_draw_inverts_the_cumulative_distribution():
     logits = torch.cat([torch.tensor([-1e9]), torch.tensor([math.log(0.5), -1e9, math.log(0.3), math.log(0.2)])])
     draws = torch.tensor([0.0, 0.25, 0.4999, 0.5001, 0.79, 0.81, 0.999999], dtype=torch.float64)
     assert _inverse_cdf(logits.repeat(7, 1), draws).tolist() == [1, 1, 1, 3, 3, 4, 4]
+    # In single precision, as on Apple GPUs, the largest draws are rounded to 1.
+    largest = torch.tensor([1 - 2**-40, 1 - 2**-53], dtype=torch.float64)
+    for dtype in (torch.float32, torch.float64):
+        for end in (-torch.inf, -1e9):
+            cut = torch.tensor([0.1, 0.3, end]).repeat(2, 1)
+            assert _inverse_cdf(cut, largest.to(dtype)).tolist() == [1, 1]
 
 
 def test_sampled_frequencies_are_the_models_probabilities():

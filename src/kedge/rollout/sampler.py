@@ -314,5 +314,6 @@ def _inverse_cdf(logits: Float[Tensor, "rows vocab"], draws: Float[Tensor, " row
     # In place, and without dividing by the sum, because each such tensor is large for a large vocabulary.
     weights = (logits - logits.amax(dim=-1, keepdim=True)).to(draws.dtype).exp_()
     cumulative = weights.cumsum_(dim=-1)
+    draws = draws.clamp(max=1 - torch.finfo(draws.dtype).eps / 2)  # a draw below 1 may be rounded to it
     thresholds = (draws * cumulative[:, -1])[:, None]
     return torch.searchsorted(cumulative, thresholds, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
