@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
 import kedge
 from kedge.cli import app
+from kedge.config import load_config
 from kedge.data import Demonstration
 from kedge.data.preview import example_lines, histogram, parts_of
 from kedge.errors import KedgeError
+from kedge.runs.data_log import DataLog
+from kedge.runs.inputs import load_rows
 from tests.tiny import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 ROWS = [{"dialogue": f"Where is boat {number}?", "summary": " At anchor."} for number in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("context", "named"), [(None, "longer than data.max_length=20"), (12, "longer than the context of 12")]
+)
+def test_the_limit_that_rows_exceed_is_the_field_or_the_context(context: int | None, named: str) -> None:
+    run = SimpleNamespace(rejected_file=None, data=DataLog())
+    config = load_config(None, ["data.max_length=20", "data.max_rejected_fraction=0.9"], {"model": "a"})
+    for role in ("demonstrations", "pretraining"):
+        rows = [{"prompt": "a", "completion": "sea " * length} for length in (2, 50)]
+        load_rows(role, config, cast(Any, run), tiny_tokenizer(), context_length=context, rows=rows)
+        [reason] = run.data.roles[role].dropped
+        assert named in reason
 
 
 def test_an_example_shows_every_token_and_what_is_trained() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
-from kedge.config import Config
-from kedge.data import Prompt, Sources, read_prompts
+from kedge.config import Config, DataConfig
+from kedge.data import Prompt, Sources
 from kedge.data.chat import prompt_form
 from kedge.data.fields import Role, columns_of
 from kedge.data.readers import read_rows
@@ -24,17 +24,25 @@ from kedge.system.output import REWARD_LOG
 if TYPE_CHECKING:
     from kedge.environments.player import Player
 
-AS_TEXT: Final = (
-    "plain text, continued without the chat template (data.columns.instruction=prompt makes questions of it)"
-)
-ROWS_AS_TEXT: Final = {
-    "comparisons": "data.columns.comparisons.instruction=prompt makes questions of the prompts",
+AS_TEXT: Final[Mapping[Role, str]] = {
+    "prompts": (
+        "plain text, continued without the chat template (data.columns.instruction=prompt makes questions of it)"
+    ),
+    "comparisons": (
+        "plain text, without the chat template (data.columns.comparisons.instruction=prompt makes questions of the "
+        "prompts)"
+    ),
     "demonstrations": (
-        "data.columns.demonstrations.instruction=prompt data.columns.demonstrations.output=completion makes questions "
-        "and answers of it"
+        "plain text, without the chat template (data.columns.demonstrations.instruction=prompt "
+        "data.columns.demonstrations.output=completion makes questions and answers of it)"
     ),
 }
-"""What makes conversations of rows in plain text. The names of a role leave the columns of the other as they are."""
+"""Notes on rows in plain text, and what makes conversations of them; the columns of other roles stay as they are."""
+CONTEXT_LEAVES: Final = {
+    "max_prompt_tokens": "the {} tokens that the context leaves",
+    "max_length": "the context of {} tokens",
+}
+"""By limit: its name where the context allows less than the field."""
 
 
 def load_prompts(
@@ -59,21 +67,7 @@ def load_prompts(
     Raises:
         DataError: The data cannot be read, or too many rows are unusable.
     """
-    data = config.data
-    options = reading(config, "prompts", tokenizer, room=room)
-    limit = options["max_prompt_tokens"]
-    table = read_prompts(
-        Sources(tuple(getattr(data, role))) if prompts is None else prompts,
-        max_rejected_fraction=data.max_rejected_fraction,
-        rejected_to=run.rejected_file,
-        **options,
-    )
-    own = limit == data.max_prompt_tokens
-    name = f"data.max_prompt_tokens={limit}" if own else f"the {limit} tokens that the context leaves"
-    sources = getattr(data, role) if prompts is None else ()
-    run.data.note(role, table, sources, tokenizer, {f"max_prompt_tokens={limit}": name})
-    _note_text(AS_TEXT, role, (prompt.text for prompt in table.records), run, tokenizer, data.template)
-    return _with_all_columns(table.records)
+    return _with_all_columns(_load(role, "prompts", config, run, tokenizer, room=room, rows=prompts))
 
 
 def given_prompts(
@@ -91,7 +85,7 @@ def given_prompts(
         DataError: A prompt cannot be used.
     """
     options = reading(config, "prompts", tokenizer, room=room)
-    return _with_all_columns(read_prompts(prompts, max_rejected_fraction=0.0, **options).records)
+    return _with_all_columns(read_rows(prompts, "prompts", max_rejected_fraction=0.0, **options).records)
 
 
 def reading(
@@ -132,7 +126,7 @@ def prompt_columns(prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
 
 
 def load_rows(
-    role: Literal["demonstrations", "comparisons"],
+    role: Literal["demonstrations", "comparisons", "pretraining"],
     config: Config,
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
@@ -140,7 +134,7 @@ def load_rows(
     context_length: int | None,
     rows: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Read the demonstrations or comparisons that `config.data` names, or rows in their place.
+    """Read the rows of a role that `config.data` names, or rows in their place.
 
     Args:
         role: The field of `data` that names them.
@@ -153,35 +147,55 @@ def load_rows(
     Raises:
         DataError: The data cannot be read, or too many rows are unusable.
     """
+    return _load(role, role, config, run, tokenizer, room=context_length, rows=rows)
+
+
+def _load(
+    field: str,
+    role: Role,
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    room: int | None,
+    rows: Sequence[Any] | None,
+) -> list[Any]:
+    """Read the data that a field of `config.data` names, or rows in its place, and note what became of it."""
     data = config.data
-    options = reading(config, role, tokenizer, room=context_length)
-    longest = options["max_length"]
-    sources = getattr(data, role) if rows is None else ()
+    sources = tuple(getattr(data, field)) if rows is None else ()
+    options = reading(config, role, tokenizer, room=room)
     table = read_rows(
-        Sources(tuple(sources)) if rows is None else rows,
+        Sources(sources) if rows is None else rows,
         role,
         max_rejected_fraction=data.max_rejected_fraction,
         rejected_to=run.rejected_file,
         **options,
     )
-    own = longest == data.max_length
-    limits = {
-        f"max_prompt_tokens={data.max_prompt_tokens}": f"data.max_prompt_tokens={data.max_prompt_tokens}",
-        f"max_length={longest}": f"data.max_length={longest}" if own else f"the context of {longest} tokens",
-    }
-    run.data.note(role, table, sources, tokenizer, limits)
-    note = f"plain text, without the chat template ({ROWS_AS_TEXT[role]})"
-    _note_text(note, role, (row.prompt for row in table.records), run, tokenizer, data.template)
+    run.data.note(field, table, sources, tokenizer, _limit_names(options, data))
+    _note_text(field, role, table.records, run, tokenizer, data.template)
     return table.records
 
 
+def _limit_names(options: Mapping[str, Any], data: DataConfig) -> dict[str, str]:
+    """The names of the limits, by the text that the reader wrote: the fields, or the context where it allows less."""
+    names: dict[str, str] = {}
+    for field, left in CONTEXT_LEAVES.items():
+        limit = options[field]
+        is_own = limit == getattr(data, field)
+        names[f"{field}={limit}"] = f"data.{field}={limit}" if is_own else left.format(limit)
+    return names
+
+
 def _note_text(
-    note: str, role: str, prompts: Iterable[str], run: Run, tokenizer: PreTrainedTokenizerBase, template: str
+    field: str, role: Role, records: Sequence[Any], run: Run, tokenizer: PreTrainedTokenizerBase, template: str
 ) -> None:
     """Note that prompts of a chat model do not go through its template. Rows without a prompt are texts to learn."""
+    if role not in AS_TEXT or not tokenizer.chat_template:
+        return
+    prompts = [record.text if isinstance(record, Prompt) else record.prompt for record in records]
     given = [prompt for prompt in prompts if prompt]
-    if tokenizer.chat_template and given and prompt_form(given, template=template) == "text":
-        run.data.add(role, note=note)
+    if given and prompt_form(given, template=template) == "text":
+        run.data.add(field, note=AS_TEXT[role])
 
 
 Rewards: TypeAlias = "RewardSpec | RewardTerm | Sequence[RewardSpec | RewardTerm]"

@@ -11,8 +11,6 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.data import Mixture, Prompt, encode_example, encode_prompt, room_for_prompt
 from kedge.data.prompts import difficulties
-from kedge.data.readers import read_rows
-from kedge.data.sources import Sources
 from kedge.errors import ConfigError, ModelError
 from kedge.logs.progress import say
 from kedge.models import (
@@ -40,8 +38,8 @@ from kedge.runs.inputs import (
     load_player,
     load_prompts,
     load_rewards,
+    load_rows,
     prompt_columns,
-    reading,
 )
 from kedge.runs.run import Run, offloads_optimizer
 from kedge.stages.evaluation.judges import Judge, load_judge
@@ -272,17 +270,10 @@ def _load_pretraining(
 ) -> PretrainingMix | None:
     if not config.ppo.ptx_coef:
         return None
-    table = read_rows(
-        Sources(tuple(config.data.pretraining)),
-        "pretraining",
-        max_rejected_fraction=config.data.max_rejected_fraction,
-        rejected_to=run.rejected_file,
-        **reading(config, "pretraining", tokenizer, room=policy.context_length),
-    )
-    run.data.note("pretraining", table, config.data.pretraining, tokenizer)
+    records = load_rows("pretraining", config, run, tokenizer, context_length=policy.context_length)
     return PretrainingMix(
         CompletionLoss(policy, run.precision),
-        [encode_example(tokenizer, record.prompt, record.completion, read=record.read) for record in table.records],
+        [encode_example(tokenizer, record.prompt, record.completion, read=record.read) for record in records],
         coef=config.ppo.ptx_coef,
         batch_size=config.ppo.ptx_batch * config.responses_per_update // config.ppo.num_minibatches,
         micro_batch_tokens=run.micro_batch_tokens,
