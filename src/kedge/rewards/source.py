@@ -99,6 +99,15 @@ class Responses:
     def __len__(self) -> int:
         return len(self.completions)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Responses]) -> Responses:
+        """Batches that all have the same columns as one; limit and seed are those of the first."""
+        first = parts[0]
+        names = [name for name, entries in vars(first).items() if isinstance(entries, list)]
+        lists = {name: [entry for part in parts for entry in getattr(part, name)] for name in names}
+        columns = {name: [entry for part in parts for entry in part.columns[name]] for name in first.columns}
+        return replace(first, **lists, columns=columns)
+
     @property
     def lengths(self) -> list[int]:
         """Tokens per response, including the stop token where one was sampled."""

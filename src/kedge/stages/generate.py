@@ -30,7 +30,6 @@ from kedge.stages.evaluation.policy import (
     GREEDY,
     SampledResponses,
     SamplingSettings,
-    join_responses,
     load_policy,
     sampling_settings,
     shares_of,
@@ -218,7 +217,7 @@ def _write_scored(
             parts.append(batch)
             if terms is not None:
                 scored.append(terms)
-    return join_responses(parts), ScoredTerms.joined(scored) if scored else None, endings
+    return Responses.joined(parts), ScoredTerms.joined(scored) if scored else None, endings
 
 
 def _best(scores: Scores) -> int:

@@ -16,7 +16,6 @@ from kedge.stages.evaluation.policy import (
     Policy,
     SampledResponses,
     SamplingSettings,
-    join_responses,
     policy_kl,
     read_references,
     render_for,
@@ -121,7 +120,7 @@ class Evaluator:
 
     def _as_read(self, policy: Policy, batches: Sequence[SampledResponses]) -> Responses:
         """Responses as the judge reads them: to the original prompts, in the reader's tokens."""
-        responses = join_responses([each.responses for each in batches])
+        responses = Responses.joined([each.responses for each in batches])
         alike = policy.tokenizer.chat_template == self.reader.tokenizer.chat_template
         if alike and share_tokens(policy.tokenizer, self.reader.tokenizer):
             return responses
@@ -176,7 +175,7 @@ def collect_rankings(
     """
     repeated = [prompt for prompt in prompts for _ in range(num_responses)]
     batches = policy.sample(repeated, sampling, title=title, on_phase=on_phase)
-    responses = join_responses([each.responses for each in batches])
+    responses = Responses.joined([each.responses for each in batches])
     scores = labeler.score(responses)
     rows: list[dict[str, Any]] = []
     for number, prompt in enumerate(prompts):

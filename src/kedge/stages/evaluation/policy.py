@@ -342,21 +342,6 @@ def _rendered(policy: Policy, prompt: Prompt, number: int) -> Prompt:
         raise DataError(f"prompt {number}, for {policy.source!r}: {error}") from error
 
 
-def join_responses(parts: Sequence[Responses]) -> Responses:
-    """Join batches of responses that all have the same columns."""
-    return Responses(
-        prompts=[text for part in parts for text in part.prompts],
-        completions=[text for part in parts for text in part.completions],
-        prompt_ids=[ids for part in parts for ids in part.prompt_ids],
-        response_ids=[ids for part in parts for ids in part.response_ids],
-        stopped=[stopped for part in parts for stopped in part.stopped],
-        columns={name: [entry for part in parts for entry in part.columns[name]] for name in parts[0].columns},
-        max_new_tokens=parts[0].max_new_tokens,
-        seed=parts[0].seed,
-        paid=[row for part in parts for row in part.paid],
-    )
-
-
 def written_responses(
     prompts: Sequence[Prompt], completions: list[str], stopped: list[bool], tokenizer: PreTrainedTokenizerBase
 ) -> Responses:
