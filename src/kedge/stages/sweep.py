@@ -98,11 +98,6 @@ class Trial:
     seed: int
     config: Config
 
-    @property
-    def label(self) -> str:
-        """The setting that it shares with the runs of other seeds."""
-        return " ".join(f"{field}={value}" for field, value in self.values.items())
-
 
 @dataclass(frozen=True)
 class SweepResult:
@@ -156,7 +151,7 @@ def run_sweep(
     }
     _prepare(trials, folder)
     _write(folder, content)
-    settings = len({trial.label for trial in trials})
+    settings = len({tuple(trial.values.items()) for trial in trials})
     seeds = len(trials) // settings
     per_setting = f"{settings} settings × {seeds} seeds" if seeds > 1 else f"{settings} settings, one seed each"
     say(f"{len(trials)} runs ({per_setting}), {count} at a time, in {folder}")

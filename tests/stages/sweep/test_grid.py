@@ -35,7 +35,7 @@ def test_every_combination_runs_with_every_seed() -> None:
     trials = plan_trials(swept, [0, 7], resolve)
     assert len(trials) == len({trial.name for trial in trials}) == 8
     assert trials[1].name == "learning_rate=1e-5_policy_loss=clipped_seed=7"
-    assert trials[1].label == trials[0].label == "ppo.learning_rate=1e-5 ppo.policy_loss=clipped"
+    assert trials[1].values == trials[0].values == {"ppo.learning_rate": "1e-5", "ppo.policy_loss": "clipped"}
     config = trials[7].config
     assert (config.ppo.learning_rate, config.ppo.policy_loss, config.runtime.seed) == (
         1e-4,
