@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import kedge
 from kedge.config import load_config, parse_value
-from kedge.data import read_demonstrations, read_prompts
+from kedge.data import read_rows
 from kedge.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge.rewards import RewardTerm
 from kedge.runs.loaded_models import NamedModels
@@ -182,11 +182,11 @@ def test_conversations_may_be_lists_of_messages():
     tokenizer = tiny_tokenizer(chat_template=template)
     asked = [{"role": "user", "content": "Once?"}]
     _, objects = resolved_arguments(find_stage("ppo"), {"model": "m", "prompts": [asked]})
-    [prompt] = read_prompts(objects["prompts"], tokenizer=tokenizer).records
+    [prompt] = read_rows(objects["prompts"], "prompts", tokenizer=tokenizer).records
     assert "Once?" in prompt.text
     answered = [*asked, {"role": "assistant", "content": "Twice."}]
     _, objects = resolved_arguments(find_stage("sft"), {"model": "m", "demonstrations": [answered]})
-    assert read_demonstrations(objects["demonstrations"], tokenizer=tokenizer).records
+    assert read_rows(objects["demonstrations"], "demonstrations", tokenizer=tokenizer).records
 
 
 def test_each_kind_of_reward_goes_where_it_belongs():

@@ -28,7 +28,7 @@ from bench.tables import Table
 from bench.targets import TARGETS, target_table
 from bench.workload import build_models, build_tokenizer, draw_rows, make_workload, source_texts
 from kedge.config import load_config
-from kedge.data import encode_example, encode_prompt, read_comparisons, read_demonstrations, read_prompts
+from kedge.data import encode_example, encode_prompt, read_rows
 from kedge.models import load_tokenizer
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
@@ -49,7 +49,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_a_peer_is_given_the_ids_that_kedge_makes_of_the_text(workload: Path) -> None:
     tokenizer = load_tokenizer(str(workload / "policy"))
     rows = lines(workload / PROMPTS_FILE)
-    table = read_prompts(rows, tokenizer=tokenizer)
+    table = read_rows(rows, "prompts", tokenizer=tokenizer)
     assert table.rejected == []
     assert [encode_prompt(tokenizer, prompt.text) for prompt in table.records] == [row["input_ids"] for row in rows]
     assert {16 <= len(row["input_ids"]) <= 64 for row in rows} == {True}
@@ -58,7 +58,7 @@ def test_a_peer_is_given_the_ids_that_kedge_makes_of_the_text(workload: Path) ->
 
 def test_demonstrations_are_as_long_as_responses(workload: Path) -> None:
     tokenizer = load_tokenizer(str(workload / "policy"))
-    table = read_demonstrations(lines(workload / DEMONSTRATIONS_FILE), tokenizer=tokenizer)
+    table = read_rows(lines(workload / DEMONSTRATIONS_FILE), "demonstrations", tokenizer=tokenizer)
     assert table.rejected == []
     lengths = [len(encode_example(tokenizer, row.prompt, row.completion).completion) for row in table.records]
     assert max(lengths) <= 64
@@ -284,9 +284,9 @@ def test_the_settings_of_an_instruction_model_are_those_of_its_stages() -> None:
 def test_an_instruction_model_gets_the_rows_of_every_stage(tmp_path: Path) -> None:
     write_rows(tmp_path, num_steps=2)
     tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
-    assert len(read_prompts(lines(tmp_path / "prompts.jsonl"), tokenizer=tokenizer).records) == 12
-    assert len(read_demonstrations(lines(tmp_path / "demonstrations.jsonl"), tokenizer=tokenizer).records) == 24
-    pairs = read_comparisons(lines(tmp_path / "comparisons.jsonl"), tokenizer=tokenizer)
+    assert len(read_rows(lines(tmp_path / "prompts.jsonl"), "prompts", tokenizer=tokenizer).records) == 12
+    assert len(read_rows(lines(tmp_path / "demonstrations.jsonl"), "demonstrations", tokenizer=tokenizer).records) == 24
+    pairs = read_rows(lines(tmp_path / "comparisons.jsonl"), "comparisons", tokenizer=tokenizer)
     assert len(pairs.records) == 24
     assert pairs.rejected == []
 

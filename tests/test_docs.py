@@ -18,7 +18,8 @@ import kedge_control.stage.run
 from kedge.cli import main
 from kedge.config import Config, config_from_settings, load_config
 from kedge.config.explain.describe import all_fields, find_field, section_type
-from kedge.data import read_comparisons, read_demonstrations, read_prompts
+from kedge.data import read_rows
+from kedge.data.fields import Role
 from kedge.logs.json_lines import read_metrics
 from kedge.rewards import FunctionReward, RewardTerm
 from kedge.rewards.pairwise import PairwiseJudge
@@ -136,22 +137,22 @@ def examples(heading: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("heading", "reader"),
-    [("Demonstrations", read_demonstrations), ("Comparisons", read_comparisons), ("Prompts", read_prompts)],
+    ("heading", "role"),
+    [("Demonstrations", "demonstrations"), ("Comparisons", "comparisons"), ("Prompts", "prompts")],
 )
-def test_every_row_is_read(heading: str, reader: Any) -> None:
+def test_every_row_is_read(heading: str, role: Role) -> None:
     rows = examples(heading)
-    table = reader(rows, tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
+    table = read_rows(rows, role, tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
     assert (len(table.records), table.rejected) == (len(rows), [])
 
 
 def test_tldr_posts_are_read() -> None:
     [demonstration, comparison] = examples("TL;DR posts")
     rules: dict[str, Any] = {"tokenizer": tiny_tokenizer(), "template": "tldr"}
-    [prompt] = read_prompts([demonstration], **rules).records
+    [prompt] = read_rows([demonstration], "prompts", **rules).records
     assert prompt.text.startswith("SUBREDDIT: r/sailing\n\nTITLE: My rope broke\n\nPOST: It broke.")
-    assert read_demonstrations([demonstration], **rules).records[0].completion == " rope broke, send help"
-    assert len(read_comparisons([comparison], **rules).records) == 1
+    assert read_rows([demonstration], "demonstrations", **rules).records[0].completion == " rope broke, send help"
+    assert len(read_rows([comparison], "comparisons", **rules).records) == 1
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -15,11 +15,10 @@ from kedge.data import (
     Prompt,
     encode_example,
     encode_prompt,
-    read_comparisons,
-    read_demonstrations,
-    read_prompts,
+    read_rows,
 )
 from kedge.data.chat import closing_of, end_of_turn
+from kedge.data.fields import Role
 from kedge.errors import DataError
 from kedge.models import LanguageModel
 from kedge.training.supervised.losses import CompletionLoss
@@ -102,7 +101,7 @@ families = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 
 
 def encoded(tokenizer: PreTrainedTokenizerFast, row: dict[str, Any], **options: Any) -> EncodedExample:
-    [record] = read_demonstrations([row], tokenizer=tokenizer, **options).records
+    [record] = read_rows([row], "demonstrations", tokenizer=tokenizer, **options).records
     return encode_example(tokenizer, record.prompt, record.completion, read=record.read)
 
 
@@ -116,9 +115,9 @@ def learned_texts(tokenizer: PreTrainedTokenizerFast, example: EncodedExample) -
     return [tokenizer.decode(run) for run in runs]
 
 
-def reason(tokenizer: PreTrainedTokenizerFast, row: dict[str, Any], read: Any = read_demonstrations, **options) -> str:
-    table = read([row, {"prompt": "a", "completion": "b", "chosen": "c", "rejected": "d"}], tokenizer=tokenizer,
-                 max_rejected_fraction=1, **options)  # fmt: skip
+def reason(tokenizer: PreTrainedTokenizerFast, row: dict[str, Any], role: Role = "demonstrations", **options) -> str:
+    rows = [row, {"prompt": "a", "completion": "b", "chosen": "c", "rejected": "d"}]
+    table = read_rows(rows, role, tokenizer=tokenizer, max_rejected_fraction=1, **options)
     [rejection] = table.rejected
     return rejection.reason
 
@@ -162,7 +161,7 @@ def test_an_answer_after_another_one_is_a_message_of_its_own() -> None:
 @families
 def test_a_prompt_has_the_ids_of_the_template(family: Family) -> None:
     tokenizer = family.tokenizer()
-    [prompt] = read_prompts([{"messages": [FIRST, ANSWER, SECOND]}], tokenizer=tokenizer).records
+    [prompt] = read_rows([{"messages": [FIRST, ANSWER, SECOND]}], "prompts", tokenizer=tokenizer).records
     oracle = tokenizer.apply_chat_template(TURNS[:3], tokenize=True, return_dict=False, add_generation_prompt=True)
     assert encode_prompt(tokenizer, prompt.text) == oracle
 
@@ -173,7 +172,7 @@ def test_the_answers_of_a_comparison_end_where_their_turn_ends(family: Family) -
     rows = [{"chosen": TURNS, "rejected": [*TURNS[:3], ANSWER]}]
     rows += [{"prompt": TURNS[:3], "chosen": [LAST], "rejected": "No."}]
     space = " " if "[INST]" in family.tokens else ""
-    for record in read_comparisons(rows, tokenizer=tokenizer).records:
+    for record in read_rows(rows, "comparisons", tokenizer=tokenizer).records:
         closing = f"{space}{family.closing}".removesuffix("<eos>")
         assert record.chosen == f"{space}{LAST['content']}{closing}"
         assert encode_prompt(tokenizer, record.prompt) == tokenizer.apply_chat_template(
@@ -187,7 +186,7 @@ def test_an_answer_of_several_messages_is_kept_if_they_repeat_its_last_one(famil
     asked = {"role": "user", "content": f"{LAST['content']} Is it not?"}
     for answer in ([LAST, SECOND, LAST], [ANSWER, asked, LAST]):
         row = {"prompt": [FIRST], "chosen": answer, "rejected": [ANSWER]}
-        [record] = read_comparisons([row], tokenizer=tokenizer).records
+        [record] = read_rows([row], "comparisons", tokenizer=tokenizer).records
         whole = tokenizer.apply_chat_template([FIRST, *answer], tokenize=False)
         read = f"{record.prompt}{record.chosen}{family.closing}"
         assert read.startswith(whole[: whole.rindex(LAST["content"]) + len(LAST["content"])])
@@ -229,7 +228,7 @@ def test_a_part_that_the_template_leaves_out_is_named() -> None:
     left_out = "leaves out a part of message 2 (assistant): '<think>The tide falls.</think>'; data.chat_template"
     assert left_out in reason(tokenizer, {"messages": [FIRST, REASONED]})
     compared = {"prompt": [FIRST], "chosen": [REASONED], "rejected": [ANSWER]}
-    assert left_out in reason(tokenizer, compared, read_comparisons)
+    assert left_out in reason(tokenizer, compared, "comparisons")
     several = reason(tokenizer, {"messages": [FIRST, REASONED, SECOND, LAST]})
     assert left_out in several
     assert several.endswith("data.train_on=last learns the last answer only")
@@ -243,7 +242,7 @@ def test_a_part_that_the_template_leaves_out_is_named() -> None:
     last = encoded(tokenizer, {"messages": [FIRST, REASONED, SECOND, LAST]}, train_on="last")
     assert learned_texts(tokenizer, last) == ["The tide went out.<eos>"]
     # An earlier answer of a prompt is shortened as it is when the model is used.
-    [prompt] = read_prompts([{"prompt": [FIRST, REASONED, SECOND]}], tokenizer=tokenizer).records
+    [prompt] = read_rows([{"prompt": [FIRST, REASONED, SECOND]}], "prompts", tokenizer=tokenizer).records
     assert "tide" not in prompt.text
     tokenizer.chat_template = SHORTENED + OPEN + "{{ '<A><think>\n' }}{% endif %}"
     assert left_out in reason(tokenizer, {"messages": [FIRST, REASONED]})
@@ -252,23 +251,24 @@ def test_a_part_that_the_template_leaves_out_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "role"),
+    ("template", "author"),
     [
         (TURN + "{% if m.role != 'system' %}{{ m.role + m.content + eos_token }}{% endif %}" + END, "system"),
         (TURN + "{{ m.role + m.content[:9] + eos_token }}" + END, "user"),
         ("{{ messages[0].content }}{% if messages[-1].role == 'assistant' %}A:x{% else %}A:{% endif %}", "user"),
     ],
 )
-def test_a_message_that_the_template_leaves_out_is_named_in_every_kind_of_row(template: str, role: str) -> None:
+def test_a_message_that_the_template_leaves_out_is_named_in_every_kind_of_row(template: str, author: str) -> None:
     tokenizer = tiny_tokenizer(chat_template=template)
     row = {"messages": [SYSTEM, *TURNS], "prompt": [SYSTEM, FIRST], "chosen": [ANSWER], "rejected": [LAST]}
-    for read, names in (
-        (read_demonstrations, ["messages"]),
-        (read_prompts, ["prompt"]),
-        (read_comparisons, ["prompt", "chosen", "rejected"]),
-    ):
-        assert f"leaves out a part of message {1 if role == 'system' else 2} ({role})" in reason(
-            tokenizer, {name: row[name] for name in names}, read
+    kinds: list[tuple[Role, list[str]]] = [
+        ("demonstrations", ["messages"]),
+        ("prompts", ["prompt"]),
+        ("comparisons", ["prompt", "chosen", "rejected"]),
+    ]
+    for role, names in kinds:
+        assert f"leaves out a part of message {1 if author == 'system' else 2} ({author})" in reason(
+            tokenizer, {name: row[name] for name in names}, role
         )
 
 
@@ -331,15 +331,15 @@ def test_a_prefix_that_is_not_bos_is_read() -> None:
 def test_a_written_row_is_read_as_the_conversation_that_it_came_from() -> None:
     """`kedge generate` writes the rendered prompt as text, next to its messages."""
     tokenizer = FAMILIES["chatml with bos"].tokenizer()
-    [prompt] = read_prompts([{"prompt": [FIRST], "id": 1}], tokenizer=tokenizer).records
+    [prompt] = read_rows([{"prompt": [FIRST], "id": 1}], "prompts", tokenizer=tokenizer).records
     row = {"prompt": str(prompt.text), **prompt.columns}
-    [again] = read_prompts([row], tokenizer=tokenizer).records
+    [again] = read_rows([row], "prompts", tokenizer=tokenizer).records
     assert again == prompt
     assert encode_prompt(tokenizer, again.text) == encode_prompt(tokenizer, prompt.text)
     learned = encoded(tokenizer, {**row, "completion": ANSWER["content"]})
     assert learned == encoded(tokenizer, {"messages": TURNS[:2]})
     other = {"prompt": "Where?", "messages": [FIRST]}
-    assert read_prompts([other], tokenizer=tokenizer).records[0].text == "Where?"
+    assert read_rows([other], "prompts", tokenizer=tokenizer).records[0].text == "Where?"
 
 
 def test_a_prompt_that_repeats_the_first_question_is_read_as_the_conversation() -> None:
@@ -348,8 +348,8 @@ def test_a_prompt_that_repeats_the_first_question_is_read_as_the_conversation() 
     system = {"role": "system", "content": "Be brief."}
     for before in ([], [system]):
         row = {"prompt": FIRST["content"], "messages": [*before, *TURNS]}
-        [prompt] = read_prompts([row], tokenizer=tokenizer).records
-        assert prompt == read_prompts([{"prompt": [*before, FIRST]}], tokenizer=tokenizer).records[0]
+        [prompt] = read_rows([row], "prompts", tokenizer=tokenizer).records
+        assert prompt == read_rows([{"prompt": [*before, FIRST]}], "prompts", tokenizer=tokenizer).records[0]
         learned = encoded(tokenizer, {"messages": row["messages"]})
         assert encode_prompt(tokenizer, prompt.text) == learned.prompt
 
@@ -360,10 +360,10 @@ def test_the_messages_beside_a_plain_text_end_before_the_answer(more) -> None:
     tokenizer = FAMILIES["chatml"].tokenizer()
     shared = [{"from": "human", "value": FIRST["content"]}, {"from": "gpt", "value": ANSWER["content"]}]
     for messages in (TURNS[:2], shared, json.dumps(TURNS[:2])):
-        [prompt] = read_prompts([{"prompt": "Q: Where?", "messages": messages}], tokenizer=tokenizer).records
+        [prompt] = read_rows([{"prompt": "Q: Where?", "messages": messages}], "prompts", tokenizer=tokenizer).records
         assert prompt == Prompt("Q: Where?", {"messages": [FIRST]})
     row = {"prompt": FIRST["content"], "messages": [*TURNS[:2], *more]}
-    [prompt] = read_prompts([row], tokenizer=tiny_tokenizer()).records
+    [prompt] = read_rows([row], "prompts", tokenizer=tiny_tokenizer()).records
     assert prompt == Prompt(FIRST["content"], {"messages": [FIRST]})
 
 
@@ -373,7 +373,7 @@ def test_an_empty_system_message_is_left_out() -> None:
     kinds += [{"role": "system", "content": parts} for parts in ([], [{"type": "text", "text": ""}])]
     for empty in kinds:
         assert encoded(tokenizer, {"messages": [empty, *TURNS]}) == encoded(tokenizer, {"messages": TURNS})
-        [prompt] = read_prompts([{"prompt": [empty, FIRST]}], tokenizer=tokenizer).records
+        [prompt] = read_rows([{"prompt": [empty, FIRST]}], "prompts", tokenizer=tokenizer).records
         assert prompt.columns["messages"] == [FIRST]
     assert "field 'messages' is empty" in reason(tokenizer, {"messages": [{"role": "system", "content": ""}]})
 
@@ -390,4 +390,4 @@ def test_the_end_of_a_turn_is_a_special_token_only() -> None:
 
 def test_a_conversation_without_a_template_is_told_what_to_set() -> None:
     with pytest.raises(DataError, match=r"no chat template: name one with data\.chat_template"):
-        read_prompts([{"messages": [FIRST]}], tokenizer=tiny_tokenizer())
+        read_rows([{"messages": [FIRST]}], "prompts", tokenizer=tiny_tokenizer())

@@ -13,10 +13,9 @@ from kedge.data import (
     Prompt,
     encode_example,
     encode_prompt,
-    read_comparisons,
-    read_demonstrations,
-    read_prompts,
+    read_rows,
 )
+from kedge.data.fields import Role
 from kedge.errors import DataError
 from kedge.stages.evaluation.policy import read_references
 from tests.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
@@ -33,8 +32,8 @@ def only(table: Any) -> Any:
     return table.records[0] if not table.rejected else [rejection.reason for rejection in table.rejected]
 
 
-def reasons(read: Any, good: dict[str, Any], row: dict[str, Any], tokenizer: Any = CHAT) -> list[str]:
-    table = read([good, row], tokenizer=tokenizer, max_rejected_fraction=0.5)
+def reasons(role: Role, good: dict[str, Any], row: dict[str, Any], tokenizer: Any = CHAT) -> list[str]:
+    table = read_rows([good, row], role, tokenizer=tokenizer, max_rejected_fraction=0.5)
     return [rejection.reason for rejection in table.rejected]
 
 
@@ -50,16 +49,16 @@ def reasons(read: Any, good: dict[str, Any], row: dict[str, Any], tokenizer: Any
     ],
 )
 def test_demonstrations_of_other_projects(row):
-    assert only(read_demonstrations([row], tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
+    assert only(read_rows([row], "demonstrations", tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
 
 
 def test_a_system_column_is_the_first_message():
     row = {"conversations": [HUMAN, GPT], "system": "Brief."}
     system = {"role": "system", "content": "Brief."}
     text = CHAT.apply_chat_template([system, USER], tokenize=False, add_generation_prompt=True)
-    assert only(read_demonstrations([row], tokenizer=CHAT)).prompt == text
+    assert only(read_rows([row], "demonstrations", tokenizer=CHAT)).prompt == text
     row = {"instruction": "Why?", "output": "So.", "system": "Brief."}
-    assert only(read_demonstrations([row], tokenizer=CHAT)).prompt == text
+    assert only(read_rows([row], "demonstrations", tokenizer=CHAT)).prompt == text
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_a_system_column_is_the_first_message():
     ],
 )
 def test_comparisons_of_other_projects(row):
-    assert only(read_comparisons([row], tokenizer=CHAT)) == Comparison(RENDERED, "So.", "No.")
+    assert only(read_rows([row], "comparisons", tokenizer=CHAT)) == Comparison(RENDERED, "So.", "No.")
 
 
 HH = {"chosen": "\n\nHuman: Why?\n\nAssistant: So it is.", "rejected": "\n\nHuman: Why?\n\nAssistant: So what?"}
@@ -109,9 +108,9 @@ NULLS = {"prompt": None, "completion": None, "chosen": None, "rejected": None, "
     ],
 )
 def test_a_comparison_has_the_same_prompt_in_every_role(row, prompt, better, worse):
-    assert only(read_comparisons([row], tokenizer=CHAT)) == Comparison(prompt, better, worse)
-    assert only(read_demonstrations([row], tokenizer=CHAT)) == Demonstration(prompt, better)
-    found = only(read_prompts([row], tokenizer=CHAT))
+    assert only(read_rows([row], "comparisons", tokenizer=CHAT)) == Comparison(prompt, better, worse)
+    assert only(read_rows([row], "demonstrations", tokenizer=CHAT)) == Demonstration(prompt, better)
+    found = only(read_rows([row], "prompts", tokenizer=CHAT))
     assert found.text == prompt
     assert read_references([found], template="none") == [better]
 
@@ -120,26 +119,26 @@ def test_rankings_demonstrate_their_best_answer():
     scored = [{"response": "No.", "overall_score": 3.0}, {"response": "So.", "overall_score": "8"}]
     ranked = {"prompt": "Why?", "responses": ["No.", "So.", "Well."], "ranks": [3, 1, 2]}
     for row, prompt in (({"instruction": "Why?", "completions": scored}, RENDERED), (ranked, "Why?")):
-        assert only(read_demonstrations([row], tokenizer=CHAT)) == Demonstration(prompt, "So.")
-        assert only(read_prompts([row], tokenizer=CHAT)).text == prompt
-        ranking = only(read_comparisons([row], tokenizer=CHAT))
+        assert only(read_rows([row], "demonstrations", tokenizer=CHAT)) == Demonstration(prompt, "So.")
+        assert only(read_rows([row], "prompts", tokenizer=CHAT)).text == prompt
+        ranking = only(read_rows([row], "comparisons", tokenizer=CHAT))
         assert ranking.prompt == prompt
         assert ranking.ranks[0] > ranking.ranks[1]
 
 
 def test_a_pair_with_another_label_is_a_bad_row():
     good, bad = {"prompt": "a", "chosen": "b", "rejected": "c"}, {"input": "a", "output_1": "b", "output_2": "c"}
-    [reason] = reasons(read_comparisons, good, {**bad, "label": 0})
+    [reason] = reasons("comparisons", good, {**bad, "label": 0})
     assert reason == "field 'label' is 0, expected 1 ('output_1' is better) or 2 ('output_2')"
     for row in ({**bad, "label": 0}, {"instruction": "a", "completions": [{"response": "b"}, {"response": "c"}]}):
-        prompt = only(read_prompts([row], tokenizer=CHAT))
+        prompt = only(read_rows([row], "prompts", tokenizer=CHAT))
         assert prompt.text == RENDERED.replace("Why?", "a")
-    assert reasons(read_comparisons, good, {**bad, "label": "b"})[0] == "field 'label' is text, expected a number"
+    assert reasons("comparisons", good, {**bad, "label": "b"})[0] == "field 'label' is text, expected a number"
 
 
 def test_comparisons_with_tldr_posts_demonstrate_the_better_summary():
     row = {"subreddit": "sailing", "title": "Help", "post": "It broke.", "chosen": "rope broke", "rejected": "a post"}
-    assert only(read_demonstrations([row], tokenizer=PLAIN, template="tldr")).completion == " rope broke"
+    assert only(read_rows([row], "demonstrations", tokenizer=PLAIN, template="tldr")).completion == " rope broke"
 
 
 @pytest.mark.parametrize("null", [None, float("nan"), "", " \n", []])
@@ -153,13 +152,11 @@ def test_null_columns_of_concatenated_data_sets_are_absent(null):
         ({"conversations": [HUMAN, GPT]}, Demonstration(RENDERED, "So.")),
         ({"chosen": [USER, ASSISTANT], "rejected": [USER, OTHER]}, Demonstration(RENDERED, "So.")),
     ):
-        assert only(read_demonstrations([{**nulls, **row}], tokenizer=CHAT)) == text
-        assert only(read_prompts([{**nulls, **row}], tokenizer=CHAT)).text == (text.prompt or text.completion)
+        assert only(read_rows([{**nulls, **row}], "demonstrations", tokenizer=CHAT)) == text
+        assert only(read_rows([{**nulls, **row}], "prompts", tokenizer=CHAT)).text == (text.prompt or text.completion)
     # Where none of the forms has its fields, the row says so; reward functions still take a column of nulls.
-    assert "field 'completion' is null" in reasons(
-        read_demonstrations, {"text": "a"}, {"prompt": "a", "completion": None}
-    )
-    assert only(read_prompts([{"prompt": "Why?", "answer": None}], tokenizer=CHAT)).columns == {"answer": None}
+    assert "field 'completion' is null" in reasons("demonstrations", {"text": "a"}, {"prompt": "a", "completion": None})
+    assert only(read_rows([{"prompt": "Why?", "answer": None}], "prompts", tokenizer=CHAT)).columns == {"answer": None}
 
 
 @pytest.mark.parametrize(
@@ -177,8 +174,8 @@ def test_null_columns_of_concatenated_data_sets_are_absent(null):
     ],
 )
 def test_messages_of_other_projects(messages):
-    assert only(read_demonstrations([{"messages": messages}], tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
-    assert only(read_prompts([{"messages": messages}], tokenizer=CHAT)).columns["messages"] == [USER]
+    assert only(read_rows([{"messages": messages}], "demonstrations", tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
+    assert only(read_rows([{"messages": messages}], "prompts", tokenizer=CHAT)).columns["messages"] == [USER]
 
 
 @pytest.mark.parametrize(
@@ -201,12 +198,12 @@ def test_messages_of_other_projects(messages):
 )
 def test_messages_that_are_not_text_say_what_to_do(message, reason):
     row = {"messages": [USER, {"role": "assistant", **message}]}
-    assert reason in reasons(read_demonstrations, {"text": "a"}, row)[0]
+    assert reason in reasons("demonstrations", {"text": "a"}, row)[0]
 
 
 def test_a_conversation_in_an_unknown_form_does_not_hide_a_comparison():
     row = {"conversation": [{"input": "a", "output": "b"}], "chosen": [USER, ASSISTANT], "rejected": [USER, OTHER]}
-    assert only(read_comparisons([row], tokenizer=CHAT)) == Comparison(RENDERED, "So.", "No.")
+    assert only(read_rows([row], "comparisons", tokenizer=CHAT)) == Comparison(RENDERED, "So.", "No.")
 
 
 def test_an_answer_that_is_not_to_be_learned_is_refused():
@@ -214,16 +211,16 @@ def test_an_answer_that_is_not_to_be_learned_is_refused():
     learned = [{**USER, "weight": 0}, {**ASSISTANT, "weight": 1}]
     row = {"messages": [USER, skipped, *learned]}
     expected = "field 'messages[1]' is an answer with weight 0, which kedge would learn; data.train_on=last "
-    assert only(read_demonstrations([{"messages": learned}], tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
+    assert only(read_rows([{"messages": learned}], "demonstrations", tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
     for form in (row, {"messages": json.dumps(row["messages"])}):
-        assert reasons(read_demonstrations, {"text": "a"}, form)[0].startswith(expected)
+        assert reasons("demonstrations", {"text": "a"}, form)[0].startswith(expected)
     shared = {"conversations": [HUMAN, {**GPT, "weight": 0}]}
-    assert "'conversations[1]' is an answer" in reasons(read_demonstrations, {"text": "a"}, shared)[0]
-    assert only(read_demonstrations([row], tokenizer=CHAT, train_on="last")).completion == "So."
+    assert "'conversations[1]' is an answer" in reasons("demonstrations", {"text": "a"}, shared)[0]
+    assert only(read_rows([row], "demonstrations", tokenizer=CHAT, train_on="last")).completion == "So."
     ended = [{"text": "a"}, {"messages": row["messages"][:2]}]
-    [rejected] = read_demonstrations(ended, tokenizer=CHAT, train_on="last", max_rejected_fraction=0.5).rejected
+    [rejected] = read_rows(ended, "demonstrations", tokenizer=CHAT, train_on="last", max_rejected_fraction=0.5).rejected
     assert rejected.reason.startswith(expected)
-    assert only(read_prompts([row], tokenizer=CHAT)).columns["messages"] == [USER, ASSISTANT, USER]
+    assert only(read_rows([row], "prompts", tokenizer=CHAT)).columns["messages"] == [USER, ASSISTANT, USER]
 
 
 @pytest.mark.parametrize("column", [{"tools": [{"type": "function"}]}, {"chat_template_kwargs": {"thinks": False}}])
@@ -231,22 +228,22 @@ def test_columns_for_the_template_are_refused_beside_messages(column):
     [name] = column
     compared = {"prompt": [USER], "chosen": "So.", "rejected": "No."}
     good = {"prompt": "a", "completion": "b", "chosen": "c", "rejected": "d", **column}
-    for read, row in ((read_demonstrations, {"messages": [USER, ASSISTANT]}), (read_prompts, {"prompt": [USER]}),
-                      (read_comparisons, compared), (read_prompts, {"question": "Why?"})):  # fmt: skip
-        [reason] = reasons(read, good, {**row, **column})
+    for role, row in (("demonstrations", {"messages": [USER, ASSISTANT]}), ("prompts", {"prompt": [USER]}),
+                      ("comparisons", compared), ("prompts", {"question": "Why?"})):  # fmt: skip
+        [reason] = reasons(role, good, {**row, **column})
         assert reason.startswith(f"field '{name}' is for the chat template, which kedge gives messages alone: ")
-        assert only(read([{**row, name: None}], tokenizer=CHAT))
+        assert only(read_rows([{**row, name: None}], role, tokenizer=CHAT))
 
 
 def test_conversations_from_python():
-    assert only(read_prompts([[USER]], tokenizer=CHAT)) == Prompt(RENDERED, {"messages": [USER]})
-    assert only(read_prompts([[HUMAN, GPT]], tokenizer=CHAT)).text == RENDERED
-    assert only(read_demonstrations([[USER, ASSISTANT]], tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
-    [reason] = reasons(read_prompts, {"prompt": "a"}, USER)
+    assert only(read_rows([[USER]], "prompts", tokenizer=CHAT)) == Prompt(RENDERED, {"messages": [USER]})
+    assert only(read_rows([[HUMAN, GPT]], "prompts", tokenizer=CHAT)).text == RENDERED
+    assert only(read_rows([[USER, ASSISTANT]], "demonstrations", tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
+    [reason] = reasons("prompts", {"prompt": "a"}, USER)
     assert reason.endswith("(the row has 'role', 'content': a single message; a conversation is a list of messages)")
     with pytest.raises(DataError, match=r"field 'role' is missing \(the row has 'human'\)\", first at list:1$"):
-        read_prompts([{"messages": [{"human": "Why?"}]}], tokenizer=CHAT)  # no column holds it
-    [reason] = reasons(read_prompts, {"prompt": "a"}, {"messages": "[{'role': 'user'}]"})
+        read_rows([{"messages": [{"human": "Why?"}]}], "prompts", tokenizer=CHAT)  # no column holds it
+    [reason] = reasons("prompts", {"prompt": "a"}, {"messages": "[{'role': 'user'}]"})
     assert reason == "field 'messages' is text, expected a list, or the JSON of one"
 
 
@@ -259,14 +256,14 @@ def test_a_system_column_comes_first_also_beside_messages_and_prompts():
     rows += [{"chosen": [USER, ASSISTANT], "rejected": [USER, {**ASSISTANT, "content": "No."}]}]
     for row in rows:
         row["system"] = "Brief."
-        assert only(read_prompts([row], tokenizer=CHAT)).text == text
-        assert only(read_demonstrations([row], tokenizer=CHAT)).prompt == text
+        assert only(read_rows([row], "prompts", tokenizer=CHAT)).text == text
+        assert only(read_rows([row], "demonstrations", tokenizer=CHAT)).prompt == text
         if "chosen" in row:
-            assert only(read_comparisons([row], tokenizer=CHAT)).prompt == text
+            assert only(read_rows([row], "comparisons", tokenizer=CHAT)).prompt == text
     other = {"role": "system", "content": "Long."}
-    found = only(read_prompts([{"prompt": [other, USER], "system": "Brief."}], tokenizer=CHAT))
+    found = only(read_rows([{"prompt": [other, USER], "system": "Brief."}], "prompts", tokenizer=CHAT))
     assert found.columns["messages"] == [other, USER]
-    found = only(read_prompts([{"prompt": "Why?", "system": "Brief."}], tokenizer=CHAT))
+    found = only(read_rows([{"prompt": "Why?", "system": "Brief."}], "prompts", tokenizer=CHAT))
     assert found == Prompt("Why?", {"system": "Brief."})
 
 
@@ -276,32 +273,32 @@ def test_a_named_system_column_is_the_first_message(names):
     system = {"role": "system", "content": "Brief."}
     text = CHAT.apply_chat_template([system, USER], tokenize=False, add_generation_prompt=True)
     row = {"chat": [USER, ASSISTANT], "asked": [USER], "question": "Why?", "answer": [ASSISTANT], "how": "Brief."}
-    assert only(read_demonstrations([row], tokenizer=CHAT, columns={**names, "system": "how"})).prompt == text
-    assert only(read_demonstrations([row], tokenizer=CHAT, columns=names)).prompt == RENDERED
+    assert only(read_rows([row], "demonstrations", tokenizer=CHAT, columns={**names, "system": "how"})).prompt == text
+    assert only(read_rows([row], "demonstrations", tokenizer=CHAT, columns=names)).prompt == RENDERED
     row["chat"], row["asked"] = [system, *row["chat"]], [system, *row["asked"]]
-    assert only(read_demonstrations([row], tokenizer=CHAT, columns={**names, "system": "how"})).prompt == text
+    assert only(read_rows([row], "demonstrations", tokenizer=CHAT, columns={**names, "system": "how"})).prompt == text
 
 
 def test_a_system_column_that_has_no_place_is_a_bad_row():
     columns = {"prompt": "q", "system": "how"}
-    table = read_prompts([{"q": [USER], "how": ""}, {"q": "Why?", "how": "Brief."}], tokenizer=CHAT,
+    table = read_rows([{"q": [USER], "how": ""}, {"q": "Why?", "how": "Brief."}], "prompts", tokenizer=CHAT,
                          columns=columns, max_rejected_fraction=1)  # fmt: skip
     assert table.rejected[0].reason.startswith("field 'system' starts a conversation, but 'prompt' is plain text; ")
     other = [{"role": "system", "content": "Long."}, USER]
-    table = read_prompts([{"q": [USER], "how": ""}, {"q": other, "how": "Brief."}], tokenizer=CHAT,
+    table = read_rows([{"q": [USER], "how": ""}, {"q": other, "how": "Brief."}], "prompts", tokenizer=CHAT,
                          columns=columns, max_rejected_fraction=1)  # fmt: skip
     assert table.rejected[0].reason.startswith("field 'prompt' starts with a message of the system, which is not")
     for row in ({"question": "Why?", "answer": "So.", "system": "Brief."},
                 {"question": "Why?", "chosen": "So.", "rejected": "No.", "history": [["Who?", "I."]]}):  # fmt: skip
-        read = read_comparisons if "chosen" in row else read_demonstrations
+        role = "comparisons" if "chosen" in row else "demonstrations"
         good = {"prompt": "a", "completion": "b", "chosen": "c", "rejected": "d"}
-        assert reasons(read, good, row, PLAIN)[0].startswith("the row is a conversation ('history' or 'system')")
+        assert reasons(role, good, row, PLAIN)[0].startswith("the row is a conversation ('history' or 'system')")
 
 
 def test_prompts_of_other_projects():
-    found = only(read_prompts([{"conversations": [HUMAN, GPT], "id": 3}], tokenizer=CHAT))
+    found = only(read_rows([{"conversations": [HUMAN, GPT], "id": 3}], "prompts", tokenizer=CHAT))
     assert found == Prompt(RENDERED, {"id": 3, "messages": [USER]})
-    found = only(read_prompts([{"instruction": "Why?", "input": "Sea", "output": "So."}], tokenizer=CHAT))
+    found = only(read_rows([{"instruction": "Why?", "input": "Sea", "output": "So."}], "prompts", tokenizer=CHAT))
     assert found.text == "<|user|>\nWhy?\nSea\n<|assistant|>\n"
     assert found.columns["completion"] == "So."
 
@@ -309,39 +306,39 @@ def test_prompts_of_other_projects():
 @pytest.mark.parametrize(("tokenizer", "prompt"), [(CHAT, RENDERED), (PLAIN, "Why?")])
 def test_a_question_and_its_answer_are_read_in_both_roles(tokenizer, prompt):
     row = {"question": "Why?", "answer": "So.\n#### 5"}
-    found = only(read_prompts([row], tokenizer=tokenizer))
+    found = only(read_rows([row], "prompts", tokenizer=tokenizer))
     assert found.text == prompt
     assert found.columns["answer"] == "So.\n#### 5", "a verifier reads it"
-    [shown] = read_demonstrations([row], tokenizer=tokenizer).records
+    [shown] = read_rows([row], "demonstrations", tokenizer=tokenizer).records
     assert (shown.prompt if isinstance(shown.prompt, str) else RENDERED, shown.completion) == (prompt, row["answer"])
 
 
 @pytest.mark.parametrize("more", [{"choices": ["a", "b"]}, {"context": "A text."}, {"options": {"A": "a"}}])
 def test_a_question_that_is_a_part_of_what_is_asked_is_not_taken_for_the_prompt(more):
     with pytest.raises(DataError, match="field 'prompt' is missing"):
-        read_prompts([{"question": "Why?", "answer": "A", **more}], tokenizer=CHAT)
+        read_rows([{"question": "Why?", "answer": "A", **more}], "prompts", tokenizer=CHAT)
 
 
 def test_alpaca_rows_without_a_chat_template_get_the_prompt_of_alpaca():
     row = {"instruction": "Sort.", "input": "b a", "output": "a b"}
-    record = only(read_demonstrations([row], tokenizer=PLAIN))
+    record = only(read_rows([row], "demonstrations", tokenizer=PLAIN))
     assert record.prompt.startswith("Below is an instruction that describes a task, paired with an input that ")
     assert record.prompt.endswith("### Instruction:\nSort.\n\n### Input:\nb a\n\n### Response:\n")
     assert record.completion == "a b"
-    assert "### Input" not in only(read_demonstrations([{**row, "input": ""}], tokenizer=PLAIN)).prompt
+    assert "### Input" not in only(read_rows([{**row, "input": ""}], "demonstrations", tokenizer=PLAIN)).prompt
 
 
 def test_the_input_of_alpaca_is_a_text_or_a_number():
     row = {"instruction": "Double.", "input": 5, "output": "10"}
-    assert only(read_demonstrations([row], tokenizer=CHAT)).prompt == "<|user|>\nDouble.\n5\n<|assistant|>\n"
-    assert only(read_demonstrations([{**row, "input": 0}], tokenizer=CHAT)).prompt.count("0") == 1
-    [found] = reasons(read_demonstrations, {"text": "a"}, {**row, "input": [5]})
+    assert only(read_rows([row], "demonstrations", tokenizer=CHAT)).prompt == "<|user|>\nDouble.\n5\n<|assistant|>\n"
+    assert only(read_rows([{**row, "input": 0}], "demonstrations", tokenizer=CHAT)).prompt.count("0") == 1
+    [found] = reasons("demonstrations", {"text": "a"}, {**row, "input": [5]})
     assert found == "field 'input' is a list, expected text"
 
 
 def test_an_unknown_speaker_is_a_bad_row():
     good, bad = {"messages": [USER, ASSISTANT]}, {"conversations": [{"from": "bard", "value": "x"}, GPT]}
-    [reason] = reasons(read_demonstrations, good, bad)
+    [reason] = reasons("demonstrations", good, bad)
     assert reason.startswith("field 'conversations[0].from' is 'bard', expected one of system, human")
 
 
@@ -353,13 +350,13 @@ def test_token_ids_are_used_as_they_are(tokenizer):
     mask = [0] * len(example.prompt) + [1] * len(example.completion)
     padded = {"input_ids": [*ids, 0, 0], "labels": [*labels, -100, -100], "attention_mask": [1] * len(ids) + [0, 0]}
     for row in ({"input_ids": ids, "labels": labels}, {"input_ids": ids, "completion_mask": mask}, padded):
-        record = only(read_demonstrations([row], tokenizer=tokenizer))
+        record = only(read_rows([row], "demonstrations", tokenizer=tokenizer))
         assert record == Demonstration("The boat lay", " at anchor.")
-    prompt = only(read_prompts([{"input_ids": example.prompt, "id": 1}], tokenizer=tokenizer))
+    prompt = only(read_rows([{"input_ids": example.prompt, "id": 1}], "prompts", tokenizer=tokenizer))
     assert (prompt.text, prompt.columns) == ("The boat lay", {"id": 1})
     assert encode_prompt(tokenizer, prompt.text) == example.prompt
-    assert only(read_prompts([padded], tokenizer=tokenizer)).text == "The boat lay"
-    whole = only(read_demonstrations([{"input_ids": ids}], tokenizer=tokenizer))
+    assert only(read_rows([padded], "prompts", tokenizer=tokenizer)).text == "The boat lay"
+    whole = only(read_rows([{"input_ids": ids}], "demonstrations", tokenizer=tokenizer))
     assert whole == Demonstration("", "The boat lay at anchor.")
 
 
@@ -374,41 +371,41 @@ def test_token_ids_that_cannot_be_used_are_bad_rows():
         ({"input_ids": ids, "labels": [1]}, f"field 'labels' has 1 entries, 'input_ids' has {len(ids)}"),
         ({"input_ids": ids, "labels": [1] * (len(ids) - 1) + [-100]}, "only the end can be trained on"),
     ):
-        assert reason in reasons(read_demonstrations, good, row, PLAIN)[0]
+        assert reason in reasons("demonstrations", good, row, PLAIN)[0]
     row = {"chosen_input_ids": [1], "rejected_input_ids": [2]}
-    assert "as token ids" in reasons(read_comparisons, {**good, "chosen": "b", "rejected": "c"}, row, PLAIN)[0]
+    assert "as token ids" in reasons("comparisons", {**good, "chosen": "b", "rejected": "c"}, row, PLAIN)[0]
 
 
 def test_columns_are_renamed():
     rows = [{"dialogue": "Why?", "summary": " So.", "prompt": "unused"}]
     columns = {"prompt": "dialogue", "completion": "summary"}
-    assert only(read_demonstrations(rows, tokenizer=PLAIN, columns=columns)) == Demonstration("Why?", " So.")
-    found = only(read_prompts(rows, tokenizer=PLAIN, columns=columns))
+    assert only(read_rows(rows, "demonstrations", tokenizer=PLAIN, columns=columns)) == Demonstration("Why?", " So.")
+    found = only(read_rows(rows, "prompts", tokenizer=PLAIN, columns=columns))
     assert (found.text, found.columns) == ("Why?", {"completion": " So."})
     # A column of one kind of data, and two of ours that swap their names.
     swapped = {"prompts.prompt": "completion", "completion": "prompt"}
-    found = only(read_prompts([{"prompt": "a", "completion": "b"}], tokenizer=PLAIN, columns=swapped))
+    found = only(read_rows([{"prompt": "a", "completion": "b"}], "prompts", tokenizer=PLAIN, columns=swapped))
     assert (found.text, found.columns) == ("b", {"completion": "a"})
     # A named conversation wins over the text beside it.
     row = {"prompt": "plain", "turns": [USER]}
-    assert only(read_prompts([row], tokenizer=CHAT, columns={"messages": "turns"})).text == RENDERED
+    assert only(read_rows([row], "prompts", tokenizer=CHAT, columns={"messages": "turns"})).text == RENDERED
 
 
 def test_columns_of_reward_functions_are_renamed_in_prompts_alone():
     row = {"problem": "1+1=", "solution": "2"}
     columns = {"prompt": "problem", "answer": "solution"}
-    [prompt] = read_prompts([row], tokenizer=PLAIN, columns=columns).records
+    [prompt] = read_rows([row], "prompts", tokenizer=PLAIN, columns=columns).records
     assert (prompt.text, prompt.columns) == ("1+1=", {"answer": "2"})
     with pytest.raises(DataError, match=r"data\.columns\.answer=gold: .*no column 'gold'"):
-        read_prompts([row], tokenizer=PLAIN, columns={**columns, "answer": "gold"})
+        read_rows([row], "prompts", tokenizer=PLAIN, columns={**columns, "answer": "gold"})
     row["completion"] = "2"
-    assert read_demonstrations([row], tokenizer=PLAIN, columns=columns).records
+    assert read_rows([row], "demonstrations", tokenizer=PLAIN, columns=columns).records
 
 
 def test_a_text_becomes_a_question_where_it_is_named_as_one():
     for row in ("Why?", {"prompt": "Why?"}):
-        assert read_prompts([row], tokenizer=CHAT).records[0].text == "Why?"
-        [asked] = read_prompts([row], tokenizer=CHAT, columns={"instruction": "prompt"}).records
+        assert read_rows([row], "prompts", tokenizer=CHAT).records[0].text == "Why?"
+        [asked] = read_rows([row], "prompts", tokenizer=CHAT, columns={"instruction": "prompt"}).records
         assert asked.text == RENDERED
 
 
@@ -416,25 +413,25 @@ def test_a_named_column_may_be_empty_in_some_rows(tmp_path):
     (tmp_path / "rows.csv").write_text("q,more,a,b,gap\nWhy?,,So.,No.,\nHow?,Sea,Well.,Ill.,0.5\n")
     path = str(tmp_path / "rows.csv")
     columns = {"instruction": "q", "input": "more", "output": "a", "chosen": "a", "rejected": "b", "margin": "gap"}
-    shown = read_demonstrations(path, tokenizer=CHAT, columns=columns).records
+    shown = read_rows(path, "demonstrations", tokenizer=CHAT, columns=columns).records
     assert [example.prompt for example in shown] == [RENDERED, "<|user|>\nHow?\nSea\n<|assistant|>\n"]
-    margins = [pair.margin for pair in read_comparisons(path, tokenizer=CHAT, columns=columns).records]
+    margins = [pair.margin for pair in read_rows(path, "comparisons", tokenizer=CHAT, columns=columns).records]
     assert margins == [None, 0.5]
     missing = {"prompt": "Why?", "chosen": "So.", "rejected": "No.", "margin": float("nan")}
-    assert only(read_comparisons([missing], tokenizer=CHAT)).margin is None
+    assert only(read_rows([missing], "comparisons", tokenizer=CHAT)).margin is None
     with pytest.raises(DataError, match=r"^data.columns.margin=size: .*rows.csv has no column 'size'; its columns are"):
-        read_comparisons(path, tokenizer=CHAT, columns={**columns, "margin": "size"})
+        read_rows(path, "comparisons", tokenizer=CHAT, columns={**columns, "margin": "size"})
 
 
 def test_a_named_column_that_is_missing_names_those_that_exist():
     rows = [{"dialogue": "Why?", "summary": " So."}]
     with pytest.raises(DataError) as raised:
-        read_demonstrations(rows, tokenizer=PLAIN, columns={"prompt": "dialog", "completion": "summary"})
+        read_rows(rows, "demonstrations", tokenizer=PLAIN, columns={"prompt": "dialog", "completion": "summary"})
     assert str(raised.value).startswith(
         "data.columns.prompt=dialog: list has no column 'dialog'; its columns are 'dialogue', 'summary'"
     )
     # References are optional in prompts, and columns of other kinds of data are not looked for.
     columns = {"prompt": "dialogue", "completion": "nowhere", "demonstrations.text": "x", "margin": "y"}
-    assert only(read_prompts(rows, tokenizer=PLAIN, columns=columns)).text == "Why?"
+    assert only(read_rows(rows, "prompts", tokenizer=PLAIN, columns=columns)).text == "Why?"
     with pytest.raises(DataError, match=r"; data\.columns\.prompt=… names a column that holds it$"):
-        read_prompts(rows, tokenizer=PLAIN)
+        read_rows(rows, "prompts", tokenizer=PLAIN)

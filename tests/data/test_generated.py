@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kedge.data import generated, read_prompts
+from kedge.data import generated, read_rows
 from kedge.data.sources import rows_of
 from kedge.errors import DataError
 from tests.reasoning import reasoning_gym
@@ -56,7 +56,7 @@ def test_values_are_json_and_may_hold_commas():
 
 def test_questions_go_through_the_chat_template_and_the_entry_reaches_the_reward():
     tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
-    [prompt] = read_prompts("reasoning-gym:sums,size=1", tokenizer=tokenizer).records
+    [prompt] = read_rows("reasoning-gym:sums,size=1", "prompts", tokenizer=tokenizer).records
     asked = tokenizer.apply_chat_template(
         [{"role": "user", "content": "0 plus 0?"}], add_generation_prompt=True, tokenize=False
     )

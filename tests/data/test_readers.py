@@ -15,12 +15,11 @@ from kedge.data import (
     Rejection,
     encode_example,
     encode_prompt,
-    read_comparisons,
-    read_demonstrations,
-    read_prompts,
+    read_rows,
     write_rejections,
 )
 from kedge.data.chat import apply_template
+from kedge.data.fields import Role
 from kedge.data.records import RowError
 from kedge.errors import DataError, OutputError
 from tests.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
@@ -33,16 +32,16 @@ POST = {"subreddit": "boats", "title": "Help", "post": "The rope broke."}
 TLDR = "SUBREDDIT: r/boats\n\nTITLE: Help\n\nPOST: The rope broke.\n\nTL;DR:"
 
 
-def one(read: Any, row: Any, *, tokenizer: Any = CHAT, **settings: Any) -> Any:
+def one(role: Role, row: Any, *, tokenizer: Any = CHAT, **settings: Any) -> Any:
     """The record of one row, or its rejection."""
     good = {**POST, "prompt": "a", "completion": "b", "summary": "b", "chosen": "b", "rejected": "c"}
-    table = read([good, row], tokenizer=tokenizer, max_rejected_fraction=0.5, **settings)
+    table = read_rows([good, row], role, tokenizer=tokenizer, max_rejected_fraction=0.5, **settings)
     return (table.records[1:] or table.rejected)[0]
 
 
-def reason(read: Any, row: Any, **settings: Any) -> str:
+def reason(role: Role, row: Any, **settings: Any) -> str:
     """The reason why a row is rejected."""
-    rejection = one(read, row, **settings)
+    rejection = one(role, row, **settings)
     assert (rejection.source, rejection.line) == ("list", 2)
     return rejection.reason
 
@@ -61,7 +60,7 @@ def reason(read: Any, row: Any, **settings: Any) -> str:
     ],
 )
 def test_demonstrations(row, record):
-    assert read_demonstrations([row], tokenizer=CHAT).records == [record]
+    assert read_rows([row], "demonstrations", tokenizer=CHAT).records == [record]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_demonstrations(row, record):
     ],
 )
 def test_comparisons(row, record):
-    assert read_comparisons([row], tokenizer=CHAT).records == [record]
+    assert read_rows([row], "comparisons", tokenizer=CHAT).records == [record]
 
 
 @pytest.mark.parametrize(
@@ -111,130 +110,130 @@ def test_comparisons(row, record):
     ],
 )
 def test_prompts(row, record):
-    assert read_prompts([row], tokenizer=CHAT).records == [record]
+    assert read_rows([row], "prompts", tokenizer=CHAT).records == [record]
 
 
 def test_tldr_posts_in_every_reader():
     summary, other = "  rope broke ", "boat fine"
-    assert one(read_demonstrations, {**POST, "summary": summary}, template="tldr") == Demonstration(TLDR, " rope broke")
+    assert one("demonstrations", {**POST, "summary": summary}, template="tldr") == Demonstration(TLDR, " rope broke")
     row = {**POST, "chosen": summary, "rejected": other}
-    assert one(read_comparisons, row, template="tldr") == Comparison(TLDR, " rope broke", " boat fine")
-    assert one(read_prompts, {**POST, "id": 3}, template="tldr") == Prompt(TLDR, {**POST, "id": 3})
+    assert one("comparisons", row, template="tldr") == Comparison(TLDR, " rope broke", " boat fine")
+    assert one("prompts", {**POST, "id": 3}, template="tldr") == Prompt(TLDR, {**POST, "id": 3})
 
 
 @pytest.mark.parametrize(
-    ("read", "row", "expected"),
+    ("role", "row", "expected"),
     [
-        (read_prompts, {"query": "Why?"}, "field 'prompt' is missing (the row has 'query')"),
-        (read_prompts, {}, "field 'prompt' is missing (the row has no fields)"),
-        (read_prompts, {"prompt": None}, "field 'prompt' is null"),
-        (read_prompts, {"prompt": " \n"}, "field 'prompt' is empty"),
-        (read_prompts, {"prompt": []}, "field 'prompt' is empty"),
-        (read_prompts, {"prompt": 3}, "field 'prompt' is a number, expected a list"),
-        (read_prompts, 3, "the row is a number, expected an object with named fields"),
-        (read_prompts, {"prompt": "a", 3: "b"}, "a field's name is a number, expected text"),
-        (read_prompts, {"prompt": "\ud800"}, "field 'prompt' holds a lone surrogate, which UTF-8 cannot write"),
+        ("prompts", {"query": "Why?"}, "field 'prompt' is missing (the row has 'query')"),
+        ("prompts", {}, "field 'prompt' is missing (the row has no fields)"),
+        ("prompts", {"prompt": None}, "field 'prompt' is null"),
+        ("prompts", {"prompt": " \n"}, "field 'prompt' is empty"),
+        ("prompts", {"prompt": []}, "field 'prompt' is empty"),
+        ("prompts", {"prompt": 3}, "field 'prompt' is a number, expected a list"),
+        ("prompts", 3, "the row is a number, expected an object with named fields"),
+        ("prompts", {"prompt": "a", 3: "b"}, "a field's name is a number, expected text"),
+        ("prompts", {"prompt": "\ud800"}, "field 'prompt' holds a lone surrogate, which UTF-8 cannot write"),
         (
-            read_prompts,
+            "prompts",
             {"prompt": "a", "x": [{"y": "\udfff"}]},
             "field 'x' holds a lone surrogate, which UTF-8 cannot write",
         ),
-        (read_prompts, {"messages": [{"role": "user"}]}, "field 'content' is missing (the row has 'role')"),
+        ("prompts", {"messages": [{"role": "user"}]}, "field 'content' is missing (the row has 'role')"),
         (
-            read_prompts,
+            "prompts",
             {"messages": ["Why?"]},
             "field 'messages[0]' is text, expected a message with 'role' and 'content'",
         ),
-        (read_demonstrations, {"prompt": "a"}, "field 'completion' is missing (the row has 'prompt')"),
-        (read_demonstrations, {"prompt": "a", "completion": ""}, "field 'completion' is empty"),
+        ("demonstrations", {"prompt": "a"}, "field 'completion' is missing (the row has 'prompt')"),
+        ("demonstrations", {"prompt": "a", "completion": ""}, "field 'completion' is empty"),
         (
-            read_demonstrations,
+            "demonstrations",
             {"prompt": "a", "completion": True},
             "field 'completion' is true or false, expected text",
         ),
         (
-            read_demonstrations,
+            "demonstrations",
             {"messages": [QUESTION]},
             "field 'messages' must end with an assistant message that follows another message",
         ),
         (
-            read_comparisons,
+            "comparisons",
             {"prompt": "a", "chosen": "b", "rejected": "b"},
             "fields 'chosen' and 'rejected' hold the same answer",
         ),
         (
-            read_comparisons,
+            "comparisons",
             {"chosen": "b", "rejected": "c"},
             "field 'prompt' is missing, and 'chosen' and 'rejected' have no common start",
         ),
-        (read_comparisons, {"chosen": "a b", "rejected": "a b c"}, "field 'chosen' is empty"),
+        ("comparisons", {"chosen": "a b", "rejected": "a b c"}, "field 'chosen' is empty"),
         (
-            read_comparisons,
+            "comparisons",
             {"prompt": "a", "chosen": "b", "rejected": "c", "margin": math.inf},
             "field 'margin' is not a finite number",
         ),
         (
-            read_comparisons,
+            "comparisons",
             {"prompt": "a", "responses": ["b", "c"], "ranks": [1]},
             "2 responses have 1 ranks, expected one rank per response",
         ),
         (
-            read_comparisons,
+            "comparisons",
             {"prompt": "a", "responses": ["b", "c"], "ranks": [1, math.nan]},
             "field 'ranks[1]' is not a finite number",
         ),
         (
-            read_comparisons,
+            "comparisons",
             {"prompt": "a", "responses": ["b", "c"], "ranks": [1, 10**400]},
             "field 'ranks[1]' is not a finite number",
         ),
         (
-            read_comparisons,
+            "comparisons",
             {"prompt": "a", "responses": ["b", "c"], "ranks": [1, 1]},
             "all entries of 'ranks' are equal: at least two different ranks are needed",
         ),
         (
-            read_comparisons,
+            "comparisons",
             {"prompt": "a", "responses": ["b", "b"], "ranks": [1, 2]},
             "field 'responses' holds the same answer twice, with different ranks",
         ),
     ],
 )
-def test_a_bad_row_has_one_clear_reason(read, row, expected):
-    assert reason(read, row) == expected
+def test_a_bad_row_has_one_clear_reason(role, row, expected):
+    assert reason(role, row) == expected
 
 
 def test_a_row_may_nest_as_deep_as_it_can_be_written():
     deep = []
     for _ in range(99):
         deep = [deep]
-    assert reason(read_prompts, {"prompt": deep}).startswith("field 'prompt[0]' is a list, expected a message")
-    assert one(read_prompts, {"prompt": "a", "deep": deep}).columns == {"deep": deep}
+    assert reason("prompts", {"prompt": deep}).startswith("field 'prompt[0]' is a list, expected a message")
+    assert one("prompts", {"prompt": "a", "deep": deep}).columns == {"deep": deep}
     for _ in range(50_000):
         deep = [deep]
-    assert reason(read_prompts, {"prompt": "a", "deep": deep}) == "field 'deep' nests deeper than 100 levels"
+    assert reason("prompts", {"prompt": "a", "deep": deep}) == "field 'deep' nests deeper than 100 levels"
 
 
 def test_rows_that_are_too_long_report_their_length():
     words = "sea " * 50
     length = len(encode_prompt(PLAIN, words))
-    assert reason(read_prompts, words, max_prompt_tokens=20) == f"the prompt is {length} tokens long, at most 20 fit"
-    assert reason(read_demonstrations, words, max_length=20) == f"the text is {length + 1} tokens long, at most 20 fit"
+    assert reason("prompts", words, max_prompt_tokens=20) == f"the prompt is {length} tokens long, at most 20 fit"
+    assert reason("demonstrations", words, max_length=20) == f"the text is {length + 1} tokens long, at most 20 fit"
     row = {"prompt": "a", "chosen": "b", "rejected": words}
     text = f"prompt and 'rejected' are {length + 2} tokens long, at most 20 fit"
-    assert reason(read_comparisons, row, max_length=20) == text
+    assert reason("comparisons", row, max_length=20) == text
     # Exactly at the limit is not over it.
-    assert isinstance(one(read_demonstrations, words, max_length=length + 1), Demonstration)
-    assert isinstance(one(read_prompts, words, max_prompt_tokens=length), Prompt)
+    assert isinstance(one("demonstrations", words, max_length=length + 1), Demonstration)
+    assert isinstance(one("prompts", words, max_prompt_tokens=length), Prompt)
 
 
 @pytest.mark.parametrize("tokenizer", [PLAIN, tiny_sentencepiece_tokenizer()])
 @pytest.mark.parametrize("limit", [3, 5, 12])
 def test_prompts_are_cut_only_where_asked_for(tokenizer, limit):
     text = "Once upon a time there was a caf\u00e9 \U0001f600 by the sea"
-    assert isinstance(one(read_prompts, text, tokenizer=tokenizer, max_prompt_tokens=limit), Rejection)
-    start = one(read_prompts, text, tokenizer=tokenizer, max_prompt_tokens=limit, truncate="keep_start").text
-    end = one(read_prompts, text, tokenizer=tokenizer, max_prompt_tokens=limit, truncate="keep_end").text
+    assert isinstance(one("prompts", text, tokenizer=tokenizer, max_prompt_tokens=limit), Rejection)
+    start = one("prompts", text, tokenizer=tokenizer, max_prompt_tokens=limit, truncate="keep_start").text
+    end = one("prompts", text, tokenizer=tokenizer, max_prompt_tokens=limit, truncate="keep_end").text
     assert text.startswith(start)
     assert text.endswith(end)
     for cut in (start, end):
@@ -242,28 +241,28 @@ def test_prompts_are_cut_only_where_asked_for(tokenizer, limit):
 
 
 ROWS = {
-    read_demonstrations: {"prompt": "The boat lay here. " * 9, "completion": " So it was."},
-    read_comparisons: {"prompt": "The boat lay here. " * 9, "chosen": " So it was, I think.", "rejected": " No."},
+    "demonstrations": {"prompt": "The boat lay here. " * 9, "completion": " So it was."},
+    "comparisons": {"prompt": "The boat lay here. " * 9, "chosen": " So it was, I think.", "rejected": " No."},
 }
 
 
-@pytest.mark.parametrize("read", ROWS)
+@pytest.mark.parametrize("role", ROWS)
 @pytest.mark.parametrize("truncate", ["keep_start", "keep_end"])
-def test_only_the_prompt_is_cut_to_leave_room_for_the_longest_answer(read, truncate):
-    row = ROWS[read]
+def test_only_the_prompt_is_cut_to_leave_room_for_the_longest_answer(role, truncate):
+    row = ROWS[role]
     answers = [row[name] for name in ("completion", "chosen", "rejected") if name in row]
-    table = read([row], tokenizer=PLAIN, max_length=40, truncate=truncate)
+    table = read_rows([row], role, tokenizer=PLAIN, max_length=40, truncate=truncate)
     prompt, *texts = vars(table.records[0]).values()
     assert (row["prompt"].startswith if truncate == "keep_start" else row["prompt"].endswith)(prompt)
     assert texts[: len(answers)] == answers
     lengths = [sum(map(len, encode_example(PLAIN, prompt, answer))) for answer in answers]
     assert 37 <= max(lengths) <= 40
     assert table.num_cut == 1
-    assert "at most 40 fit" in reason(read, row, tokenizer=PLAIN, max_length=40)
+    assert "at most 40 fit" in reason(role, row, tokenizer=PLAIN, max_length=40)
 
 
 def test_a_completion_that_is_too_long_is_rejected_and_never_cut():
-    rejection = one(read_demonstrations, {"prompt": "a", "completion": "sea " * 50}, max_length=20, truncate="keep_end")
+    rejection = one("demonstrations", {"prompt": "a", "completion": "sea " * 50}, max_length=20, truncate="keep_end")
     assert rejection.kind == "answer alone longer than max_length=20"
 
 
@@ -276,7 +275,7 @@ def test_answers_that_are_compared_lose_their_end_where_asked_for(tokenizer):
             {"prompt": prompt, "chosen": long, "rejected": short},
             {"prompt": prompt, "responses": [short, long], "ranks": [2, 1]},
         ):
-            table = read_comparisons([row], tokenizer=tokenizer, max_length=40, truncate="keep_end")
+            table = read_rows([row], "comparisons", tokenizer=tokenizer, max_length=40, truncate="keep_end")
             [record] = table.records
             first, second = (record.chosen, record.rejected) if "chosen" in row else record.responses[::-1]
             assert second == short
@@ -285,23 +284,23 @@ def test_answers_that_are_compared_lose_their_end_where_asked_for(tokenizer):
             assert 36 <= lengths[0] <= 40
             assert len(encode_prompt(tokenizer, record.prompt)) >= min(least, len(encode_prompt(tokenizer, prompt))) - 1
             assert table.num_cut == 1
-            assert "at most 40 fit" in reason(read_comparisons, row, tokenizer=tokenizer, max_length=40)
+            assert "at most 40 fit" in reason("comparisons", row, tokenizer=tokenizer, max_length=40)
 
 
 def test_answers_of_conversations_and_posts_are_cut_as_well():
     long = {"role": "assistant", "content": "The tide went out. " * 20}
     row = {"prompt": [QUESTION], "chosen": [long], "rejected": [ANSWER]}
-    record = one(read_comparisons, row, max_length=80, truncate="keep_end")
+    record = one("comparisons", row, max_length=80, truncate="keep_end")
     assert record.prompt == RENDERED
     assert record.rejected == "Because."
     assert long["content"].startswith(record.chosen)
     assert 70 <= sum(map(len, encode_example(CHAT, RENDERED, record.chosen)[:2])) <= 80
     row = {**POST, "chosen": "The tide went out. " * 20, "rejected": "rope broke"}
-    record = one(read_comparisons, row, template="tldr", max_length=80, truncate="keep_end")
+    record = one("comparisons", row, template="tldr", max_length=80, truncate="keep_end")
     assert record.prompt == TLDR
     assert record.chosen.startswith(" The tide went out.")
     same = {"prompt": "a", "chosen": "sea " * 50, "rejected": "sea " * 60}
-    assert reason(read_comparisons, same, max_length=20, truncate="keep_end") == (
+    assert reason("comparisons", same, max_length=20, truncate="keep_end") == (
         "fields 'chosen' and 'rejected' hold the same answer, once cut to fit"
     )
 
@@ -313,18 +312,18 @@ def test_of_a_conversation_the_oldest_turns_are_cut():
         [{"role": "user", "content": "Why?"}],
     )
     row = {"messages": [system, *first, *last]}
-    kept = one(read_prompts, row, max_prompt_tokens=80, truncate="keep_end")
+    kept = one("prompts", row, max_prompt_tokens=80, truncate="keep_end")
     assert kept.text == CHAT.apply_chat_template([system, *last], tokenize=False, add_generation_prompt=True)
     assert kept.columns["messages"] == [system, *last]
     trained = {"messages": [system, *first, *last, ANSWER]}
-    assert one(read_demonstrations, trained, max_length=90, truncate="keep_end") == Demonstration(kept.text, "Because.")
+    assert one("demonstrations", trained, max_length=90, truncate="keep_end") == Demonstration(kept.text, "Because.")
     for truncate in ("never", "keep_start"):
-        assert "at most 80 fit" in reason(read_prompts, row, max_prompt_tokens=80, truncate=truncate)
+        assert "at most 80 fit" in reason("prompts", row, max_prompt_tokens=80, truncate=truncate)
 
 
 def test_rows_are_counted_by_reason():
     rows = ["a", "sea " * 30, "sea " * 40, {"prompt": ""}, {"query": "b"}]
-    table = read_prompts(rows, tokenizer=PLAIN, max_prompt_tokens=10, max_rejected_fraction=1)
+    table = read_rows(rows, "prompts", tokenizer=PLAIN, max_prompt_tokens=10, max_rejected_fraction=1)
     assert table.dropped() == {
         "prompt longer than max_prompt_tokens=10": 2,
         "field 'prompt' is empty": 1,
@@ -334,11 +333,11 @@ def test_rows_are_counted_by_reason():
 
 def test_a_conversation_needs_a_chat_template():
     with pytest.raises(DataError, match=r"^list:2: the row is a conversation, .* no chat template: name one with data"):
-        read_prompts(["a", {"messages": [QUESTION]}], tokenizer=PLAIN)
+        read_rows(["a", {"messages": [QUESTION]}], "prompts", tokenizer=PLAIN)
 
 
 def test_a_conversation_is_encoded_as_its_template_writes_it():
-    record = one(read_demonstrations, {"messages": [QUESTION, ANSWER]})
+    record = one("demonstrations", {"messages": [QUESTION, ANSWER]})
     halves = encode_example(CHAT, record.prompt, record.completion)
     rendered = str(CHAT.apply_chat_template([QUESTION, ANSWER], tokenize=False))
     assert rendered == RENDERED + "Because.<eos>\n"
@@ -358,14 +357,14 @@ def test_named_templates_may_have_line_breaks_in_their_blocks():
 
 def test_a_row_that_the_chat_template_rejects_is_a_bad_row():
     tokenizer = tiny_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
-    assert reason(read_comparisons, [QUESTION], tokenizer=tokenizer).startswith("the row is a list")
+    assert reason("comparisons", [QUESTION], tokenizer=tokenizer).startswith("the row is a list")
     row = {"messages": [QUESTION]}
-    assert reason(read_prompts, row, tokenizer=tokenizer) == (
+    assert reason("prompts", row, tokenizer=tokenizer) == (
         "the chat template rejects the conversation: roles must alternate"
     )
     tokenizer = tiny_tokenizer(chat_template="{{ messages | length }}{{ messages[-1].content }}")
     row = {"messages": [QUESTION, ANSWER]}
-    assert "renders the prompt differently" in reason(read_demonstrations, row, tokenizer=tokenizer)
+    assert "renders the prompt differently" in reason("demonstrations", row, tokenizer=tokenizer)
 
 
 def lines(path: Path, *rows: bytes) -> Path:
@@ -376,7 +375,7 @@ def lines(path: Path, *rows: bytes) -> Path:
 def test_rows_over_a_limit_name_the_limit():
     rows = [{"prompt": "a b c d e f"}] * 3
     with pytest.raises(DataError, match=r"; the limit is data\.max_prompt_tokens, .*; data\.truncate cuts prompts$"):
-        read_prompts(rows, tokenizer=PLAIN, max_prompt_tokens=2)
+        read_rows(rows, "prompts", tokenizer=PLAIN, max_prompt_tokens=2)
 
 
 def test_too_many_bad_rows_are_written_to_a_file_and_stop_the_run(tmp_path):
@@ -384,7 +383,7 @@ def test_too_many_bad_rows_are_written_to_a_file_and_stop_the_run(tmp_path):
     path = lines(tmp_path / "rows.jsonl", *good, b"{", b'{"prompt": "\\ud800"}', *[b'{"query": "a"}'] * 8)
     out = tmp_path / "run" / "rejected.jsonl"
     with pytest.raises(DataError) as raised:
-        read_prompts(path, tokenizer=PLAIN, rejected_to=out)
+        read_rows(path, "prompts", tokenizer=PLAIN, rejected_to=out)
     assert str(raised.value) == (
         "10 of 100 rows (10.0%) cannot be used, data.max_rejected_fraction=0.05 allows 5.0%; most common reason, "
         f"8 times: \"field 'prompt' is missing (the row has 'query')\", first at {path}:93; "
@@ -398,7 +397,7 @@ def test_too_many_bad_rows_are_written_to_a_file_and_stop_the_run(tmp_path):
         "reason": "not JSON: Expecting property name enclosed in double quotes at column 2",
         "preview": "{",
     }
-    table = read_prompts(path, tokenizer=PLAIN, max_rejected_fraction=0.1)
+    table = read_rows(path, "prompts", tokenizer=PLAIN, max_rejected_fraction=0.1)
     assert (len(table.records), len(table.rejected)) == (90, 10)
 
 
@@ -407,16 +406,16 @@ def test_reasons_are_counted_whatever_their_numbers():
     with pytest.raises(
         DataError, match=r"3 of 4 rows .*, 2 times: 'the prompt is \d+ tokens long.*first at list:2; the limit is "
     ):
-        read_prompts(rows, tokenizer=PLAIN, max_prompt_tokens=10)
+        read_rows(rows, "prompts", tokenizer=PLAIN, max_prompt_tokens=10)
 
 
 def test_nothing_to_read(tmp_path):
     with pytest.raises(DataError, match=r"empty\.jsonl has no rows"):
-        read_prompts(str(lines(tmp_path / "empty.jsonl", b"")), tokenizer=PLAIN)
+        read_rows(str(lines(tmp_path / "empty.jsonl", b"")), "prompts", tokenizer=PLAIN)
     with pytest.raises(DataError, match="the data has no rows"):
-        read_demonstrations([], tokenizer=PLAIN)
+        read_rows([], "demonstrations", tokenizer=PLAIN)
     with pytest.raises(DataError, match=r"1 of 1 rows \(100\.0%\) cannot be used"):
-        read_prompts([{"prompt": ""}], tokenizer=PLAIN, max_rejected_fraction=1.0)
+        read_rows([{"prompt": ""}], "prompts", tokenizer=PLAIN, max_rejected_fraction=1.0)
 
 
 def test_rejections_are_appended_and_survive_anything(tmp_path):
@@ -437,7 +436,7 @@ def test_rejections_that_cannot_be_written_are_one_line(tmp_path):
 def test_a_line_of_ten_megabytes(tmp_path):
     long = json.dumps({"prompt": "The tide went out.\n" * 550_000}).encode()
     path = lines(tmp_path / "rows.jsonl", *[b'{"prompt": "a"}'] * 30, long)
-    table = read_prompts(path, tokenizer=PLAIN, max_prompt_tokens=100)
+    table = read_rows(path, "prompts", tokenizer=PLAIN, max_prompt_tokens=100)
     assert len(table.records) == 30
     assert len(table.rejected[0].preview) == 120
 
@@ -455,12 +454,12 @@ rows = st.dictionaries(names | st.text(max_size=4), json_values | conversations,
 
 
 @pytest.mark.parametrize("template", ["none", "tldr"])
-@pytest.mark.parametrize("read", [read_demonstrations, read_comparisons, read_prompts])
+@pytest.mark.parametrize("role", ["demonstrations", "comparisons", "prompts"])
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(row=rows)
-def test_any_json_is_a_record_or_a_rejection(read, template, row):
+def test_any_json_is_a_record_or_a_rejection(role, template, row):
     good = {**POST, "text": "a", "prompt": "a", "completion": "b", "summary": "c", "chosen": "d", "rejected": "e"}
-    table = read([good, row], tokenizer=CHAT, template=template, max_rejected_fraction=1.0)
+    table = read_rows([good, row], role, tokenizer=CHAT, template=template, max_rejected_fraction=1.0)
     assert len(table.records) + len(table.rejected) == 2
     for rejection in table.rejected:
         json.dumps([rejection.reason, rejection.preview], ensure_ascii=False).encode("utf-8")
@@ -470,6 +469,6 @@ def test_any_json_is_a_record_or_a_rejection(read, template, row):
 @given(content=st.binary(max_size=60) | st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_any_bytes_are_records_or_rejections(tmp_path_factory, content):
     path = lines(tmp_path_factory.mktemp("bytes") / "rows.jsonl", b'{"prompt": "a"}', content, b'{"prompt": "b"}')
-    table = read_prompts(path, tokenizer=PLAIN, max_rejected_fraction=1.0)
+    table = read_rows(path, "prompts", tokenizer=PLAIN, max_rejected_fraction=1.0)
     assert {record.text for record in table.records} >= {"a", "b"}
     assert len(table.records) + len(table.rejected) == 2 + sum(1 for line in content.split(b"\n") if line.strip())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.data import encode_prompt, read_prompts, render_tldr, tldr_response, tokens
+from kedge.data import encode_prompt, read_rows, render_tldr, tldr_response, tokens
 from kedge.data.records import RowError
 from tests.tiny import tiny_tokenizer
 
@@ -72,8 +72,9 @@ def test_an_oversized_post_is_cut_quickly():
 
 def test_a_post_whose_first_paragraph_is_too_long_is_a_bad_row():
     row = {"subreddit": "boats", "title": "Help", "post": "sea " * 200}
-    table = read_prompts(
+    table = read_rows(
         [{**row, "post": "sea"}, row],
+        "prompts",
         tokenizer=TOKENIZER,
         template="tldr",
         max_prompt_tokens=100,

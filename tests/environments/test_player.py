@@ -11,7 +11,7 @@ import torch
 
 from kedge.algorithm import GeneralizedAdvantage, RewardToGo
 from kedge.algorithm.experience import ENDINGS, Rollout, join_rollouts
-from kedge.data import Prompt, Rendered, read_prompts
+from kedge.data import Prompt, Rendered, read_rows
 from kedge.data.tokens import encode_completion, pad_left
 from kedge.environments.player import Limits, Player
 from kedge.errors import DataError, EnvError
@@ -193,7 +193,7 @@ def test_what_cannot_be_is_refused_before_a_run():
 def test_an_episode_opens_with_the_prompt(row, opened):
     """And with nothing else, as `reset` says nothing."""
     tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
-    prompts = read_prompts([row], tokenizer=tokenizer).records
+    prompts = read_rows([row], "prompts", tokenizer=tokenizer).records
     rows = []
 
     class Recording(worlds.Tuple):
@@ -213,7 +213,7 @@ def test_a_reward_model_reads_what_reset_said(name, kind):
     """From the tokens of the rollout, which is all that other ranks and checkpoints have of an episode."""
     tokenizer = FAMILIES[name].tokenizer()
     rows = [[*ASKED], [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Ho."}, *ASKED]]
-    prompts = read_prompts([{"prompt": row} for row in rows], tokenizer=tokenizer).records
+    prompts = read_rows([{"prompt": row} for row in rows], "prompts", tokenizer=tokenizer).records
     player = Player(kind, Limits(2, 20), timeout=5.0, by_turn=True)
     player.begin([stop_of(FAMILIES[name], tokenizer)], None, tokenizer, prompts)
     opened = player.episodes(tokenizer, prompts, [3, 3]).open([0, 1])

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from kedge.data import Table, read_comparisons, read_demonstrations, read_prompts, text_files
+from kedge.data import Table, read_rows, text_files
+from kedge.data.fields import Role
 from kedge.logs.json_lines import JsonLines
 from tests.fuzz.outcome import case_counts, fuzz, line_or_result, lines_of
 from tests.fuzz.values import JSON, TEXTS
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 PLAIN, CHAT = tiny_tokenizer(), tiny_tokenizer(chat_template=CHAT_TEMPLATE)
-READERS = (read_prompts, read_demonstrations, read_comparisons)
+ROLES: tuple[Role, ...] = ("prompts", "demonstrations", "comparisons")
 FIELDS = [
     *("prompt", "completion", "chosen", "rejected", "responses", "ranks", "margin", "messages", "text"),
     *("subreddit", "title", "post", "summary", "score", "stopped", "completions", "seed", "kedge:type"),
@@ -82,17 +83,17 @@ def test_json_lines(num_cases: int, tmp_path: Path, record_property) -> None:
         content, suffix, reader, template, chat = case
         path, rejected = tmp_path / f"rows{suffix}", tmp_path / str(next(numbers)) / "rejected.jsonl"
         path.write_bytes(content)
-        read_and_check(path, READERS[reader], rejected, template=template, tokenizer=CHAT if chat else PLAIN)
+        read_and_check(path, ROLES[reader], rejected, template=template, tokenizer=CHAT if chat else PLAIN)
 
     suffixes = st.sampled_from([".jsonl", ".ndjson", ".json"])
     templates = st.sampled_from(["none", "tldr"])
     fuzz(num_cases, st.tuples(files(), suffixes, st.integers(0, 2), templates, st.booleans()), check, record_property)
 
 
-def read_and_check(path: Path, read: Any, rejected: Path, **settings: Any) -> Table[Any] | str:
+def read_and_check(path: Path, role: Role, rejected: Path, **settings: Any) -> Table[Any] | str:
     """Read a file: a table that accounts for every row and can be written to a file, or a one-line error."""
     table = line_or_result(
-        read, str(path), max_rejected_fraction=1.0, rejected_to=rejected, max_prompt_tokens=50, **settings
+        read_rows, str(path), role, max_rejected_fraction=1.0, rejected_to=rejected, max_prompt_tokens=50, **settings
     )
     written = [json.loads(line) for line in lines_of(rejected)]
     if isinstance(table, Table):
@@ -126,7 +127,7 @@ def test_parquet(num_cases: int, tmp_path: Path, record_property) -> None:
     def check(content: bytes) -> None:
         path = tmp_path / "rows.parquet"
         path.write_bytes(content)
-        read_and_check(path, read_prompts, tmp_path / str(next(numbers)) / "rejected.jsonl", tokenizer=PLAIN)
+        read_and_check(path, "prompts", tmp_path / str(next(numbers)) / "rejected.jsonl", tokenizer=PLAIN)
 
     fuzz(num_cases, damaged(), check, record_property)
 
@@ -149,38 +150,45 @@ def test_saved_data_sets(num_cases: int, tmp_path: Path, record_property) -> Non
         folder.mkdir()
         for name, content in {**contents, case[0]: case[1]}.items():
             (folder / name).write_bytes(content)
-        read_and_check(folder, read_prompts, folder / "out" / "rejected.jsonl", tokenizer=PLAIN)
+        read_and_check(folder, "prompts", folder / "out" / "rejected.jsonl", tokenizer=PLAIN)
 
     fuzz(num_cases, damaged(), check, record_property)
 
 
-@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b"\x00" * 100, b"[]", b"{}", b"[", b"PAR1"])
-def test_files_without_a_row(read: Any, suffix: str, content: bytes, tmp_path: Path) -> None:
+def test_files_without_a_row(role: Role, suffix: str, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / f"rows{suffix}"
     path.write_bytes(content)
-    assert isinstance(line_or_result(read, str(path), tokenizer=PLAIN), str)
+    assert isinstance(line_or_result(read_rows, str(path), role, tokenizer=PLAIN), str)
 
 
-@pytest.mark.parametrize("read", READERS)
-def test_one_row_and_rows_that_are_all_alike(read: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ROLES)
+def test_one_row_and_rows_that_are_all_alike(role: Role, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     for count in (1, 50):
         path.write_text((json.dumps(GOOD) + "\n") * count, encoding="utf-8")
-        assert len(read(str(path), tokenizer=PLAIN).records) == count
+        assert len(read_rows(str(path), role, tokenizer=PLAIN).records) == count
 
 
-@pytest.mark.parametrize("read", READERS)
-def test_lines_of_ten_megabytes(read: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ROLES)
+def test_lines_of_ten_megabytes(role: Role, tmp_path: Path) -> None:
     giant = "The tide went out.\n" * 550_000
     lines = [json.dumps({**GOOD, name: giant}) for name in ("prompt", "completion", "chosen", "id")]
     lines += ["x" * 10_000_000, "[" * 10_000_000, json.dumps(GOOD)[:-1] + " " * 10_000_000]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join([json.dumps(GOOD), *lines, ""]), encoding="utf-8")
-    limits = {} if read is read_prompts else {"max_length": 60}
+    limits = {} if role == "prompts" else {"max_length": 60}
     table = line_or_result(
-        read, str(path), tokenizer=PLAIN, max_rejected_fraction=1.0, max_prompt_tokens=50, **limits, seconds=30
+        read_rows,
+        str(path),
+        role,
+        tokenizer=PLAIN,
+        max_rejected_fraction=1.0,
+        max_prompt_tokens=50,
+        **limits,
+        seconds=30,
     )
     assert isinstance(table, Table)
     assert len(table.records) + len(table.rejected) == 8
@@ -191,7 +199,7 @@ def test_a_line_over_the_length_limit(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(text_files, "_LONGEST_LINE", 1000)
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n' + b"x" * 5432 + b'\n{"prompt": "b"}\n' + b"y" * 3000)
-    table = read_prompts(str(path), tokenizer=PLAIN, max_rejected_fraction=1.0)
+    table = read_rows(str(path), "prompts", tokenizer=PLAIN, max_rejected_fraction=1.0)
     assert [record.text for record in table.records] == ["a", "b"]
     assert [(each.line, each.reason) for each in table.rejected] == [
         (2, "the line is longer than 1,000 bytes"),
@@ -200,7 +208,7 @@ def test_a_line_over_the_length_limit(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(text_files, "_LONGEST_FILE", 10)
     path = tmp_path / "rows.json"
     path.write_text('["a", "b", "c"]')
-    said = line_or_result(read_prompts, str(path), tokenizer=PLAIN)
+    said = line_or_result(read_rows, str(path), "prompts", tokenizer=PLAIN)
     assert said == f"{path} is JSON of over 10 bytes; write its rows as JSON lines instead"
 
 
@@ -212,8 +220,9 @@ def test_rows_that_cannot_be_written_to_a_file() -> None:
     endless.append(endless)
     strange = [deep, endless, {"a": endless}, {"\ud800": 1}, ["\ud800"]]
     table = line_or_result(
-        read_prompts,
+        read_rows,
         ["a", *({"prompt": "a", "id": value} for value in strange)],
+        "prompts",
         tokenizer=PLAIN,
         max_rejected_fraction=1.0,
         seconds=5,
@@ -235,7 +244,7 @@ def test_integers_too_long_for_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("column", [5, "text", [5], [{"role": "user"}], [{"role": "user", "content": None}], {}])
 def test_a_messages_column_is_a_conversation(column: Any) -> None:
     values = [{"prompt": "Why?", "messages": column}]
-    assert isinstance(line_or_result(read_prompts, values, tokenizer=PLAIN), str)
+    assert isinstance(line_or_result(read_rows, values, "prompts", tokenizer=PLAIN), str)
 
 
 # Paths that are not regular files.
@@ -254,14 +263,14 @@ def test_pipes_devices_and_broken_links(tmp_path: Path, monkeypatch: pytest.Monk
     os.mkfifo("round/pipe.jsonl")
     names = ["pipe", "pipe.jsonl", "loop.jsonl", "gone.jsonl", "endless.jsonl", "folder.jsonl", "round", "/dev/zero"]
     for name in [*names, "a\x00b.jsonl", "a\nb.jsonl", "\ud800.jsonl", "x" * 5000 + ".jsonl", "~nobody-of-that-name/x"]:
-        said = line_or_result(read_prompts, name, tokenizer=PLAIN, seconds=5)
+        said = line_or_result(read_rows, name, "prompts", tokenizer=PLAIN, seconds=5)
         assert isinstance(said, str), name
 
 
 def test_a_folder_that_links_to_itself_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(GOOD))
     (tmp_path / "again").symlink_to(tmp_path)
-    table = line_or_result(read_prompts, str(tmp_path), tokenizer=PLAIN, seconds=5)
+    table = line_or_result(read_rows, str(tmp_path), "prompts", tokenizer=PLAIN, seconds=5)
     assert isinstance(table, Table)
     assert len(table.records) == 1
 
@@ -277,7 +286,7 @@ def test_files_without_permission(tmp_path: Path) -> None:
     os.seteuid(65534)
     try:
         for name in (path, tmp_path / "locked", tmp_path / "locked" / "rows.jsonl"):
-            assert isinstance(line_or_result(read_prompts, str(name), tokenizer=PLAIN), str)
+            assert isinstance(line_or_result(read_rows, str(name), "prompts", tokenizer=PLAIN), str)
     finally:
         os.seteuid(0)
 
@@ -363,7 +372,7 @@ def test_small_files_that_expand_beyond_memory(bomb: str, tmp_path: Path, monkey
     path = make(tmp_path)
     assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < 20_000_000
     monkeypatch.setattr("kedge.data.sources.free_memory", lambda: 2**27)
-    line = line_or_result(read_prompts, path, tokenizer=PLAIN)
+    line = line_or_result(read_rows, path, "prompts", tokenizer=PLAIN)
     assert isinstance(line, str)
     assert str(path) in line
     assert said in line
@@ -414,7 +423,7 @@ def test_chat_templates(template: Any, said: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("kedge.data.chat.LONGEST_TEXT", 1_000_000)
     tokenizer = tiny_tokenizer(chat_template=template)
     row = {"messages": [{"role": "user", "content": "Why?"}]}
-    line = line_or_result(read_prompts, [row], tokenizer=tokenizer, seconds=10)
+    line = line_or_result(read_rows, [row], "prompts", tokenizer=tokenizer, seconds=10)
     assert isinstance(line, str)
     assert said in line
     assert not Path("trap").exists()

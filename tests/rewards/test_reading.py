@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from kedge.data import Sources, encode_example, read_comparisons
+from kedge.data import Sources, encode_example, read_rows
 from kedge.errors import RewardError
 from kedge.models import ModelCard, ScalarModel, load_tokenizer, save_scalar_model
 from kedge.rewards import MESSAGES_COLUMN, ModelReward, Responses, load_reward
@@ -122,7 +122,7 @@ def comparison_ids(tokenizer, answer: str, tmp_path) -> list[int]:
     """The row that training on a conversation reads."""
     row = {"prompt": MESSAGES, "chosen": [{"role": "assistant", "content": answer}], "rejected": "no"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    [record] = read_comparisons(Sources((str(tmp_path / "rows.jsonl"),)), tokenizer=tokenizer).records
+    [record] = read_rows(Sources((str(tmp_path / "rows.jsonl"),)), "comparisons", tokenizer=tokenizer).records
     return [id for part in encode_example(tokenizer, record.prompt, record.chosen) for id in part]
 
 

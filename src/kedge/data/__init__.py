@@ -3,7 +3,7 @@
 from kedge.data.chat import TLDR_ENDING, PromptForm, prompt_form
 from kedge.data.preview import DataUsage, Preview
 from kedge.data.prompts import Mixture, PromptStream, Split, room_for_prompt, split_eval
-from kedge.data.readers import read_comparisons, read_demonstrations, read_prompts
+from kedge.data.readers import read_rows
 from kedge.data.records import (
     Comparison,
     Demonstration,
@@ -52,9 +52,7 @@ __all__ = [
     "end_with_eos",
     "pad_left",
     "prompt_form",
-    "read_comparisons",
-    "read_demonstrations",
-    "read_prompts",
+    "read_rows",
     "render_tldr",
     "room_for_prompt",
     "rows_of",

@@ -11,10 +11,6 @@ from kedge.data.fields import MAY_BE_EMPTY, Role, columns_of, name_missing_colum
 from kedge.data.parsing import ReadingOptions, parse_comparison, parse_demonstration, parse_prompt
 from kedge.data.records import (
     MAX_REJECTED_FRACTION,
-    Comparison,
-    Demonstration,
-    Prompt,
-    Ranking,
     Rejection,
     RowError,
     Table,
@@ -32,33 +28,6 @@ _PARSERS: dict[str, Callable[[object, ReadingOptions], Any]] = {
 }
 
 
-def read_demonstrations(source: Source, **settings: Any) -> Table[Demonstration]:
-    """Answers to imitate: `prompt` + `completion`, `messages`, `text`, or TL;DR posts with their `summary`.
-
-    Arguments and errors as in `read_rows`. Completions are never cut.
-
-    Source: spec §2.
-    """
-    return read_rows(source, "demonstrations", **settings)
-
-
-def read_comparisons(source: Source, **settings: Any) -> Table[Comparison | Ranking]:
-    """Preferences: `prompt` + `chosen` + `rejected`, or ranked lists of `prompt` + `responses` + `ranks`.
-
-    Arguments and errors as in `read_rows`; `max_length` applies to every answer, and all answers share one cut prompt.
-    If `truncate` cuts prompts, it also cuts the end of answers that leave them less than half of `max_length`.
-    """
-    return read_rows(source, "comparisons", **settings)
-
-
-def read_prompts(source: Source, **settings: Any) -> Table[Prompt]:
-    """Prompts to sample responses to: `prompt`, `messages`, `text`, TL;DR posts or bare strings.
-
-    Arguments and errors as in `read_rows`.
-    """
-    return read_rows(source, "prompts", **settings)
-
-
 def read_rows(
     source: Source,
     role: Role,
@@ -71,13 +40,15 @@ def read_rows(
 
     Args:
         source: files, folders, hub ids or rows: see `rows_of`.
-        role: the role that the rows are read in.
+        role: the role that the rows are read in: its parser, such as `parse_prompt`, names the forms of a row.
         max_rejected_fraction: share of unusable rows above which reading fails, 0 to 1.
         rejected_to: the `rejected.jsonl` that unusable rows are appended to, even if reading then fails.
         settings: the fields of `ReadingOptions`.
 
     Raises:
         DataError: As in `read_table`; no row is usable, or too many are unusable.
+
+    Source: spec §2.
     """
     table = read_table(source, role, ReadingOptions(**settings))
     if rejected_to is not None:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config, DataConfig
-from kedge.data import Prompt, Sources
+from kedge.data import Prompt, Sources, read_rows
 from kedge.data.chat import prompt_form
 from kedge.data.fields import Role, columns_of
-from kedge.data.readers import read_rows
 from kedge.logs.progress import say
 from kedge.models.loading import Bases
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kedge.config import load_config
-from kedge.data import Prompt, Ranking, read_comparisons
+from kedge.data import Prompt, Ranking, read_rows
 from kedge.errors import RewardError
 from kedge.rewards import load_reward
 from kedge.runs.run import open_run
@@ -57,7 +57,7 @@ def test_a_higher_score_has_a_smaller_rank(tmp_path):
     for row in rows:
         lengths = [len(text) for text in row["responses"]]
         assert row["ranks"] == [1 + sum(other < length for other in set(lengths)) for length in lengths]
-    records = read_comparisons(rows, tokenizer=tiny_tokenizer(), max_length=100).records
+    records = read_rows(rows, "comparisons", tokenizer=tiny_tokenizer(), max_length=100).records
     assert len(records) == len(rows)
     assert all(isinstance(record, Ranking) for record in records)
 

@@ -167,7 +167,7 @@ def collect_rankings(
         on_phase: Told how far the sampling is.
 
     Returns:
-        Rows of `prompt`, `responses` and `ranks`, as `read_comparisons` expects them; prompts whose responses all have
+        Rows of `prompt`, `responses` and `ranks`, as `parse_comparison` expects them; prompts whose responses all have
         the same score are left out.
 
     Raises:
