@@ -159,8 +159,6 @@ def written(value: object) -> str:
     """A value as in a configuration file, truncated if long."""
     if isinstance(value, float):
         return f"{value:g}"
-    if isinstance(value, int) and abs(value) >= 2**63:
-        value = hex(value)  # Python refuses to print more than 4,300 decimal digits
     text = value if isinstance(value, str) and value else _as_json(value)
     text = printable(text)
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
@@ -169,8 +167,8 @@ def written(value: object) -> str:
 def _as_json(value: object) -> str:
     try:
         return json.dumps(value, default=_jsonable, ensure_ascii=False)
-    except (ValueError, RecursionError):  # a value from Python can contain itself
-        return "a value nested too deeply"
+    except (ValueError, RecursionError):  # it contains itself, or has more digits than Python prints
+        return "a value too long or too deep to show"
 
 
 def _jsonable(value: object) -> object:
