@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kedge.models import ScalarModel, score_rows
-from kedge.training.supervised.agreement import measure_agreement, split_pairs
 from kedge.training.supervised.losses import RankedResponses
+from kedge.training.supervised.reward_model import measure_agreement, split_pairs
 from tests.tiny import tiny_reward_model, tiny_tokenizer
 
 EOS = 2
