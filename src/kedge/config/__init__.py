@@ -1,6 +1,5 @@
 """The typed configuration: fields, defaults with their sources, presets, loading and validation."""
 
-from kedge.config.best_metric import BestMetric, best_metric, metric_in_chain
 from kedge.config.explain.describe import field_advice, suggestion
 from kedge.config.explain.explain import completions, describe_presets, explain
 from kedge.config.explain.schedule import schedule_in_words
@@ -22,7 +21,6 @@ from kedge.config.loading.yaml_text import parse_value
 from kedge.config.presets import LANGUAGE_PRESETS, PRESETS, Preset, presets_of, stage_of
 from kedge.config.schedules import config_at, count_epochs, scheduled_values
 from kedge.config.schema.checkpoint import CheckpointConfig, PushConfig
-from kedge.config.schema.critic import CriticConfig
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig, GenerateConfig
 from kedge.config.schema.ppo import PpoConfig
@@ -32,8 +30,8 @@ from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.root import Config
 from kedge.config.schema.runtime import RuntimeConfig
 from kedge.config.schema.section import parameter, word
-from kedge.config.schema.supervised import RewardModelConfig, SftConfig
-from kedge.config.stages import check_stage
+from kedge.config.schema.supervised import CriticConfig, RewardModelConfig, SftConfig
+from kedge.config.stages import BestMetric, best_metric, check_stage, metric_in_chain
 
 __all__ = [
     "LANGUAGE_PRESETS",

@@ -9,7 +9,6 @@ from pydantic_core import PydanticCustomError
 
 from kedge.config.schema.adapter import AdapterConfig
 from kedge.config.schema.checkpoint import CheckpointConfig, PushConfig
-from kedge.config.schema.critic import CriticConfig
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig, GenerateConfig
 from kedge.config.schema.field import field
@@ -20,7 +19,7 @@ from kedge.config.schema.rlhf import RlhfConfig
 from kedge.config.schema.rollout import EnvironmentConfig, RolloutConfig
 from kedge.config.schema.runtime import RuntimeConfig
 from kedge.config.schema.section import Section, as_list, word
-from kedge.config.schema.supervised import RewardModelConfig, SftConfig
+from kedge.config.schema.supervised import CriticConfig, RewardModelConfig, SftConfig
 from kedge.system.stage import imported, registered_stages
 
 

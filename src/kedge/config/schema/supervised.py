@@ -1,9 +1,12 @@
-"""`sft` and `reward_model`: the supervised stages before PPO."""
+"""`sft`, `reward_model` and `critic`: the models that are trained before PPO."""
 
 from typing import Literal
 
+from pydantic import model_validator
+
 from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import Schedule, TrainedSection, schedule_field
+from kedge.config.schema.rollout import check_responses
 
 
 class SftConfig(TrainedSection):
@@ -82,3 +85,70 @@ class RewardModelConfig(TrainedSection):
         meaning="Also divide the scores by their standard deviation on those texts.",
         source="off in Stiennon and N+, on in Ziegler",
     )
+
+
+class CriticConfig(TrainedSection):
+    """A critic fitted to the Monte Carlo returns of the policy's responses, before PPO."""
+
+    kind: Literal["separate", "shared"] = field(
+        "separate",
+        meaning="A separate model, all of it trained; or a value head on the policy's trunk, which stays as it is.",
+        source="VC-PPO and VAPO pretrain a separate one; kedge for the head",
+    )
+    base: Literal["auto", "reward", "policy"] | str = field(
+        "auto",
+        meaning="What a separate critic starts from, as ppo.critic_init; a reward model can also be named. Its head is "
+        "fitted again.",
+        source="Stiennon, N+: the reward model",
+        text="a folder, a hub id or a run",
+    )
+    num_prompts: int | None = field(
+        None,
+        ge=1,
+        meaning="Prompts to sample responses to, besides the held-out ones; null takes each prompt of the data once.",
+        source="kedge",
+        too_high="sampling takes longer than it helps",
+        too_low="the critic learns the prompts by heart",
+    )
+    num_responses: int = field(
+        4,
+        ge=1,
+        meaning="Responses per prompt, held-out prompts included.",
+        source="kedge: further prompts teach more than further responses to the same ones, where there are any",
+        too_high="sampling takes longer than it helps",
+        too_low="with few prompts, the returns are too few to fit a critic",
+    )
+    learning_rate: float = field(
+        9e-6,
+        ge=0,
+        meaning="Peak learning rate of Adam, for a separate critic.",
+        source="the default of OpenRLHF's critic; small models use 10 to 1000 times as much",
+        too_high="the held-out loss rises from the first evaluation on",
+        too_low="the critic stays the least-squares fit that it starts as",
+    )
+    schedule: Schedule = schedule_field("cosine", source="N+, reward model")
+    num_epochs: int = field(
+        1,
+        ge=1,
+        meaning="Passes over the sampled responses, for a separate critic.",
+        source="kedge: as the reward model, which overfits in a second pass",
+        too_high="overfitting: the held-out explained variance falls",
+        too_low="the loss is still falling at the end",
+    )
+    batch_size: int = field(
+        64,
+        ge=1,
+        meaning="Responses per optimizer step.",
+        source="N+, reward model",
+        too_high="few steps per epoch",
+        too_low="noisy steps, which need a lower learning rate",
+    )
+
+    @model_validator(mode="after")
+    def _check_base(self) -> "CriticConfig":
+        if self.kind == "shared" and self.base not in ("auto", "policy"):
+            raise ValueError(
+                "critic.base is what a separate critic starts from; critic.kind=shared has the policy's trunk"
+            )
+        check_responses("critic", self.num_prompts or 1, self.num_responses)
+        return self
