@@ -22,7 +22,7 @@ from kedge.data import read_rows
 from kedge.data.fields import Role
 from kedge.logs.json_lines import read_metrics
 from kedge.rewards import FunctionReward, RewardTerm
-from kedge.rewards.pairwise import PairwiseJudge
+from kedge.stages.evaluation.judges import PairwiseJudge
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft

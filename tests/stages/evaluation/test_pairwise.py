@@ -7,7 +7,7 @@ import pytest
 from kedge.errors import RewardError
 from kedge.rewards import Responses
 from kedge.rewards.function import FunctionReward
-from kedge.rewards.pairwise import PairwiseJudge
+from kedge.stages.evaluation.judges import PairwiseJudge
 
 
 def said(*texts: str, **columns: list) -> Responses:
