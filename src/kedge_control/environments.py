@@ -22,7 +22,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from kedge.errors import DataError, EnvError
 from kedge.logs.progress import say
-from kedge.system.texts import error_text, typed_error_text
+from kedge.system.texts import error_text, place_of, typed_error_text
 from kedge.training.stopping import Terminated
 from kedge_control.spaces import Array, Spaces, checked_observation, observation_buffer, spaces_of
 
@@ -327,7 +327,7 @@ class Environments:
     def _failure(self, call: str, error: BaseException) -> EnvError:
         """The line for an error in an environment, or in reading its answer, which happens in this package."""
         if Path(traceback.extract_tb(error.__traceback__)[-1].filename).parent != Path(__file__).parent:
-            reason = f"{typed_error_text(error)} ({place_of(error)})"
+            reason = f"{typed_error_text(error)} ({shown_place(error)})"
             return EnvError(f"environment {self.name!r}: {call}() raised {reason}")
         return EnvError(
             f"environment {self.name!r}: {call}() cannot be used: {error_text(error)}; "
@@ -356,15 +356,14 @@ def close_quietly(environment: Any, name: str) -> None:
     except Terminated:
         raise
     except (Exception, SystemExit) as error:  # of the user's code
-        say(f"environment {name!r}: close() raised {typed_error_text(error)} ({place_of(error)})")
+        say(f"environment {name!r}: close() raised {typed_error_text(error)} ({shown_place(error)})")
 
 
-def place_of(error: BaseException) -> str:
+def shown_place(error: BaseException) -> str:
     """The file and line that raised an error, or where they are shown."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    name = Path(frame.filename).name
+    place = place_of(error)
     # Gymnasium raises a worker process's error again, and prints its traceback.
-    return "see above" if name == "async_vector_env.py" else f"{name}:{frame.lineno}"
+    return "see above" if place.startswith("async_vector_env.py:") else place
 
 
 def _episode_seed(seed: int, environment: int, episode: int) -> int:

@@ -24,7 +24,7 @@ from kedge.errors import ConfigError, KedgeError, install_line
 from kedge.system.importing import find_named
 from kedge.system.texts import error_text, names_function, typed_error_text
 from kedge.training.stopping import Terminated
-from kedge_control.environments import Checked, Environments, InProcess, close_quietly, place_of
+from kedge_control.environments import Checked, Environments, InProcess, close_quietly, shown_place
 from kedge_control.spaces import Spaces, spaces_of
 
 Vectorization = Literal["sync", "async"]
@@ -169,7 +169,7 @@ def _made(
         raise ConfigError(f"environment {spec.name!r}: {_unavailable(error)}") from error
     except (Exception, SystemExit) as error:  # of the user's code
         with_what = f" with {settings}" if settings else ""
-        reason = f"{typed_error_text(error)} ({place_of(error)})"
+        reason = f"{typed_error_text(error)} ({shown_place(error)})"
         raise ConfigError(f"environment {spec.name!r} cannot be made{with_what}: {reason}") from error
     if isinstance(made, VectorEnv):
         return made

@@ -10,11 +10,9 @@ import inspect
 import random
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from kedge.environments.openenv import PREFIX, find_served
@@ -22,7 +20,7 @@ from kedge.environments.shapes import Game, ToolUser, Turn, adapter_of
 from kedge.errors import EnvError
 from kedge.system.importing import find_named
 from kedge.system.invocation import loading_user_code
-from kedge.system.texts import typed_error_text
+from kedge.system.texts import place_of, traceback_text, typed_error_text
 from kedge.system.workers.event_loop import event_loop
 from kedge.system.workers.serving import serve
 
@@ -195,9 +193,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
     except _Late as error:
         raise EnvError(f"{name} took longer than its limit to open or end an episode (environment.timeout)") from error
     except (Exception, SystemExit) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno}"
-        raise EnvError(f"{name} raised {typed_error_text(error)} ({place})") from error
+        raise EnvError(f"{name} raised {typed_error_text(error)} ({place_of(error)})") from error
 
 
 def main(descriptor: int, tie: int) -> None:
@@ -221,13 +217,7 @@ def main(descriptor: int, tie: int) -> None:
             return {"id": request["id"], "result": sessions[0].call(request["do"], request["episodes"])}
         except BaseException as error:  # user code can raise anything
             text = str(error) if isinstance(error, EnvError) else f"{request['name']} raised {type(error).__name__}"
-            return {"id": request["id"], "error": text, "traceback": _traceback(error)}
+            return {"id": request["id"], "error": text, "traceback": traceback_text(error)}
 
     with loading_user_code():
         serve(descriptor, tie, reply)
-
-
-def _traceback(error: BaseException) -> str:
-    with suppress(Exception):  # formatting runs the error's own code
-        return "".join(traceback.format_exception(error))
-    return type(error).__name__

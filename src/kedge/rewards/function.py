@@ -9,21 +9,19 @@ import asyncio
 import difflib
 import inspect
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Responses, Score, ScoringModel, Verdict, checked_scores, free_names
 from kedge.system.generators import seeded
 from kedge.system.importing import find_named
-from kedge.system.texts import typed_error_text
+from kedge.system.texts import place_of, typed_error_text
 from kedge.system.workers.event_loop import event_loop
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
@@ -309,9 +307,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
     except RewardError as error:
         raise RewardError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error
     except (Exception, SystemExit, asyncio.CancelledError) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno}"
-        raise RewardError(f"{name} raised {typed_error_text(error)} ({place})") from error
+        raise RewardError(f"{name} raised {typed_error_text(error)} ({place_of(error)})") from error
 
 
 def load_function(spec: str) -> Callable[..., Any]:

@@ -1,7 +1,9 @@
 """Untrusted texts and values: printed on one line, and checked to be writable as UTF-8."""
 
 import re
+import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,6 +49,19 @@ def typed_error_text(error: BaseException, limit: int = 300) -> str:
     kind = type(error).__name__
     text = error_text(error, limit)
     return kind if text == kind else f"{kind}: {text}"
+
+
+def place_of(error: BaseException) -> str:
+    """The file and line that raised an error: `rewards.py:12`."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
+
+
+def traceback_text(error: BaseException) -> str:
+    """The traceback of an error of user code; its type if the error cannot be formatted."""
+    with suppress(Exception):  # formatting runs the error's own code
+        return "".join(traceback.format_exception(error))
+    return type(error).__name__
 
 
 def unwritable(value: object, *, deepest: int) -> str | None:

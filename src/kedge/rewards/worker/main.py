@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from kedge.rewards.function import FunctionReward, find_function
 from kedge.rewards.source import Responses, plain_scores
 from kedge.system.generators import seed_generators
 from kedge.system.invocation import loading_user_code
-from kedge.system.texts import typed_error_text
+from kedge.system.texts import traceback_text, typed_error_text
 from kedge.system.workers.serving import serve
 
 LAST_RESORT = 3600.0
@@ -45,10 +44,11 @@ class _Session:
             result = self._handlers[request["do"]](**request["arguments"])
         except RewardError as error:
             row = error.row if isinstance(error, NonfiniteScoreError) else None
-            return {"id": request["id"], "error": str(error), "traceback": _traceback(error.__cause__), "row": row}
+            trace = "" if error.__cause__ is None else traceback_text(error.__cause__)
+            return {"id": request["id"], "error": str(error), "traceback": trace, "row": row}
         except BaseException as error:
             message = f"{request['name']} raised {typed_error_text(error)}"
-            return {"id": request["id"], "error": message, "traceback": _traceback(error), "row": None}
+            return {"id": request["id"], "error": message, "traceback": traceback_text(error), "row": None}
         return {"id": request["id"], "result": result}
 
     def _load(
@@ -80,11 +80,3 @@ def _resident_memory() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _traceback(error: BaseException | None) -> str:
-    if error is None:
-        return ""
-    with suppress(Exception):  # formatting runs the error's own code
-        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return f"{type(error).__name__}\n"
