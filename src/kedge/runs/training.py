@@ -155,7 +155,8 @@ def stage_loop(
 
     Raises:
         ModelError: The model cannot be saved.
-        KeyboardInterrupt, Terminated: The run was interrupted; it is saved.
+        KeyboardInterrupt, Terminated: The run was interrupted; the state after the last whole step is saved, unless an
+            optimizer step has followed.
         OutOfMemoryError: Memory ran out; the state after the last whole step is saved.
     """
     run.ranks.first(lambda: model.try_saving(run.folder))

@@ -67,7 +67,8 @@ def run_reward(
 ) -> RewardResult:
     """Train a reward model on `config.data.comparisons`, from `config.reward_model.base` or `config.model`.
 
-    Ctrl-C and SIGTERM are raised again after a checkpoint and the current model, normalized, have been saved.
+    Ctrl-C and SIGTERM are raised again after a checkpoint and the current model, normalized, have been saved; no
+    checkpoint if an evaluation was cut short.
 
     Args:
         config: The resolved configuration.

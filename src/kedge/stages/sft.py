@@ -71,7 +71,8 @@ def run_sft(
 ) -> SftResult:
     """Fine-tune `config.model` on `config.data.demonstrations`.
 
-    Ctrl-C and SIGTERM are raised again after a checkpoint and the current model have been saved.
+    Ctrl-C and SIGTERM are raised again after a checkpoint and the current model have been saved; no checkpoint if an
+    evaluation was cut short.
 
     Args:
         config: The resolved configuration.

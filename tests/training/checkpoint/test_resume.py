@@ -61,10 +61,12 @@ def newest(folder: Path) -> Checkpoint | None:
     return newest_valid(folder, on_rejected=refuse)
 
 
-def walk(run: Walk, num_steps: int, *, ctrl_c_in: int | None = None) -> float:
+def walk(run: Walk, num_steps: int, *, ctrl_c_in: int | None = None, changing: bool = False) -> float:
     with run.loop:
         for step in run.loop.steps(num_steps):
             if step == ctrl_c_in:
+                if changing:
+                    run.loop.begin_changes()  # the step's own call is then that of a second optimizer step
                 run.asked.request(signal.SIGINT)
             run.step()
     return run.model.weight.item()
@@ -117,13 +119,22 @@ def test_saved_when_it_is_due_and_not_at_the_end(tmp_path):
     assert names(tmp_path) == ["update-000002", "update-000004"]
 
 
-def test_a_run_that_is_asked_to_stop_is_saved_and_ends_between_two_steps(tmp_path):
-    run = Walk(tmp_path)
+@pytest.mark.parametrize(
+    ("ctrl_c_in", "changing", "saved"),
+    [
+        pytest.param(3, False, 2, id="before the weights change"),
+        pytest.param(3, True, 3, id="while they change"),
+        pytest.param(1, False, 1, id="in the first step, before which there is nothing to save"),
+    ],
+)
+def test_a_run_that_is_asked_to_stop_is_saved_and_resumes_as_if_it_had_not(tmp_path, ctrl_c_in, changing, saved):
+    whole = walk(Walk(tmp_path / "whole"), 5)
     with pytest.raises(KeyboardInterrupt):
-        walk(run, 5, ctrl_c_in=2)
-    found = newest(tmp_path)
+        walk(Walk(tmp_path / "split"), 5, ctrl_c_in=ctrl_c_in, changing=changing)
+    found = newest(tmp_path / "split")
     assert found is not None
-    assert (found.update, run.draws) == (2, 2)
+    assert found.update == saved
+    assert walk(Walk(tmp_path / "split", found=found), 5) == whole
 
 
 @pytest.mark.parametrize("breaks_off", [False, True])

@@ -52,8 +52,8 @@ def run_ppo(
     """Train `config.model` with PPO against `config.reward` on `config.data.prompts`.
 
     On Ctrl-C, SIGTERM, or an error after the first update, a checkpoint and the policy so far are saved before the
-    exception is raised again. An error in the first update, such as a failing reward function, leaves no more
-    than `reward.log` and `incidents.jsonl`.
+    exception is raised again; no checkpoint if an update is cut short after its first optimizer step. An error in the
+    first update, such as a failing reward function, leaves no more than `reward.log` and `incidents.jsonl`.
 
     Args:
         config: The resolved configuration.
@@ -70,7 +70,7 @@ def run_ppo(
 
     Raises:
         KedgeError: An input is missing, unreadable or incompatible; raised before training starts.
-        KeyboardInterrupt, Terminated: The run was interrupted; policy and checkpoint are saved.
+        KeyboardInterrupt, Terminated: The run was interrupted; see above.
         OutOfMemoryError: Memory ran out; the state after the last whole update is saved.
     """
     config = with_saved_critic(config)

@@ -116,7 +116,7 @@ class CheckpointedLoop:
             num_steps: Steps of the whole run.
 
         Raises:
-            KeyboardInterrupt, Terminated: The run was interrupted; the state after the last step is saved.
+            KeyboardInterrupt, Terminated: The run was interrupted between two steps; the state after the last is saved.
             OutputError: A checkpoint cannot be written.
         """
         self._run_state.remember()
@@ -184,8 +184,14 @@ class CheckpointedLoop:
     def begin_changes(self) -> None:
         """Mark the start of the weight changes: if the run stops before the end of the step, the step is discarded.
 
-        As late as possible, right before the optimizer's first step: until then nothing is lost.
+        As late as possible, right before the optimizer's first step: until then the state after the last complete step
+        is whole, so a requested stop takes place here, unless this is the first step and there is nothing to save.
+
+        Raises:
+            KeyboardInterrupt, Terminated: The run was interrupted; the state after the last complete step is saved.
         """
+        if self.done > 0 and not self._is_changing:
+            self._stop.raise_if_requested()
         self._is_changing = True
 
     def complete(self, step: int) -> None:

@@ -76,8 +76,9 @@ class Outcome:
 
     Attributes:
         num_steps: Optimizer steps taken.
-        interruption: The exception of Ctrl-C or SIGTERM if it ended training early, else None. The weights are those
-            after the last complete step.
+        interruption: The exception of Ctrl-C or SIGTERM if it ended training early, else None. Only an optimizer step
+            or evaluation that takes longer than the grace period is cut short: then the weights have moved, and no
+            checkpoint has their state.
         evaluation: The last metrics on the held-out examples, by name; empty without held-out examples.
     """
 
