@@ -19,6 +19,7 @@ from kedge.logs.json_lines import CRITIC_CHECKS_FILE, read_json_lines
 from kedge.stages.check_critic import run_check_critic
 from kedge.stages.ppo import run_ppo
 from tests.stages.ppo.test_critic_check import HELD_OUT, SETTINGS, vowels
+from tests.stages.ppo.test_episodes import EPISODES
 from tests.stages.ppo.test_ppo import PROMPTS, configure
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
@@ -83,6 +84,11 @@ def test_a_trained_critic_is_checked_as_at_the_start_of_ppo(place, tmp_path):
     assert not [gap for gap in examine(record).gaps if not gap.rule.startswith("critic")]
 
 
+def test_the_critic_of_a_run_of_episodes_is_refused(place, tmp_path):
+    run_ppo(configure(place / "policy", tmp_path / "played", num_updates=1, **EPISODES), prompts=PROMPTS)
+    assert "an episode" in refused(critic=str(tmp_path / "played"))
+
+
 def refused(**settings: Any) -> str:
     with pytest.raises(KedgeError) as error:
         run_check_critic(config_from_settings("evaluate", settings), prompts=HELD_OUT)
@@ -108,5 +114,6 @@ def test_what_cannot_be_checked_is_refused_in_one_line(place, tmp_path):
     assert "pass --reward" in refused(critic=critic, model=str(place / "policy"))
     assert "that run's policy" in refused(critic=str(place / "shared"), model=str(place / "policy"))
     assert "no checkpoint of update 7" in refused(critic=str(place / "shared@7"))
+    assert "an episode" in refused(critic=critic, environment="game.py:Guess")
     with pytest.raises(ConfigError, match=r"leave out evaluate\.judge"):
         config_from_settings("evaluate", {"critic": critic, "judge": "judge.py:better"})

@@ -184,7 +184,7 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
         has_reward: Rewards were passed from Python.
 
     Raises:
-        ConfigError: The run has no critic, or something is missing or contradicts the run.
+        ConfigError: The run has no critic or plays episodes, or something is missing or contradicts the run.
         ModelError: The run, checkpoint or model does not exist.
         DataError: The checkpoint is damaged.
     """
@@ -192,9 +192,16 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
     name, at, _ = source.rpartition("@")
     folder = next((Path(os.path.expanduser(each)) for each in (source, name) if each and is_run(Path(each))), None)
     stage = "" if folder is None else read_config(folder)[0].get("stage", "")
-    if folder is None or stage not in ("ppo", "critic"):
+    if stage not in ("ppo", "critic"):
+        folder = None
+    trained = config if folder is None else load_config(folder / CONFIG_FILE)
+    if trained.environment.source or config.environment.source:
+        raise ConfigError(
+            f"evaluate.critic={source}: a critic is checked by continuing responses from their middle, which an "
+            "episode with environment.source cannot be"
+        )
+    if folder is None:
         return _saved(config, config, source, has_reward=has_reward)
-    trained = load_config(folder / CONFIG_FILE)
     if config.model is not None and find_model(config.model) != (
         find_model(str(trained.model)) if stage == "critic" else find_model(source, in_shards=True)
     ):
