@@ -62,6 +62,13 @@ def test_the_critic_of_a_run_is_checked_as_in_the_run(place, tmp_path, run, name
     assert check(tmp_path / "check", critic=str(place / name)) == rows[update]
 
 
+def test_with_another_reward_its_first_scores_set_the_penalty_for_no_stop_token(place, tmp_path):
+    """The run's reward is a function, with which `auto` is no penalty, so no checkpoint has one."""
+    settings = {"critic": str(place / "shared"), "reward": str(place / "critic"), "out": str(tmp_path / "check")}
+    result = run_check_critic(config_from_settings("evaluate", {**CHECK, **settings}), prompts=HELD_OUT)
+    assert result.test.num_prefixes > 0
+
+
 def test_the_python_function_is_the_same_and_says_where_its_files_are(place, tmp_path, capsys):
     out, settings = tmp_path / "check", {**CHECK, "runtime.report": True}
     result = kedge.check_critic(critic=place / "shared", prompts=HELD_OUT, reward=vowels, out=out, **settings)

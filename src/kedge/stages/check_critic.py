@@ -78,8 +78,10 @@ def run_check_critic(
     run = open_run(found.config, "evaluate", in_memory={"data.prompts": prompts, "reward": reward})
     roles = load_roles(with_values(found.config, {"rollout.engine": "builtin"}), run, prompts=prompts, reward=reward)
     trainer = Trainer.of(found.config, run, roles)
-    measured = {} if roles.missing_eos is None or roles.missing_eos.is_known else {"missing EOS": roles.missing_eos}
-    found.restore(roles.actor_critic, {"coefficients": trainer.coefficients, **measured})
+    parts: dict[str, Stateful] = {"coefficients": trainer.coefficients}
+    if not (config.reward or roles.missing_eos is None or roles.missing_eos.is_known):
+        parts["missing EOS"] = roles.missing_eos  # the score that the run's own rewards led to
+    found.restore(roles.actor_critic, parts)
     num_prompts, num_prefixes, num_continuations = config.ppo.critic_check_size
     chosen = roles.prompts[: config.evaluate.num_prompts or num_prompts]
     run.data.add("prompts", used=len(chosen))
@@ -168,11 +170,12 @@ class FoundCritic:
     checkpoint: Checkpoint | None = None
 
     def restore(self, actor_critic: ActorCritic, parts: Mapping[str, Stateful]) -> None:
-        """Give the models the checkpoint's weights, and the other parts of the run their state."""
+        """Give the models the checkpoint's weights, and the other parts of the run their state, if it has them."""
         if self.checkpoint is not None:
             restore_module(actor_critic, self.checkpoint.tensors("actor_critic"))
-            for name, part in parts.items():
-                part.load_state_dict(self.checkpoint.state["progress"][name])
+            progress = self.checkpoint.state["progress"]
+            for name in parts.keys() & progress.keys():
+                parts[name].load_state_dict(progress[name])
         actor_critic.requires_grad_(False)
 
 
