@@ -36,6 +36,9 @@ def longer(prompts, completions_a, completions_b, **_):
 
 def length(completions, **_):
     return [float(len(text)) for text in completions]
+
+def brevity(completions, **_):
+    return [-float(len(text)) for text in completions]
 """
 
 
@@ -170,6 +173,21 @@ def test_a_resumed_run_is_the_same_to_the_bit(whole, policy, tmp_path, monkeypat
     line = f"score {first['eval/score']:.2f} (", f" at the start, {last['eval/score']:.2f} ("
     [said] = [each for each in capsys.readouterr().err.splitlines() if each.startswith("held-out prompts: ")]
     assert all(part in said for part in line)
+
+
+@pytest.mark.parametrize("changed", ["data.eval_prompts", "evaluate.judge"])
+def test_responses_are_not_compared_with_those_to_other_prompts_or_of_another_judge(whole, policy, tmp_path, changed):
+    judge = f"{whole.parent / 'judge.py'}:"
+    settings = {**EVAL, "critic_check": None, "num_updates": 2}
+    config = configure(policy, tmp_path / "run", **settings, **{"evaluate.judge": f"{judge}length"})
+    run_ppo(config, prompts=PROMPTS, eval_prompts=HELD_OUT, reward=vowels)
+    prompts = HELD_OUT[:2] if changed == "data.eval_prompts" else HELD_OUT
+    name = "brevity" if changed == "evaluate.judge" else "length"
+    settings |= {"num_updates": 4, "evaluate.judge": f"{judge}{name}"}
+    config = configure(policy, tmp_path / "run", **settings)
+    run_ppo(config, prompts=PROMPTS, eval_prompts=prompts, reward=vowels, resume=Resume((changed,)))
+    rates = {row["update"]: row["eval/win_rate"] for row in read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)}
+    assert rates[0] == rates[4] == 0.5
 
 
 def test_a_response_without_a_score_keeps_the_reasons_of_the_others(policy, tmp_path):

@@ -79,6 +79,12 @@ class Measurements:
         self._last = config.ppo.num_updates
         self._fixed = FixedPrompts(trainer, log)
         self._held_out = trainer.roles.held_out[: self._config.eval_num_prompts]
+        inputs = trainer.run.fingerprint
+        self._compared = {
+            "texts": [prompt.text for prompt in self._held_out],
+            "prompts": inputs.get("data.eval_prompts"),
+            "judge": [config.evaluate.judge, inputs.get("evaluate.judge")],
+        }
         self._start: dict[str, Any] | None = None
         self._start_scores: list[list[float]] = []
         if self._config.eval_every:
@@ -127,12 +133,13 @@ class Measurements:
 
     def state_dict(self) -> dict[str, Any]:
         """The start's responses to the held-out prompts and their scores, which later ones are compared with."""
-        return {"start": self._start, "scores": self._start_scores}
+        return {"start": self._start, "scores": self._start_scores, "compared": self._compared}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`."""
-        self._start = state["start"]
-        self._start_scores = state["scores"]
+        """Restore a `state_dict`; that of other prompts or another judge is ignored, as it cannot be compared with."""
+        if state["compared"] == self._compared:
+            self._start = state["start"]
+            self._start_scores = state["scores"]
 
     def _is_due(self, update: int, every: int | None) -> bool:
         return bool(every) and (update % every == 0 or update == self._last)
