@@ -235,8 +235,21 @@ def test_an_optimizer_of_other_parameters_is_refused():
     # The same parameters in other groups.
     policy, critic = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
     apart = build_optimizer([policy, critic], learning_rate=0.1, critic_parameters=[critic])
-    with pytest.raises(ModelError, match=r"\[2\] parameters, expected \[1, 1\]; another version .* start anew"):
+    with pytest.raises(ModelError, match=r"\[2\] parameters, expected \[1, 1\]$"):
         restore_optimizer(apart, *saved)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "name"),
+    [("torch", "adafactor", "Adafactor"), ("torch", "muon", "Muon and AdamW"), ("tf1", "adamw", "AdamW with tf1")],
+)
+def test_another_kind_of_optimizer_is_refused_before_anything_is_restored(mode, kind, name):
+    saved = Run(0, "torch")
+    saved.train(1, 1)
+    other = Run(0, mode, kind=kind)
+    with pytest.raises(ModelError, match=rf"is AdamW, expected {name}; .* optimization\.optimizer or"):
+        restore_optimizer(other.optimizer, *optimizer_state(saved.optimizer))
+    assert not other.optimizer.state
 
 
 def test_the_global_generators_are_restored(tmp_path):

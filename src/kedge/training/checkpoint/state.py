@@ -21,7 +21,7 @@ from kedge.system.ranks.sharding import StoredTensors, gather, part_for, whole
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, save_checkpoint
 from kedge.training.host_state import unwrapped
-from kedge.training.optimizer_kinds import CODES, Optimizer, share_codes, state_shape
+from kedge.training.optimizer_kinds import CODES, Optimizer, OptimizersAsOne, share_codes, state_shape
 
 AHEAD = "ahead"
 """The name of the work under way in a checkpoint."""
@@ -415,15 +415,28 @@ def optimizer_state(
         {"num_parameters": len(group["params"]), **{key: group[key] for key in MOVING if key in group}}
         for group in optimizer.param_groups
     ]
-    return tensors, {"groups": groups}
+    return tensors, {"kind": _kind_of(optimizer), "groups": groups}
+
+
+def _kind_of(optimizer: Optimizer) -> str:
+    """The optimizer's kind and form of Adam's ε, on which the entries of its state depend."""
+    own = unwrapped(optimizer)
+    parts = own.parts if isinstance(own, OptimizersAsOne) else [own]
+    form = " with tf1" if any("tf1_step" in group for group in own.param_groups) else ""
+    return " and ".join(type(part).__name__ for part in parts) + form
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     """Restore a saved state into an optimizer of the same parameters in the same groups.
 
     Raises:
-        ModelError: The groups or a parameter's shape differ.
+        ModelError: The optimizer's kind, the groups or a parameter's shape differ; nothing has been restored.
     """
+    if (kind := _kind_of(optimizer)) != state["kind"]:
+        raise ModelError(
+            f"the checkpoint's optimizer is {state['kind']}, expected {kind}; a resumed run cannot change "
+            "optimization.optimizer or the form of optimization.adam_eps"
+        )
     groups = optimizer.state_dict()["param_groups"]
     saved = state["groups"]
     sizes = [len(group["params"]) for group in groups]
@@ -431,7 +444,6 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state
     if sizes != saved_sizes:
         raise ModelError(
             f"the checkpoint's optimizer does not match: its groups have {saved_sizes} parameters, expected {sizes}"
-            + ("; another version of kedge grouped them; start anew" if sum(sizes) == sum(saved_sizes) else "")
         )
     parameters = _parameters(optimizer)
     restored: dict[int, dict[str, Any]] = {}
