@@ -22,6 +22,10 @@ def test_one_stage_may_have_another_optimizer() -> None:
         ({"rlhf": {}}, "optimization.stages has rlhf, which is none of sft, reward_model, critic, ppo"),
         ({"sft": {"adam": 1}}, "optimization.stages: adam is none of adam_eps, max_grad_norm"),
         ({"sft": {"adam_eps": -1}}, "optimization.stages: sft.adam_eps: Input should be greater than 0"),
+        (
+            {"sft": {"adam_eps": {"tf1": 1e-5}, "optimizer": "muon"}},
+            r"optimization.stages: sft: optimization.adam_eps=\{tf1: 1e-05\} is TensorFlow's Adam",
+        ),
     ],
 )
 def test_a_mistake_in_the_optimizer_of_one_stage_is_one_line(stages: dict[str, Any], line: str) -> None:

@@ -165,6 +165,7 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["ppo.gae_lambda=length_adaptive", "schedules.ppo.gae_lambda={1: 1}"], ["ppo.gae_lambda is also adapted by"]),
         (["ppo.value_loss=hl_gauss", "ppo.value_clip_range=1"], ["has no value clip", "ppo.value_clip_range=null"]),
         (["ppo.value_loss=hl_gauss", "schedules={ppo.value_clip_range: {1: 0.2}}"], ["has no value clip; remove"]),
+        (["ppo.value_loss={}"], ["ppo.value_loss must be half_mse, mse, hl_gauss, or", "it is {}"]),
         (["ppo.value_loss={hl_gauss: [3,3,101]}"], ["ppo.value_loss={hl_gauss: [3.0, 3.0, 101]} must name the lower"]),
         (["ppo.value_warmup_updates=200"], ["ppo.value_warmup_updates=200", "ppo.num_updates=200"]),
     ],

@@ -121,7 +121,9 @@ class OptimizationConfig(Section):
                 self.of(section)
             except ValidationError as error:
                 [first, *_] = error.errors()
-                raise ValueError(f"optimization.stages: {section}.{first['loc'][0]}: {first['msg']}") from None
+                name = ".".join([section, *map(str, first["loc"][:1])])  # a combination of fields has no place
+                reason = first["msg"].removeprefix("Value error, ")
+                raise ValueError(f"optimization.stages: {name}: {reason}") from None
         return self
 
     @model_validator(mode="after")

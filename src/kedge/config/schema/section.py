@@ -61,8 +61,8 @@ def _exceeds_a_word(value: Any) -> bool:
 
 
 def word(value: object) -> object:
-    """The word of a setting that is a word or `{word: parameter}`."""
-    return next(iter(cast("dict[object, object]", value))) if isinstance(value, dict) else value
+    """The word of a setting that is a word or `{word: parameter}`; None of an empty mapping, not yet refused."""
+    return next(iter(cast("dict[object, object]", value)), None) if isinstance(value, dict) else value
 
 
 def parameter(value: object, default: T) -> T:
