@@ -162,7 +162,7 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
         (["ppo.eval_num_prompts=8"], ["ppo.eval_num_prompts=8 has no effect without ppo.eval_every"]),
         (["data.pretraining=a.jsonl"], ["data.pretraining has no effect without ppo.ptx_coef"]),
         (["ppo.value_gae_lambda=1", "ppo.advantage=to_go"], ["ppo.value_gae_lambda has no effect", "remove it"]),
-        (["ppo.gae_lambda=length_adaptive", "schedules.ppo.gae_lambda={1: 1}"], ["ppo.gae_lambda is also adapted by"]),
+        (["ppo.gae_lambda=length_adaptive", "schedules.ppo.gae_lambda={1: 1}"], ["ppo.gae_lambda is also set by"]),
         (["ppo.value_loss=hl_gauss", "ppo.value_clip_range=1"], ["has no value clip", "ppo.value_clip_range=null"]),
         (["ppo.value_loss=hl_gauss", "schedules={ppo.value_clip_range: {1: 0.2}}"], ["has no value clip; remove"]),
         (["ppo.value_loss={}"], ["ppo.value_loss must be half_mse, mse, hl_gauss, or", "it is {}"]),

@@ -88,9 +88,11 @@ def check_schedules(config: Config) -> None:
 
 
 def _check_conflicts(config: Config) -> None:
-    """Refuse schedules of fields that a controller changes, or that are fixed before the first update."""
+    """Refuse schedules of fields that a controller or a stage's own value sets, or that are fixed before the start."""
     ppo, schedules = config.ppo, config.schedules
-    controllers = {
+    own = config.optimization.stages.get("ppo", {})
+    others = {
+        "optimization.max_grad_norm": "optimization.stages.ppo.max_grad_norm" if "max_grad_norm" in own else "",
         "ppo.kl_coef": f"ppo.kl_controller={word(ppo.kl_controller)}" if ppo.kl_controller != "fixed" else "",
         "ppo.entropy_coef": f"ppo.entropy_target={ppo.entropy_target}" if ppo.entropy_target else "",
         "ppo.surrogate_kl_coef": "ppo.policy_loss=kl_penalty_adaptive"
@@ -99,8 +101,8 @@ def _check_conflicts(config: Config) -> None:
         "ppo.gae_lambda": "ppo.gae_lambda=length_adaptive" if word(ppo.gae_lambda) == "length_adaptive" else "",
     }
     for field in schedules:
-        if controllers.get(field):
-            raise ConfigError(f"schedules: {field} is also adapted by {controllers[field]}; remove one of the two")
+        if others.get(field):
+            raise ConfigError(f"schedules: {field} is also set by {others[field]}; remove one of the two")
     if "ppo.kl_coef" in schedules and not ppo.needs_reference:
         raise ConfigError(
             "schedules: with ppo.kl_coef=0 no reference model is loaded, so it cannot be scheduled; set ppo.kl_coef to "
