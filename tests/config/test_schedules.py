@@ -54,8 +54,13 @@ def test_every_one_of_them_can_be_set(field: str) -> None:
         ("schedules.ppo.kl_coef={1: true}", "schedules must be a mapping of fields"),
         ("schedules.ppo.kl_coef={}", "ppo.kl_coef needs one or more points"),
         ("schedules.ppo.kl_coef={0: 0.1}", "with updates from 1"),
-        ("schedules.ppo.kl_coef={5: -1}", "ppo.kl_coef at update 5 must be a number ≥ 0; it is -1"),
-        ("schedules.ppo.num_epochs={1: 1.5}", "ppo.num_epochs at update 1 must be a whole number ≥ 1; it is 1.5"),
+        ("schedules.ppo.kl_coef={5: -1}", "schedules: at update 5, ppo.kl_coef must be a number ≥ 0; it is -1"),
+        ("schedules.ppo.num_epochs={1: 1.5}", "at update 1, ppo.num_epochs must be a whole number ≥ 1; it is 1.5"),
+        (
+            "schedules.ppo.kl_coef={1: 1} ppo.advantage=grpo ppo.kl_coef=0 ppo.measure_kl=true rollout.num_responses=2",
+            "at update 1, ppo.advantage=grpo divides by the standard deviation of a group's rewards",
+        ),
+        ("schedules.ppo.gamma={3: 0.9} ppo.advantage=remax", "at update 3, ppo.gamma=0.9 scales the rewards"),
         ("schedules.ppo.kl_ceof={1: 1}", "ppo.kl_ceof cannot be scheduled; did you mean ppo.kl_coef?"),
         ("schedules.ppo.num_minibatches={1: 1}", "ppo.num_minibatches cannot be scheduled"),
         ("schedules.ppo.kl_coef={1: 1} ppo.kl_controller=ziegler", "also set by ppo.kl_controller=ziegler"),
@@ -75,6 +80,11 @@ def test_a_mistake_is_one_line(overrides: str, message: str) -> None:
         load_config(overrides=given)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_the_weight_of_a_teacher_may_fall_to_0() -> None:
+    fields = ["ppo.reference=teacher", "ppo.kl_coef=1", "schedules={ppo.kl_coef: {1: 1, 100: 0}}"]
+    assert config_at(load_config(overrides=fields), 100).ppo.kl_coef == 0
 
 
 def test_without_schedules_nothing_is_copied() -> None:

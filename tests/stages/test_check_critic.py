@@ -44,7 +44,13 @@ def place(tmp_path_factory) -> Path:
         "separate": {"critic_init": str(trained), "checkpoint.every": 1, "checkpoint.keep": 9},
         "adapter": {"critic_init": str(trained), "adapter": {"kind": "lora", "rank": 4}},
         "scheduled": {
-            "schedules": {"ppo.gamma": {1: 0.5}, "rollout.max_new_tokens": {1: 3}, "rollout.temperature": {1: 0.5}}
+            "reference": str(policy),
+            "schedules": {
+                "ppo.gamma": {1: 0.5},
+                "ppo.kl_coef": {1: 0.1, 2: 0.0},
+                "rollout.max_new_tokens": {1: 3},
+                "rollout.temperature": {1: 0.5},
+            },
         },
     }
     for name, more in runs.items():

@@ -1,12 +1,12 @@
 """Scheduled fields: values that change during a PPO run, linearly between given updates."""
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from kedge.config.explain.describe import accepts, find_field, suggestion, written
+from kedge.config.explain.describe import suggestion, written
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import word
 from kedge.errors import ConfigError
@@ -59,8 +59,12 @@ def count_epochs(config: Config, num_updates: int) -> int:
     return sum(round(_interpolated(points, update)) for update in range(1, num_updates + 1))
 
 
-def check_schedules(config: Config) -> None:
-    """Refuse a schedule of a field that cannot change during a run, and values that its field does not accept.
+def check_schedules(config: Config, describe: Callable[[ValidationError], str]) -> None:
+    """Refuse a schedule of a field that cannot change during a run, and values that a run could not have throughout.
+
+    Args:
+        config: The configuration.
+        describe: Words the reason why a configuration is refused.
 
     Raises:
         ConfigError: One line with the first mistake.
@@ -78,12 +82,8 @@ def check_schedules(config: Config) -> None:
         for update, value in points.items():
             try:
                 _with(config, {field: int(value) if field in _WHOLE and value == int(value) else value})
-            except ValidationError:
-                info = find_field(field)
-                assert info is not None, "a schedulable field"
-                raise ConfigError(
-                    f"schedules: {field} at update {update} must be {accepts(info)}; it is {written(value)}"
-                ) from None
+            except ValidationError as error:
+                raise ConfigError(f"schedules: at update {update}, {describe(error)}") from None
     _check_conflicts(config)
 
 

@@ -145,7 +145,6 @@ OFF: Mapping[str, Any] = {
     "ppo.eval_patience": None,
     "ppo.critic_check": None,
     "ppo.ptx_coef": 0.0,
-    "schedules": {},
 }
 """Settings that a check has no use for."""
 
@@ -219,9 +218,9 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
             )
         checkpoint = _checkpoint(folder, source, is_named=bool(at) and str(folder) != os.path.expanduser(source))
     # Scheduled settings have the values with which the weights of the checkpoint sampled.
-    trained = config_at(trained, max(1, checkpoint.update if checkpoint else 0))
+    trained = _at(trained, max(1, checkpoint.update if checkpoint else 0))
     kept = OF_THE_RUN - {"reward"} if config.reward else OF_THE_RUN
-    merged = with_values(config, trained.model_dump(include=set(kept)))
+    merged = with_values(_at(config, 1), trained.model_dump(include=set(kept)))
     if checkpoint is None:
         return _saved(config, merged, source, has_reward=has_reward)
     return FoundCritic(with_values(merged, OFF), source, checkpoint.update, checkpoint)
@@ -233,8 +232,15 @@ def _saved(given: Config, base: Config, source: str, *, has_reward: bool) -> Fou
         if not getattr(base, name) and not (name == "reward" and has_reward):
             raise ConfigError(f"evaluate.critic={source} is not a run of PPO: pass {flag}, or set {name}")
     values = {**OFF, "ppo.critic": given.ppo.critic, "ppo.critic_init": source}
-    config = with_saved_critic(with_values(config_at(base, 1), values))
+    config = with_saved_critic(with_values(_at(base, 1), values))
     return FoundCritic(config, str(config.model))
+
+
+def _at(config: Config, update: int) -> Config:
+    """The configuration of an update, without schedules, and without a reference whose KL has no weight then."""
+    config = config_at(config, update)
+    ppo = config.ppo if config.ppo.needs_reference else config.ppo.model_copy(update={"reference": None})
+    return config.model_copy(update={"ppo": ppo, "schedules": {}})
 
 
 def _checkpoint(folder: Path, source: str, *, is_named: bool) -> Checkpoint:

@@ -255,12 +255,13 @@ def validated(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_one_line(error.errors(include_url=False), places)) from None
-    check_schedules(config)
+        raise ConfigError(_one_line(error, places)) from None
+    check_schedules(config, lambda error: _one_line(error, {}))
     return config
 
 
-def _one_line(errors: list[ErrorDetails], places: Mapping[str, str]) -> str:
+def _one_line(error: ValidationError, places: Mapping[str, str]) -> str:
+    errors = error.errors(include_url=False)
     first = errors[0]
     name = _dotted(first)
     others = list(dict.fromkeys(written(_dotted(error)) for error in errors))[1:]

@@ -700,11 +700,6 @@ class PpoConfig(TrainedSection):
             raise ValueError(
                 f"ppo.kl_controller={word(self.kl_controller)} scales ppo.kl_coef, which is 0; start from e.g. 0.05"
             )
-        if self.reference is not None and not self.needs_reference:
-            raise ValueError(
-                f"ppo.reference={self.reference} has no effect with ppo.kl_coef=0: raise ppo.kl_coef (distillation has "
-                "1), or set ppo.measure_kl=true"
-            )
         if self.kl_in == {"loss": "k1"}:
             raise ValueError("ppo.kl_in={loss: k1} has no gradient on average; use k2 or k3")
         return self

@@ -192,6 +192,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_reference(self) -> "Config":
+        """Refuse a reference that is not read; a schedule may let its coefficient fall to 0 during the run."""
+        if self.ppo.reference and not self.ppo.needs_reference and "ppo.kl_coef" not in self.schedules:
+            raise ValueError(
+                f"ppo.reference={self.ppo.reference} has no effect with ppo.kl_coef=0: raise ppo.kl_coef (distillation "
+                "has 1), or set ppo.measure_kl=true"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_environment(self) -> "Config":
         if self.environment.source is None:
             return self
