@@ -193,6 +193,15 @@ def test_rows_are_planned_as_a_run_reads_them(tmp_path: Path) -> None:
     assert len(lengths_of(ppo_config(tmp_path, **given), "sft").prompts) == 1
 
 
+def test_rows_are_planned_in_tokens_of_the_model_that_the_stage_starts_from(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "The boat", "chosen": " sails", "rejected": " sinks at once"}) + "\n")
+    config = ppo_config(tmp_path, **{"data.comparisons": [str(rows)]})
+    given = lengths_of(config, "reward")
+    assert not given.assumed
+    assert lengths_of(with_values(config, {"model": None, "reward_model.base": config.model}), "reward") == given
+
+
 def test_a_cache_that_has_grown_is_planned_as_one(tmp_path: Path) -> None:
     rows = tmp_path / "prompts.jsonl"
     rows.write_text('{"prompt": "The boat"}\n' * 16)

@@ -18,6 +18,7 @@ from kedge.errors import KedgeError
 from kedge.models import load_tokenizer
 from kedge.runs.inputs import reading
 from kedge.system.ranks import ALONE
+from kedge.system.stage import find_stage
 
 SAMPLE = 256
 """Rows that are read."""
@@ -49,11 +50,12 @@ def lengths_of(config: Config, stage: str) -> Lengths:
 
     Of comparisons, each answer counts with its prompt.
     """
+    source = find_stage(stage).starting_model(config)
     role = {"sft": "demonstrations", "reward": "comparisons"}.get(stage, "prompts")
     if role != "prompts":
-        return _lengths_of_answers(config, role)
-    ptx = _lengths_of_answers(config, "pretraining") if stage == "ppo" and config.ppo.ptx_coef else None
-    table = _read(config, role)
+        return _lengths_of_answers(config, role, source)
+    ptx = _lengths_of_answers(config, "pretraining", source) if stage == "ppo" and config.ppo.ptx_coef else None
+    table = _read(config, role, source)
     if table is None:
         longest = (config.data.max_prompt_tokens,)
         return Lengths(longest, origin="data.max_prompt_tokens", assumed=True, pretraining=ptx)
@@ -62,8 +64,8 @@ def lengths_of(config: Config, stage: str) -> Lengths:
     return Lengths(found, origin=f"the first {len(found):,} prompts", rows=rows, pretraining=ptx)
 
 
-def _lengths_of_answers(config: Config, role: str) -> Lengths:
-    table = _read(config, role)
+def _lengths_of_answers(config: Config, role: str, source: str | None) -> Lengths:
+    table = _read(config, role, source)
     if table is None:
         half = config.data.max_length // 2
         return Lengths((half,), (config.data.max_length - half,), origin="data.max_length", assumed=True)
@@ -156,13 +158,13 @@ def _answers(record: Any) -> list[str]:
     return [record.chosen, record.rejected] if hasattr(record, "chosen") else list(record.responses)
 
 
-def _read(config: Config, role: Any) -> tuple[Any, list[Any], int | None] | None:
+def _read(config: Config, role: Any, source: str | None) -> tuple[Any, list[Any], int | None] | None:
     sources: list[str] = getattr(config.data, role)
-    if not sources or config.model is None:
+    if not sources or source is None:
         return None
     try:
         trusted = config.runtime.trust_remote_code
-        tokenizer = load_tokenizer(config.model, trust_remote_code=trusted, chat_template=config.data.chat_template)
+        tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
     except KedgeError:  # a config.json is enough for a plan
         return None
     options = ReadingOptions(**reading(config, role, tokenizer))
