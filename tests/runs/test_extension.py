@@ -111,3 +111,15 @@ def test_what_is_stretched_is_said():
         load_config(None, settings), "ppo", 42
     )
     assert "additional" not in describe_extension(load_config(None, settings), "ppo", 40)
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "critic"])
+@pytest.mark.parametrize(
+    ("fraction", "ends"), [(0.1, "rows; the evaluations so far were at other steps"), (0, "rows.")]
+)
+def test_evaluations_are_spread_over_the_length_of_a_supervised_run(stage, fraction, ends):
+    section = {"reward": "reward_model"}.get(stage, stage)
+    config = load_config(None, [f"{section}.schedule=constant", f"data.eval_fraction={fraction}"])
+    said = describe_extension(config, stage, 6)
+    assert said.startswith("The run continues after step 6, bit for bit as if")
+    assert ends in said

@@ -69,19 +69,20 @@ def describe_extension(config: Config, stage: str, done: int, *, changes: Collec
         changes: What else is allowed to differ from now on.
     """
     described = find_stage(stage)
+    so_far = f"The run continues after {described.unit} {done}"
     stretched = _stretched(config, described) if described.stretched is None else described.stretched(config)
     effects = [f"Stretched to the new length: {', '.join(stretched)}."] if stretched else []
     effects += [f"Allowed to change: {', '.join(changes)}."] if changes else []
     if effects:
-        return (
-            f"The run continues after update {done}. {' '.join(effects)} The result is not that of a run that was this "
-            "long from the start."
-        )
-    condition = ", if the batch size divides the rows"
+        return f"{so_far}. {' '.join(effects)} The result is not that of a run that was this long from the start."
+    evaluations = value_of(config, described.evaluations)
     if described.unit == "update":
-        every = value_of(config, described.evaluations)
-        condition = f"; the evaluation after update {done} is an additional one" if every and done % every else ""
-    return f"The run continues after update {done}, bit for bit as if it had always been this long{condition}."
+        additional = evaluations and done % evaluations
+        condition = f"; the evaluation after update {done} is an additional one" if additional else ""
+    else:
+        condition = ", if the batch size divides the rows"
+        condition += "; the evaluations so far were at other steps than that run's" if evaluations else ""
+    return f"{so_far}, bit for bit as if it had always been this long{condition}."
 
 
 def _stretched(config: Config, stage: Stage) -> list[str]:
