@@ -14,6 +14,7 @@ from kedge.cli.stages import time_dry_run
 from kedge.config import Config, config_from_settings
 from kedge.errors import ConfigError, RewardError
 from kedge.stages.dry_run import TimedPhase, dry_run
+from kedge.stages.planning.plan import count_stage
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.update import UpdateResult
 from tests.tiny import save_tiny_policy
@@ -102,6 +103,15 @@ def test_a_mistake_is_found_as_by_the_stage_itself(place: Path) -> None:
         dry_run(config("ppo", place, reward=f"{place / 'f.py'}:cuont"), "ppo")
     with pytest.raises(ConfigError, match="--dry-run starts a new run"):
         time_dry_run(Config(), "ppo", "auto")
+
+
+def test_a_run_without_updates_is_timed_and_planned(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    empty = config("ppo", place, reward=f"{place / 'f.py'}:count", num_updates=0)
+    assert dry_run(empty, "ppo").seconds == 0
+    assert count_stage(empty, "ppo").plan().peak.bytes > 0
 
 
 def test_a_schedule_of_the_epochs_is_timed_in_one_and_counted_in_all(

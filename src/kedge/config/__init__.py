@@ -19,7 +19,7 @@ from kedge.config.loading.load import (
 from kedge.config.loading.names import full_name, initial_critic
 from kedge.config.loading.yaml_text import parse_value
 from kedge.config.presets import LANGUAGE_PRESETS, PRESETS, Preset, presets_of, stage_of
-from kedge.config.schedules import config_at, count_epochs, scheduled_values
+from kedge.config.schedules import config_at, mean_epochs, scheduled_values
 from kedge.config.schema.checkpoint import CheckpointConfig, PushConfig
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.evaluate import EvaluateConfig, GenerateConfig
@@ -60,7 +60,6 @@ __all__ = [
     "completions",
     "config_at",
     "config_from_settings",
-    "count_epochs",
     "describe_presets",
     "differences",
     "effective_settings",
@@ -71,6 +70,7 @@ __all__ = [
     "full_settings",
     "initial_critic",
     "load_config",
+    "mean_epochs",
     "metric_in_chain",
     "parameter",
     "parse_value",

@@ -59,6 +59,11 @@ def count_epochs(config: Config, num_updates: int) -> int:
     return sum(round(_interpolated(points, update)) for update in range(1, num_updates + 1))
 
 
+def mean_epochs(config: Config) -> float:
+    """The epochs of an update, on average over a run; 0 for a run without updates."""
+    return count_epochs(config, config.ppo.num_updates) / max(1, config.ppo.num_updates)
+
+
 def check_schedules(config: Config, describe: Callable[[ValidationError], str]) -> None:
     """Refuse a schedule of a field that cannot change during a run, and values that a run could not have throughout.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from kedge.config import Config, count_epochs, schedule_in_words, with_values
+from kedge.config import Config, mean_epochs, schedule_in_words, with_values
 from kedge.data import Prompt, PromptStream
 from kedge.logs.progress import format_duration, format_figure, say
 from kedge.logs.table import Cell, print_table
@@ -203,12 +203,7 @@ def _ppo(config: Config, run: Run, given: Mapping[str, Any]) -> list[TimedPhase]
             seconds = clock.metrics(num_tokens=batch.num_tokens)
     done = num_prompts * config.rollout.num_responses
     total = config.ppo.num_updates * config.responses_per_update
-    times = {
-        "rollout": 1,
-        "reward": 1,
-        "experience": 1,
-        "train": count_epochs(config, config.ppo.num_updates) / config.ppo.num_updates,
-    }
+    times = {"rollout": 1, "reward": 1, "experience": 1, "train": mean_epochs(config)}
     return [TimedPhase(f"ppo: {name}", seconds[f"time/{name}"], done, total * each) for name, each in times.items()]
 
 

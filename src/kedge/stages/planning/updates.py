@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from kedge.config import Config, count_epochs, with_values
+from kedge.config import Config, mean_epochs, with_values
 from kedge.data import EncodedExample
 from kedge.models import ActorCritic, LanguageModel, PolicyWeights, Precision, ScalarModel, TokenRows, autocast
 from kedge.models.live_bytes import Hollow, LiveBytes
@@ -260,7 +260,7 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
         config, {"schedules": {**config.schedules, "ppo.num_epochs": {1: 1}}, "ppo.num_minibatches": minibatches}
     )
     passes = subject.rows.tokens / rows.tokens
-    epochs = _mean_epochs(config)
+    epochs = mean_epochs(config)
     steps = epochs * loop.num_minibatches / minibatches
     draw: Any = None
     if subject.texts is not None:
@@ -321,11 +321,6 @@ class _Texts:
         self.phases.start("ptx", "policy", times=self.steps * self.rows.tokens / first.tokens)
         yield from PretrainingBatch(mix, _examples(first))
         self.phases.start("train", "policy", times=self.then)
-
-
-def _mean_epochs(config: Config) -> float:
-    """Epochs of an update, on average over the run."""
-    return count_epochs(config, config.ppo.num_updates) / config.ppo.num_updates
 
 
 def _trial_rows(rows: Rows, minibatches: int) -> tuple[Rows, int]:
@@ -546,6 +541,6 @@ _WORK: Mapping[str, Work] = {
         unit="update",
         config=with_saved_critic,
         group=lambda config: config.rollout.num_responses,
-        optimizer_steps=lambda config: _mean_epochs(config) * config.ppo.num_minibatches,
+        optimizer_steps=lambda config: mean_epochs(config) * config.ppo.num_minibatches,
     ),
 }
