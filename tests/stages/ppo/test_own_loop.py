@@ -429,6 +429,23 @@ def test_interrupts_between_the_calls_are_the_callers(policy: Path, tmp_path: Pa
     assert len(rows(tmp_path / "run")) == 2
 
 
+def test_an_interrupt_in_an_update_that_is_still_made_ends_no_loop(policy: Path, tmp_path: Path) -> None:
+    with kedge.PpoTrainer(model=policy, prompts=PROMPTS, out=tmp_path / "run", **SIZES) as trainer:
+
+        def interrupt(*_: object) -> None:
+            hook.remove()  # a second signal would end the process
+            signal.raise_signal(signal.SIGINT)
+
+        batch = trainer.sample()
+        hook = trainer.roles.optimizer.register_step_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.update(batch, scored(batch.responses))
+        for _ in trainer.updates():
+            batch = trainer.sample()
+            trainer.update(batch, scored(batch.responses))
+    assert [row["update"] for row in rows(tmp_path / "run")] == [1, 2, 3]
+
+
 def forgetful_loop(policy: Path, folder: Path) -> None:
     trainer = kedge.PpoTrainer(model=policy, out=folder, **SIZES)
     batch = trainer.sample(PROMPTS)

@@ -480,7 +480,13 @@ class PpoTrainer:
         batch._trained.append(number)
         self._clock = None
         self._num_sampled = 0
-        self._next = next(self._steps, None)
+        try:
+            self._next = next(self._steps, None)
+        except (KeyboardInterrupt, Terminated):  # the update is made, and the caller may go on after it
+            self._stop.forget()
+            self._steps = self._loop.steps(self.num_updates)
+            self._next = next(self._steps, None)
+            raise
         return {"update": number, **metrics}
 
     def _begin(self) -> int:
