@@ -900,7 +900,7 @@ MUTATIONS = (
     ),
     Mutation(
         "prompts-of-the-same-length-shared",
-        "_shared",
+        "_rows_per_shared_prompt",
         "found[number].append(row)",
         "found[length].append(row)",
         f"{SHARING}::test_states_and_gradients_are_those_of_each_row_by_itself[cpu-lengths0-llama]",
