@@ -114,6 +114,9 @@ class PpoSettings:
         decay: Shape of the learning rate after its rise.
         warmup_fraction: Share of the updates during which it rises.
         learns_in_returns_std: The unit of the value loss is the standard deviation of the returns.
+        num_steps: Optimizer steps of a complete update.
+        measures_distance: A controller needs the distance that each update moves the policy.
+        needs_baseline: The advantages need the score of a greedy response to each prompt.
     """
 
     config: Config
@@ -134,6 +137,9 @@ class PpoSettings:
     decay: Schedule
     warmup_fraction: float
     learns_in_returns_std: bool
+    num_steps: int
+    measures_distance: bool
+    needs_baseline: bool
 
     @classmethod
     def of(
@@ -157,6 +163,7 @@ class PpoSettings:
         clip = clip_ranges(ppo.clip_range, ppo.clip_range_high)
         surrogate = partial(named_surrogate, ppo.policy_loss, clip=clip, dual_clip=ppo.dual_clip, own=own.surrogate)
         is_clipped = ppo.policy_loss == "clipped" and ppo.ratio == "token"
+        estimation = _estimation_of(config, own, exact=exact)
         return cls(
             config=config,
             ppo=ppo,
@@ -165,7 +172,7 @@ class PpoSettings:
             scheduled=scheduled or {},
             exact=exact,
             own=own,
-            estimation=_estimation_of(config, own, exact=exact),
+            estimation=estimation,
             loss=_loss_of(config, surrogate(kl_coef=ppo.surrogate_kl_coef)),
             surrogate=surrogate,
             clip=clip if is_clipped else None,
@@ -176,6 +183,9 @@ class PpoSettings:
             decay=ppo.decay,
             warmup_fraction=ppo.warmup_fraction,
             learns_in_returns_std=learns_in_returns_std(config),
+            num_steps=ppo.num_epochs * ppo.num_minibatches * ppo.num_critic_epochs,
+            measures_distance=ppo.policy_loss == "kl_penalty_adaptive",
+            needs_baseline=estimation.advantage.needs == "baseline",
         )
 
     def at(self, update: int) -> PpoSettings:
@@ -190,21 +200,6 @@ class PpoSettings:
         if not self.exact:
             return self
         return PpoSettings.of(self.config, exact=False, scheduled=self.scheduled, own=self.own)
-
-    @property
-    def measures_distance(self) -> bool:
-        """True if a controller needs the distance that each update moves the policy."""
-        return self.ppo.policy_loss == "kl_penalty_adaptive"
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps of a complete update."""
-        return self.ppo.num_epochs * self.ppo.num_minibatches * self.ppo.num_critic_epochs
-
-    @property
-    def needs_baseline(self) -> bool:
-        """True if the advantages need the score of a greedy response to each prompt."""
-        return self.estimation.advantage.needs == "baseline"
 
     def estimation_with(self, coefficients: Coefficients) -> Estimation:
         """Settings that turn scores into advantages with the current β; 0 if the KL is in the loss."""
