@@ -536,7 +536,7 @@ MUTATIONS = (
     ),
     Mutation(
         "controllers-adapt-to-a-frozen-policy",
-        "_adapt_coefficients",
+        "Updates._finish",
         "if trainer.trains_policy and not event.result.refused:",
         "if not event.result.refused:",
         f"{WARMUP}::test_the_coefficients_first_adapt_after_an_update_of_the_policy",
@@ -650,9 +650,9 @@ MUTATIONS = (
     ),
     Mutation(
         "end-of-the-warm-up-forgotten",
-        "observers_of",
-        "if warmup.ends_by_result:",
-        "if False:",
+        "opened_updates",
+        "is not None and warmup.ends_by_result:",
+        "is not None and False:",
         "tests/stages/test_resume.py::test_ppo_goes_on_to_the_bit[value_warmup_until=0.01]",
     ),
     Mutation(

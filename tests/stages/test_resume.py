@@ -22,7 +22,7 @@ from kedge.errors import ConfigError, DataError, ModelError, OutputError
 from kedge.logs.json_lines import MetricsLog, read_json_lines
 from kedge.runs import resuming
 from kedge.runs.run import Resume, resumed
-from kedge.stages.ppo import observers, run_ppo
+from kedge.stages.ppo import guarding, run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.rlhf import run_rlhf
 from kedge.stages.sft import run_sft
@@ -122,7 +122,7 @@ def assert_same(resumed: Path, whole: Path) -> None:
     ids=lambda settings: next(iter(settings)) + "=" + str(next(iter(settings.values()))),
 )
 def test_ppo_goes_on_to_the_bit(tmp_path, policy, stop_at, settings, monkeypatch):
-    monkeypatch.setattr(observers, "SPIKE_HISTORY", 2)
+    monkeypatch.setattr(guarding, "SPIKE_HISTORY", 2)
     (tmp_path / "reward.py").write_text(DRAWS)
     rewards = [f"{tmp_path / 'reward.py'}:noisy"]
     # Six prompts, four an update: the run stops in the middle of an epoch over them.

@@ -108,15 +108,16 @@ def watched(
         model: The trained model.
         tokenizer: Its tokenizer; None for a model without one.
     """
+    if callback is None:
+        return lambda number, metrics: None
     folder = run.shared_folder
 
     def after_update(number: int, metrics: Mapping[str, float]) -> None:
-        if (show := callback) is not None:
-            loop.complete(number)
-            known = MappingProxyType(dict(metrics))
-            whole = None if run.ranks.is_sharded else model
-            update = Update(run.stage, number, num_updates, known, folder, tokenizer, whole, loop)
-            loop.on_first_rank(lambda: show(update))
+        loop.complete(number)
+        known = MappingProxyType(dict(metrics))
+        whole = None if run.ranks.is_sharded else model
+        update = Update(run.stage, number, num_updates, known, folder, tokenizer, whole, loop)
+        loop.on_first_rank(lambda: callback(update))
 
     return after_update
 

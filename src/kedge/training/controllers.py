@@ -1,4 +1,4 @@
-"""Loss coefficients of a PPO run with the controllers that adapt them, and the warm-up of its critic."""
+"""Loss coefficients of a PPO run with the controllers that adapt them, its critic's warm-up, and its early end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kedge.algorithm.controllers import adapt_entropy_coef, adapt_kl_coef_schulman, adapt_kl_coef_ziegler
+from kedge.training.checkpoint.loop import CheckpointedLoop
 
 KLController = Literal["fixed", "ziegler", "schulman"]
 
@@ -212,3 +213,46 @@ class ValueWarmup:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
         self._length = state["length"]
+
+
+class EarlyEnd:
+    """Ends a run before its last update: the held-out metric has stopped improving, or the KL is too large.
+
+    Args:
+        patience: Evaluations without an improvement (`ppo.eval_patience`); None for any number.
+        max_kl: Largest KL to the reference, nats per response (`ppo.max_kl`); None for no limit.
+        loop: The run's loop, which asks it before every update, and keeps the best one by the held-out metric.
+    """
+
+    def __init__(self, patience: int | None, max_kl: float | None, loop: CheckpointedLoop) -> None:
+        self._patience = patience
+        self._max_kl = max_kl
+        self._best = loop.best
+        self._kl = 0.0
+        loop.until = self.reason
+        if max_kl is not None:
+            loop.register("early end", self, optional=True)
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Record an update's KL."""
+        self._kl = metrics.get("objective/kl", self._kl)
+
+    def reason(self) -> str | None:
+        """Why the run ends here; None if it continues."""
+        best = self._best
+        if self._max_kl is not None and self._kl > self._max_kl:
+            return f"the KL to the reference is {self._kl:.3g} nats per response, above ppo.max_kl={self._max_kl:g}"
+        if self._patience is not None and best is not None and best.num_since >= self._patience:
+            return (
+                f"{best.metric} has not improved in {best.num_since} evaluations (ppo.eval_patience); its best value "
+                f"is {best.value:.4g}, after update {best.update}"
+            )
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last KL."""
+        return {"kl": self._kl}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self._kl = state["kl"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kedge.stages.ppo import observers, run_ppo
+from kedge.stages.ppo import guarding, run_ppo
 from kedge.training.controllers import Coefficients
 from tests.stages.ppo.test_ppo import PROMPTS, configure, varied, vowels
 from tests.tiny import save_tiny_policy
@@ -58,7 +58,7 @@ def test_the_schedule_covers_the_updates_of_the_policy(tmp_path, policy, setting
 
 def test_the_first_step_of_the_policy_is_no_spike(tmp_path, policy, monkeypatch):
     # Four responses an update: the critic's own steps differ by several deviations, the policy's by a thousand.
-    monkeypatch.setattr(observers, "SPIKE_HISTORY", 4)
+    monkeypatch.setattr(guarding, "SPIKE_HISTORY", 4)
     settings = {"on_spike": {"skip": 6.0}, "value_coef": 1e-3, "value_head_rate": 30.0}
     rows = run(policy, tmp_path, varied, num_updates=4, value_warmup_updates=3, **settings).metrics
     assert rows[3]["policy/grad_norm"] > 10 * rows[2]["policy/grad_norm"]

@@ -16,7 +16,7 @@ from kedge.logs.json_lines import read_json_lines, read_metrics, read_samples
 from kedge.models import ActorCritic
 from kedge.rollout import Sampler, collect
 from kedge.runs.run import Resume
-from kedge.stages.ppo import observers, run_ppo
+from kedge.stages.ppo import guarding, run_ppo
 from kedge.stages.ppo import trainer as ppo_trainer
 from kedge.system.output import INCIDENTS_FILE
 from kedge.training.stopping import Terminated
@@ -286,7 +286,7 @@ def test_a_gradient_spike_is_seen_and_the_response_behind_it(configured, sabotag
 
     sabotage(4, change=exaggerate)
     taken = {}
-    monkeypatch.setattr(observers, "SPIKE_HISTORY", 8)
+    monkeypatch.setattr(guarding, "SPIKE_HISTORY", 8)
     config = configured(on_spike=rule)
 
     def run():
@@ -364,7 +364,7 @@ def test_a_run_that_left_something_out_goes_on_to_the_bit(configured, tmp_path, 
         return scores
 
     settings = {"num_updates": 8, "on_nonfinite": "skip", "max_skips": 8, "on_spike": {"skip": 1.0}}
-    monkeypatch.setattr(observers, "SPIKE_HISTORY", 4)
+    monkeypatch.setattr(guarding, "SPIKE_HISTORY", 4)
     whole, split = (configured(name, **settings) for name in ("whole", "split"))
     run_ppo(whole, prompts=PROMPTS, reward=alarming)
     skipped = [row["guard/skipped_steps"] for row in metrics_without_times(tmp_path / "whole")]

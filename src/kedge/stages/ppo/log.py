@@ -103,6 +103,7 @@ class PpoLog:
         progress: The progress display.
         doctor: Prints serious findings as they appear.
         frozen_dtype: Number format of the frozen models.
+        says_missing_eos: Print the score of a missing stop token with the next update, whose scores set it.
     """
 
     trainer: Trainer
@@ -114,6 +115,7 @@ class PpoLog:
     progress: Progress
     doctor: LiveDoctor
     frozen_dtype: str
+    says_missing_eos: bool = False
 
     def describe(self, batch: SampledBatch, experience: Experience, result: UpdateResult) -> dict[str, float]:
         """The metrics of the current update's experience, scores, optimizer steps, settings and memory.
@@ -184,12 +186,21 @@ class PpoLog:
         shown = {name: event.metrics[metric] for name, metric in SHOWN.items() if metric in event.metrics}
         self.progress.update(event.update, shown)
         self.doctor.see(event.update, event.metrics)
+        if self.says_missing_eos:
+            self.says_missing_eos = False
+            self._say_missing_eos(event.metrics["reward/missing_eos_score"])
 
     def after_drop(self, event: Ended) -> None:
         """Write the row of an update that the guard dropped."""
         self.metrics.write(event.update, event.metrics)
         if self.trainer.run.ranks.is_first:
             self.doctor.see(event.update, event.metrics)
+
+    def _say_missing_eos(self, score: float) -> None:
+        """Print the score that `rollout.missing_eos_score=auto` has become."""
+        subtracts = self.trainer.settings.rollout.subtracts_missing_eos
+        effect = f"loses {-score:.4g}" if subtracts else f"scores {score:.4g}"
+        self.progress.say(f"A response without a stop token {effect} (rollout.missing_eos_score=auto).")
 
     def _warn_of_rounding(self, error: float) -> None:
         """Warn if the KL is measured against a reference that rounding has changed."""
@@ -238,6 +249,7 @@ def _reward_error(reward: WeightedReward) -> dict[str, float]:
 def ppo_log(config: Config, run: Run, trainer: Trainer, loop: CheckpointedLoop) -> Iterator[PpoLog]:
     """Open the logs of a run, print the schedule and the stop tokens, and flush the logs before each checkpoint."""
     roles = trainer.roles
+    missing_eos = roles.missing_eos
     with (
         Progress("ppo", total=config.ppo.num_updates, done=loop.done) as progress,
         open_loggers(config, run, warn=progress.say) as loggers,
@@ -269,6 +281,7 @@ def ppo_log(config: Config, run: Run, trainer: Trainer, loop: CheckpointedLoop) 
             progress,
             doctor,
             config.runtime.frozen_dtype,
+            says_missing_eos=loop.done == 0 and missing_eos is not None and not missing_eos.is_known,
         )
 
 

@@ -17,19 +17,20 @@ from kedge.config import Config
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, open_run
-from kedge.runs.training import Callback, running, stage_loop
+from kedge.runs.training import Callback, running, stage_loop, watched
 from kedge.stages.planning.report import MachinePlan, compared
 from kedge.stages.ppo.ahead import check_ahead, open_sampling, with_background
 from kedge.stages.ppo.critics import with_saved_critic
+from kedge.stages.ppo.guarding import new_guard
 from kedge.stages.ppo.log import Ended, Event, PpoLog, ppo_log, write_roles
 from kedge.stages.ppo.measurements import Measurements
-from kedge.stages.ppo.observers import new_guard, observers_of
 from kedge.stages.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.sampling import Batches
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
+from kedge.training.controllers import EarlyEnd
 from kedge.training.guard import Guard
 from kedge.training.runtime import Stopwatch
 
@@ -44,7 +45,7 @@ def run_ppo(
     environment: Callable[[], Any] | None = None,
     resume: Resume | None = None,
     callback: Callback | None = None,
-    on_update: Callable[[int, Roles], None] = lambda update, roles: None,
+    on_update: Callable[[int, Roles], None] | None = None,
     planned: MachinePlan | None = None,
     advantage: Callable[..., object] | None = None,
     surrogate: Callable[..., object] | None = None,
@@ -107,12 +108,12 @@ def train(
     loop: CheckpointedLoop,
     *,
     callback: Callback | None = None,
-    on_update: Callable[[int, Roles], None] = lambda update, roles: None,
+    on_update: Callable[[int, Roles], None] | None = None,
 ) -> None:
     """The PPO loop: each update samples, scores, estimates advantages, and improves policy and critic."""
     with opened_updates(config, run, roles, loop, callback=callback, on_update=on_update) as updates:
         sampling = open_sampling(config, updates.trainer, loop, say=updates.log.progress.say)
-        updates.restore(loop)
+        updates.restore()
         for update in loop.steps(config.ppo.num_updates):
             updates.make(update, sampling, Stopwatch(run.device))
 
@@ -125,7 +126,7 @@ def opened_updates(
     loop: CheckpointedLoop,
     *,
     callback: Callback | None = None,
-    on_update: Callable[[int, Roles], None] = lambda update, roles: None,
+    on_update: Callable[[int, Roles], None] | None = None,
 ) -> Iterator[Updates]:
     """The updates of a run, with its logs open. What is resumed is registered; `Updates.restore` comes next."""
     trainer = Trainer.of(config, run, roles)
@@ -133,8 +134,32 @@ def opened_updates(
         guard = trainer.guard = new_guard(config, run, roles, loop, warn=log.progress.say)
         measurements = Measurements(trainer, log, loop)
         loop.at_end = measurements.at_end
-        observers = observers_of(trainer, measurements, log, loop, callback=callback, on_update=on_update)
-        yield Updates(trainer, guard, log, measurements, *observers)
+        loop.register("coefficients", trainer.coefficients)
+        early_end = EarlyEnd(config.ppo.eval_patience, config.ppo.max_kl, loop)
+        if (missing_eos := roles.missing_eos) is not None and not missing_eos.is_known:
+            loop.register("missing EOS", missing_eos, optional=True)  # a score that is set is the configuration's
+        if (warmup := trainer.warmup) is not None and warmup.ends_by_result:
+            loop.register("value warm-up", warmup, optional=True)  # its length is not known from the start
+        callbacks = list(_callbacks(trainer, loop, callback=callback, on_update=on_update))
+        yield Updates(trainer, guard, log, measurements, loop, early_end, callbacks)
+
+
+def _callbacks(
+    trainer: Trainer,
+    loop: CheckpointedLoop,
+    *,
+    callback: Callback | None,
+    on_update: Callable[[int, Roles], None] | None,
+) -> Iterator[Callable[[Event], object]]:
+    """The user's functions as functions of an update."""
+    roles = trainer.roles
+    if callback is not None:
+        num_updates = trainer.run_settings.ppo.num_updates
+        policy = roles.actor_critic.policy.causal
+        show = watched(callback, trainer.run, loop, num_updates, model=policy, tokenizer=roles.tokenizer)
+        yield lambda event: show(event.update, event.metrics)
+    if on_update is not None:
+        yield lambda event: on_update(event.update, roles)
 
 
 @dataclass(frozen=True)
@@ -145,22 +170,24 @@ class Updates:
         trainer: Samples, scores, estimates and improves.
         guard: Watches every update.
         log: Describes and writes them.
-        measurements: Measures the start.
-        observers: Called after each update that was made, in this order.
-        when_dropped: Called after each one that the guard dropped.
+        measurements: Measures policy and critic on other prompts.
+        loop: Keeps the best update.
+        early_end: Ends the run before its last update.
+        callbacks: The user's functions, called after each update that was made.
     """
 
     trainer: Trainer
     guard: Guard
     log: PpoLog
     measurements: Measurements
-    observers: Sequence[Callable[[Event], object]]
-    when_dropped: Sequence[Callable[[Ended], object]]
+    loop: CheckpointedLoop
+    early_end: EarlyEnd
+    callbacks: Sequence[Callable[[Event], object]]
 
-    def restore(self, loop: CheckpointedLoop) -> None:
+    def restore(self) -> None:
         """Restore a resumed run."""
         roles = self.trainer.roles
-        loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer))
+        self.loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer))
         write_roles(self.trainer.run, roles)
 
     def make(self, update: int, sampling: Batches, clock: Stopwatch) -> Mapping[str, float]:
@@ -184,15 +211,44 @@ class Updates:
                 result = trainer.improve(experience, takes_steps=batch.takes_steps)
         if self.guard.dropped:
             dropped = Ended(update, {**self.guard.metrics(), "policy/optimizer_steps": 0})
-            for note in self.when_dropped:
-                note(dropped)
+            self._finish_dropped(dropped)
             return dropped.metrics
         metrics = {
             **self.log.describe(batch, estimated, result),  # scores and lengths are also of masked responses
             **clock.metrics(num_tokens=batch.num_tokens),
             **sampling.metrics(),
         }
-        event = Event(update, metrics, batch, experience, result)
-        for observe in self.observers:
-            observe(event)
+        self._finish(Event(update, metrics, batch, experience, result))
         return metrics
+
+    def _finish(self, event: Event) -> None:
+        """Measure and log an update, and prepare the next one; the row that the log writes has the measurements.
+
+        The user's callbacks come last: they see a complete update, and may end the run.
+        """
+        trainer = self.trainer
+        if trainer.settings.rollout.engine != "builtin":  # another process samples with a copy of the weights
+            event.metrics.update(trainer.publish(event.update))
+        self.measurements.after_update(event)
+        self.log.after_update(event)
+        if trainer.trains_policy and not event.result.refused:
+            trainer.coefficients.adapt(event.metrics, num_responses=len(event.experience.scores))
+        self.measurements.sample_fixed(event)
+        self._judge(event)
+        if trainer.warmup is not None and (line := trainer.warmup.observe(event.update, event.metrics)):
+            self.log.progress.say(line)
+        for callback in self.callbacks:
+            callback(event)
+
+    def _finish_dropped(self, event: Ended) -> None:
+        """Measure and log an update that the guard dropped."""
+        self.measurements.after_update(event)
+        self.log.after_drop(event)
+        self.measurements.sample_fixed(event)
+        self._judge(event)
+
+    def _judge(self, event: Ended) -> None:
+        """Compare an update with the best one and with the limits that end the run."""
+        if self.trainer.trains_policy:  # until the critic's warm-up ends, the metrics are the start's
+            self.loop.observe(event.update, event.metrics)
+        self.early_end.observe(event.metrics)

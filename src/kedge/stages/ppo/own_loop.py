@@ -224,7 +224,7 @@ class PpoTrainer:
         self._stream = prompt_stream(config, self._trainer, self._loop) if has_prompts else None
         self._sampling = Sampling(None, self._trainer, check=self._updates.guard.check_rollout, say=self._say)
         self._published: Mapping[str, float] = {}
-        self._updates.restore(self._loop)
+        self._updates.restore()
         self._room = longest_prompt(config, roles.actor_critic, roles.reward.weighted_models)
         self._clock: Stopwatch | None = None
         self._num_sampled = self._num_generated = 0

@@ -1,0 +1,96 @@
+"""The guard of a run: its settings, the incidents that it writes, and the weights that it searches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import cast
+
+from torch import nn
+
+from kedge.algorithm.experience import Rollout
+from kedge.config import Config, word
+from kedge.logs.incidents import add_incident, describe_row
+from kedge.runs.run import Run
+from kedge.stages.ppo.roles import Roles
+from kedge.system.ranks import Ranks
+from kedge.training.checkpoint.loop import CheckpointedLoop
+from kedge.training.guard import (
+    MAX_K3,
+    MAX_RATIO,
+    Action,
+    Guard,
+    GuardOptions,
+    Incident,
+    SpikeDetector,
+    find_bad_weight,
+)
+
+SPIKE_HISTORY = 40
+"""Optimizer steps of the recent median that spikes are compared with: ten updates of four steps."""
+
+
+def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[[str], None]) -> Guard:
+    """The configured guard of a run; resumed with it.
+
+    Args:
+        config: The configuration.
+        run: The run.
+        roles: Its models.
+        loop: Rolls the weights back.
+        warn: Prints a line to the user.
+    """
+    options = config.ppo
+    modules: dict[str, nn.Module | None] = {
+        "policy and critic": roles.actor_critic,
+        "the reference": roles.reference,
+        **{name: each.model for name, each in roles.reward.weighted_models.items()},
+    }
+    loaded = {name: module for name, module in modules.items() if module is not None}
+    sigma = options.spike_sigma
+    guard = Guard(
+        GuardOptions(
+            on_nonfinite=options.on_nonfinite,
+            on_spike=cast("Action", word(options.on_spike) or "skip"),
+            max_skips=options.max_skips,
+            max_ratio=MAX_RATIO[run.precision],
+            max_k3=MAX_K3[run.precision],
+            strict=config.runtime.strict,
+        ),
+        spikes=None if sigma is None else SpikeDetector(sigma=sigma, history=SPIKE_HISTORY),
+        record=lambda incident: add_incident(run.folder, _row(incident, roles)),
+        warn=warn,
+        roll_back=partial(loop.roll_back, on_rejected=warn),
+        find_bad_weight=lambda: _find_bad_weight(loaded, run.ranks),
+        before_step=loop.begin_changes,
+    )
+    loop.register("guard", guard)
+    loop.saves_start = "rollback" in (options.on_nonfinite, word(options.on_spike))
+    return guard
+
+
+def _find_bad_weight(modules: Mapping[str, nn.Module], ranks: Ranks) -> str | None:
+    """A description of a non-finite weight, the same on every rank."""
+    found = find_bad_weight(modules)
+    if not ranks.is_sharded or not ranks.largest(int(found is not None)):
+        return found
+    return found or "a weight on another rank is not finite"
+
+
+def _row(incident: Incident, roles: Roles) -> dict[str, object]:
+    """An incident as a row of `incidents.jsonl`, with the response concerned."""
+    row: dict[str, object] = {
+        "update": incident.update,
+        "kind": incident.kind,
+        "what": incident.what,
+        "consequence": incident.consequence,
+        "row": incident.row,
+        "token": incident.token,
+        "figures": incident.figures,
+    }
+    if incident.row is not None and (evidence := incident.evidence) is not None:
+        row |= describe_row(evidence, incident.row, roles.tokenizer)
+        if incident.token is not None:  # its place among the tokens listed, which are the actions
+            rollout = evidence if isinstance(evidence, Rollout) else evidence.rollout
+            row["token"] = int(rollout.action_mask[incident.row, : incident.token].sum())
+    return row
