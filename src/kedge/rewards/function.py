@@ -149,6 +149,8 @@ class FunctionReward:
 
     def _rows_to_score(self, responses: Responses) -> list[int] | None:
         """The responses whose rows have all columns; None if all do, or the function gets all of them."""
+        if not self._skips_missing:
+            return None
         rows = self._rows_with_all(self._given(responses.columns))
         return None if rows is None or len(rows) == len(responses) else rows
 

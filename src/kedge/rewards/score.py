@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean, pstdev
 from typing import Any, Literal
 
@@ -42,7 +43,7 @@ class ScoredRollout:
     baseline: Float[Tensor, " batch"] | None = None
     reasons: list[str | None] | None = None
 
-    @property
+    @cached_property
     def total_scores(self) -> Float[Tensor, " batch"]:
         """Each response's score plus its tokens' scores."""
         return total_scores(self.scores, self.token_scores)
