@@ -128,6 +128,15 @@ class Rollout:
         """Actions per response."""
         return self.action_mask.sum(-1)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by field, without the optional ones that it lacks."""
+        return _tensors(self)
+
+    def to(self, device: torch.device) -> Rollout:
+        """The same on a device."""
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors().items()}
+        return replace(self, **moved)
+
     def select(self, rows: Int[Tensor, " selected"] | slice) -> Rollout:
         """A subset of the rows, in the order of `rows`; padded widths and group numbers are unchanged."""
         return replace(self, **_selected(self, rows))
@@ -261,14 +270,21 @@ def check_masks(rollout: Rollout) -> None:
         raise ShapeError(f"row {row} of the rollout {fault}")
 
 
+def _tensors(batch: Rollout | Experience) -> dict[str, Tensor]:
+    """The tensors that a batch is made of, by field."""
+    entries = {each.name: getattr(batch, each.name) for each in fields(batch) if each.init}
+    return {name: entry for name, entry in entries.items() if isinstance(entry, Tensor)}
+
+
 def _selected(batch: Rollout | Experience, rows: Tensor | slice) -> dict[str, Any]:
     """The chosen rows of every tensor of a batch, by field."""
-    tensors = {each.name: getattr(batch, each.name) for each in fields(batch) if each.init}
-    return {name: tensor[rows] for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    return {name: tensor[rows] for name, tensor in _tensors(batch).items()}
 
 
 def join_rollouts(parts: Sequence[Rollout], *, pad_id: int) -> Rollout:
     """The rows of all parts, in order, padded to the widest; a single part is returned unchanged.
+
+    An optional tensor that a part lacks is dropped.
 
     Args:
         parts: at least one. Their group numbers are kept, so groups that are not the same need different ones.
@@ -277,27 +293,17 @@ def join_rollouts(parts: Sequence[Rollout], *, pad_id: int) -> Rollout:
     if len(parts) == 1:
         return parts[0]
 
-    def known(name: str) -> list[Tensor]:
-        """A field that all parts have, or none."""
-        found = [getattr(part, name) for part in parts]
-        return [] if any(each is None for each in found) else found
-
-    return Rollout(
-        prompt_ids=join_rows([part.prompt_ids for part in parts], fill=pad_id, left=True),
-        prompt_mask=join_rows([part.prompt_mask for part in parts], left=True),
-        response_ids=join_rows([part.response_ids for part in parts], fill=pad_id),
-        token_mask=join_rows([part.token_mask for part in parts]),
-        action_mask=join_rows([part.action_mask for part in parts]),
-        logprobs=join_rows([part.logprobs for part in parts]),
-        stopped=torch.cat([part.stopped for part in parts]),
-        group=torch.cat([part.group for part in parts]),
-        policy_version=torch.cat([part.policy_version for part in parts]),
-        values=join_rows(values) if (values := known("values")) else None,
-        rewards=join_rows(rewards) if (rewards := known("rewards")) else None,
-        cut_off=torch.cat(cut_off) if (cut_off := known("cut_off")) else None,
-        ending=torch.cat(ending) if (ending := known("ending")) else None,
-        calls=torch.cat(calls) if (calls := known("calls")) else None,
-    )
+    joined: dict[str, Tensor] = {}
+    for name in (each.name for each in fields(Rollout)):
+        tensors = [getattr(part, name) for part in parts]
+        if any(tensor is None for tensor in tensors):
+            continue
+        if tensors[0].ndim == 1:
+            joined[name] = torch.cat(tensors)
+        else:
+            fill = pad_id if name.endswith("_ids") else 0
+            joined[name] = join_rows(tensors, fill=fill, left=name.startswith("prompt_"))
+    return Rollout(**joined)
 
 
 def join_rows(parts: Sequence[Tensor], *, fill: float = 0, left: bool = False) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,9 +43,7 @@ class CentralEngine:
 
         def generate() -> dict[str, tuple[str, list[int]]]:
             assert self.engine is not None, "the first rank has the engine"
-            rollout = self.engine.generate(prompts, **given)
-            tables = {each.name: getattr(rollout, each.name) for each in fields(rollout)}
-            sampled.update({name: table for name, table in tables.items() if table is not None})
+            sampled.update(self.engine.generate(prompts, **given).tensors())
             return {name: (str(table.dtype).removeprefix("torch."), [*table.shape]) for name, table in sampled.items()}
 
         own = torch.full((len(given["seeds"]),), self.ranks.is_first, dtype=torch.bool, device=self.device)

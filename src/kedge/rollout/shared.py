@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -85,8 +85,8 @@ class SharedEngine:
             tables = {"prompt_ids": prompt_ids.to(device), "prompt_mask": prompt_mask.to(device)}
         else:
             part = self._equally_wide(part, own, rows)
-        for name in (each.name for each in fields(part) if each.name not in tables):
-            if (known := getattr(part, name)) is not None:
+        for name, known in part.tensors().items():
+            if name not in tables:
                 tables[name] = known.new_zeros(total, *known.shape[1:])
                 tables[name][rows] = known[: len(rows)]
                 self.ranks.fill_in(own, tables[name])

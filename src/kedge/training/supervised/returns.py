@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,9 +75,7 @@ class SampledReturns:
 
     def on(self, device: torch.device) -> SampledReturns:
         """The same on a device."""
-        tensors = {each.name: getattr(self.rollout, each.name) for each in fields(self.rollout)}
-        moved: dict[str, Any] = {name: value.to(device) for name, value in tensors.items() if value is not None}
-        return SampledReturns(replace(self.rollout, **moved), self.returns.to(device), self.mask.to(device))
+        return SampledReturns(self.rollout.to(device), self.returns.to(device), self.mask.to(device))
 
     @classmethod
     def joined(cls, parts: Sequence[SampledReturns]) -> SampledReturns:
