@@ -21,7 +21,7 @@ from torch.optim.adamw import adamw
 from kedge.logs.progress import say
 from kedge.training.guard import StepCheck, refuse_nonfinite
 from kedge.training.objective import Divisors, Objective
-from kedge.training.optimizer import CRITIC
+from kedge.training.optimizer import CRITIC, all_parameters
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.update import UpdateResult, minibatches_of, ppo_update
 from kedge_control.experience import ControlExperience, ControlLearner
@@ -121,7 +121,7 @@ class CompiledUpdate:
 
     def _state(self) -> tuple[State, list[Tensor]]:
         """The state as it is now, and the optimizer's counts of steps."""
-        parameters = [each for group in self.optimizer.param_groups for each in group["params"]]
+        parameters = all_parameters(self.optimizer)
         for parameter in parameters:
             own: dict[str, Any] = self.optimizer.state[parameter]
             if not own:  # as torch starts

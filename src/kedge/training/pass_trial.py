@@ -11,6 +11,7 @@ from kedge.models.live_bytes import LiveBytes
 from kedge.system.memory import free_memory, in_phase, with_unit
 from kedge.system.ranks import AdaptiveTokens, PassTokens, Ranks
 from kedge.training.host_state import HostState
+from kedge.training.optimizer import all_parameters
 from kedge.training.optimizer_kinds import Optimizer
 
 MOST_ON_GPU = 65_536
@@ -51,7 +52,7 @@ def find_tokens(
     if not isinstance(budget, AdaptiveTokens) or budget.is_found or ranks.is_sharded:
         return
     longest = sorted(range(len(lengths)), key=lambda row: -lengths[row])[:2]
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    weights = all_parameters(optimizer)
     device = weights[0].device
     row = lengths[longest[0]]
     come_later = not optimizer.state and not isinstance(optimizer, HostState)

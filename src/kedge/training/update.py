@@ -19,7 +19,7 @@ from kedge.system.ranks.sharding import clip_shards
 from kedge.training.guard import BadValue, StepCheck, first_nonfinite, largest_ratio, refuse_nonfinite
 from kedge.training.learner import B, Batch, Learner
 from kedge.training.objective import Metric, Objective, Reduction
-from kedge.training.optimizer import clip_by_owner, clip_gradients, scale_output_gradients
+from kedge.training.optimizer import all_parameters, clip_by_owner, clip_gradients, scale_output_gradients
 from kedge.training.optimizer_kinds import Optimizer
 
 ExtraLoss = Callable[[], Iterable[Tensor]]
@@ -249,7 +249,7 @@ def _policy_pass(
     check_step: StepCheck,
 ) -> Sequence[Int[Tensor, " rows"]]:
     """Take a step on the total loss for each minibatch and record it; return the minibatches that were skipped."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = all_parameters(optimizer)
     result.passes.append(EpochPass.empty(experience))
     for number, rows in enumerate(each.to(experience.old_logprobs.device) for each in minibatches):
         minibatch = experience if len(minibatches) == 1 else experience.select(rows)
@@ -335,7 +335,7 @@ def critic_pass(
         each one of the policy, on the minibatches of one pass. Spec §6.31.
     """
     steps: list[dict[str, float]] = []
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = all_parameters(optimizer)
     for shuffled in minibatches:
         rows = shuffled.to(experience.old_logprobs.device)
         minibatch = experience.select(rows)

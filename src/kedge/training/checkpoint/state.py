@@ -21,6 +21,7 @@ from kedge.system.ranks.sharding import StoredTensors, gather, part_for, whole
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, save_checkpoint
 from kedge.training.host_state import unwrapped
+from kedge.training.optimizer import all_parameters
 from kedge.training.optimizer_kinds import CODES, Optimizer, OptimizersAsOne, share_codes, state_shape
 
 AHEAD = "ahead"
@@ -403,7 +404,7 @@ def optimizer_state(
     """
     tensors: dict[str, Tensor] = {}
     kept = optimizer.state
-    for index, parameter in enumerate(_parameters(optimizer)):
+    for index, parameter in enumerate(all_parameters(optimizer)):
         for key, value in kept.get(parameter, {}).items():
             if key in CODES:
                 continue
@@ -445,7 +446,7 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state
         raise ModelError(
             f"the checkpoint's optimizer does not match: its groups have {saved_sizes} parameters, expected {sizes}"
         )
-    parameters = _parameters(optimizer)
+    parameters = all_parameters(optimizer)
     restored: dict[int, dict[str, Any]] = {}
     for name in tensors:
         index, _, key = name.partition(".")
@@ -468,15 +469,10 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state
 def _undo_casts(optimizer: Optimizer, restored: Mapping[int, Mapping[str, Any]]) -> None:
     """Torch gives every moment the parameter's number format; some libraries keep another one."""
     kept = optimizer.state
-    for index, parameter in enumerate(_parameters(optimizer)):
+    for index, parameter in enumerate(all_parameters(optimizer)):
         for key, value in restored.get(index, {}).items():
             if isinstance(value, Tensor) and kept[parameter][key].dtype != value.dtype:
                 kept[parameter][key] = value.to(kept[parameter][key].device)
-
-
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    """All parameters, across groups."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _check_same_kind(name: str, tensors: Mapping[str, Tensor], own: Tensor) -> None:

@@ -29,6 +29,7 @@ from kedge.training.checkpoint.state import Stateful, TrainingState
 from kedge.training.optimizer import (
     AdamEpsMode,
     Schedule,
+    all_parameters,
     build_optimizer,
     clip_gradients,
     learning_rate_at,
@@ -318,7 +319,7 @@ def _take_step(
     started = time.perf_counter()
     batch = [examples[row] for row in rows]
     metrics = accumulate_gradients(objective, batch, **settings.passes, begin=optimizer.zero_grad)
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    weights = all_parameters(optimizer)
     settings.ranks.sum_gradients(weights)
     scale_output_gradients(optimizer)
     norm = clip_gradients(weights, settings.max_grad_norm, settings.ranks)
