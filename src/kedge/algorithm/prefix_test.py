@@ -60,11 +60,10 @@ class PromptResamples:
 
     Args:
         member: True where a prefix belongs to a prompt.
-        confidence: Coverage of the intervals.
         count: Resamples.
     """
 
-    def __init__(self, member: Float[Tensor, "prompts prefixes"], confidence: float, count: int) -> None:
+    def __init__(self, member: Float[Tensor, "prompts prefixes"], count: int) -> None:
         num_prompts = len(member)
         generator = torch.Generator().manual_seed(0)
         draws = torch.randint(num_prompts, (count, num_prompts), generator=generator)
@@ -73,21 +72,20 @@ class PromptResamples:
         self.prompt_weights = torch.cat([torch.ones(1, num_prompts, dtype=torch.float64), drawn])
         self.weights = self.prompt_weights @ member
         self._member = member
-        self._confidence = confidence
 
     def interval(self, figures: Float[Tensor, " rows"], bounds: tuple[float, float]) -> Interval | None:
         """The figure of the sample with its interval over the resamples; None if it is undefined."""
         if figures[0].isnan():
             return None
         first, *resamples = map(float, figures)
-        return resampled_interval(first, resamples, len(self._member), confidence=self._confidence, bounds=bounds)
+        return resampled_interval(first, resamples, len(self._member), bounds=bounds)
 
     def share(self, guesses: Tensor, truths: Tensor, *, across: bool) -> Interval | None:
         """The share of ordered pairs, of one prompt or of different ones; 0 and 1 get an interval as well."""
         found = self.interval(self._shares(guesses, truths, across=across), (0.0, 1.0))
         if found is None or found.value not in (0.0, 1.0):
             return found
-        return share_interval([found.value] * len(self._member), confidence=self._confidence)
+        return share_interval([found.value] * len(self._member))
 
     def ceiling(self, one_half: Tensor, other_half: Tensor, *, across: bool) -> float | None:
         """The share of ordered pairs of a perfect critic, from the agreement of two halves of the continuations."""
@@ -182,7 +180,6 @@ def prefix_test(
     prompt_returns: Float[Tensor, " prefixes"],
     prompts: Int[Tensor, " prefixes"],
     *,
-    confidence: float = 0.95,
     num_resamples: int = 1_000,
 ) -> PrefixTest:
     """Hold the values of prefixes against the mean returns of their continuations.
@@ -198,7 +195,6 @@ def prefix_test(
             per prefix.
         prompt_returns: the mean return of other responses to the prefix's prompt, the same for all its prefixes.
         prompts: number of each prefix's prompt.
-        confidence: coverage of the intervals, in (0, 1).
         num_resamples: resamples of the prompts.
 
     Raises:
@@ -217,7 +213,7 @@ def prefix_test(
     means = _means(returns)
     counts = known.sum(-1).cpu()
     member = _rows_of(prompts.cpu()).double()
-    resamples = PromptResamples(member, confidence, num_resamples)
+    resamples = PromptResamples(member, num_resamples)
     noise = float(((returns - means[:, None]).square().nansum(-1) / (counts - 1) / counts).mean())
     spread = float(means.var(correction=0))
     halves = _means(returns[:, ::2]), _means(returns[:, 1::2])

@@ -156,8 +156,6 @@ def explained_variance_interval(
     returns: Float[Tensor, "batch time"],
     mask: Bool[Tensor, "batch time"],
     group: Int[Tensor, " batch"],
-    *,
-    confidence: float = 0.95,
 ) -> Interval:
     """The explained variance 1 − Var(G − V)/Var(G) over the counted slots, with a bootstrap interval over prompts.
 
@@ -168,7 +166,6 @@ def explained_variance_interval(
         returns: G.
         mask: True = counts.
         group: Number of each row's prompt.
-        confidence: Coverage of the interval.
 
     Raises:
         ShapeError: The shapes differ or nothing counts.
@@ -190,7 +187,7 @@ def explained_variance_interval(
     resampled = torch.stack([sums[draw].sum(0) for draw in draws])
     found = float(_explained(sums.sum(0)))
     shares = [float(each) for each in _explained(resampled)]
-    return resampled_interval(found, shares, len(prompts), confidence=confidence, bounds=(-math.inf, 1.0))
+    return resampled_interval(found, shares, len(prompts), bounds=(-math.inf, 1.0))
 
 
 def _explained(sums: Float[Tensor, "*several 5"]) -> Float[Tensor, "*several"]:

@@ -46,11 +46,9 @@ def wins(scores: Sequence[float] | Tensor, others: Sequence[float] | Tensor) -> 
     return (1 + torch.sign(ours - theirs)) / 2
 
 
-def win_rate(
-    scores: Sequence[float] | Tensor, others: Sequence[float] | Tensor, *, confidence: float = 0.95
-) -> Interval:
+def win_rate(scores: Sequence[float] | Tensor, others: Sequence[float] | Tensor) -> Interval:
     """Share of pairs won by the first scores, ties counting half, with the interval of `share_interval`."""
-    return share_interval([float(each) for each in wins(scores, others)], confidence=confidence)
+    return share_interval([float(each) for each in wins(scores, others)])
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:

@@ -61,7 +61,6 @@ class Sweep:
         runs: All its runs, in order.
         metric: The metric to compare by, if it has been chosen.
         goal: `max` or `min`, if it has been chosen.
-        is_over: Whether it ended, with or without failed runs.
     """
 
     folder: Path
@@ -69,7 +68,6 @@ class Sweep:
     runs: Sequence[SweptRun]
     metric: str | None = None
     goal: str | None = None
-    is_over: bool = False
 
     @property
     def settings(self) -> list[Setting]:
@@ -99,7 +97,7 @@ def read_sweep(folder: Path) -> Sweep:
         stage = str(content["stage"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{str(path)!r} is damaged: {type(error).__name__}: {error}") from error
-    return Sweep(folder, stage, runs, content.get("metric"), content.get("goal"), is_over="results" in content)
+    return Sweep(folder, stage, runs, content.get("metric"), content.get("goal"))
 
 
 def last_line(log: Path) -> str:

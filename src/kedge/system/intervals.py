@@ -13,6 +13,9 @@ ENOUGH_UNITS = 30
 """Units from which the quantiles of resampled figures are the interval. Those of a mean cover 74 % of the time with 3
 values, 87 % with 10, and 94 % with 30."""
 
+CONFIDENCE = 0.95
+"""Coverage of intervals: the share of repetitions with the true figure inside their interval."""
+
 LARGE = 500
 """Degrees of freedom from which two terms of the t quantile's expansion are exact to 1e-5."""
 
@@ -47,7 +50,7 @@ class Interval:
         return f"{self.value:.2f}{limits}"
 
 
-def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
+def mean_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Interval:
     """The mean of independent values with Student's interval: x̄ ± t·s/√n; unknown for a single value.
 
     Args:
@@ -68,7 +71,7 @@ def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Inter
     return Interval(mean, mean - half, mean + half)
 
 
-def share_interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
+def share_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Interval:
     """The mean of independent shares in [0, 1], such as wins with ties at ½, with its interval.
 
     c ± z·√(v/(N − 1)),   N = n + z²,   c and v: mean and variance of the values, z²/2 zeros and z²/2 ones
@@ -97,15 +100,17 @@ def share_interval(values: Sequence[float], *, confidence: float = 0.95) -> Inte
     return Interval(value, max(0.0, center - half), min(1.0, center + half))
 
 
-def score_interval(groups: Sequence[Sequence[float]], *, confidence: float = 0.95) -> Interval:
+def score_interval(groups: Sequence[Sequence[float]]) -> Interval:
     """The mean of groups' mean scores: with a share's interval if every score is 0 or 1, else a mean's interval.
 
     Args:
         groups: The scores of each independent unit, such as the responses to a prompt; at least one of each.
-        confidence: As in `mean_interval`, and so are the errors.
+
+    Raises:
+        ShapeError: As in `mean_interval`.
     """
     of = share_interval if all(each in (0, 1) for group in groups for each in group) else mean_interval
-    return of([fmean(group) for group in groups], confidence=confidence)
+    return of([fmean(group) for group in groups])
 
 
 def resampled_interval(
@@ -113,7 +118,6 @@ def resampled_interval(
     resamples: Sequence[float],
     num_units: int,
     *,
-    confidence: float = 0.95,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Interval:
     """A figure other than a mean, with an interval from bootstrap resamples of the units it was computed from.
@@ -125,7 +129,6 @@ def resampled_interval(
         value: The figure of the sample.
         resamples: Those of its resamples; NaN where it cannot be computed.
         num_units: Independent units (prompts, seeds) that are resampled, n.
-        confidence: As in `mean_interval`.
         bounds: The least and the largest possible figure.
 
     Source: Efron 1979; Hesterberg 2015 (arXiv 1411.5279), section 4, for the few units.
@@ -134,9 +137,9 @@ def resampled_interval(
     if num_units < 2 or len(known) < 2:
         return Interval(value, *bounds)
     if num_units < ENOUGH_UNITS:
-        half = student_quantile(confidence, num_units - 1) * stdev(known) * math.sqrt(num_units / (num_units - 1))
+        half = student_quantile(CONFIDENCE, num_units - 1) * stdev(known) * math.sqrt(num_units / (num_units - 1))
         return Interval(value, max(bounds[0], value - half), min(bounds[1], value + half))
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     low, high = (known[round(share * (len(known) - 1))] for share in (tail, 1 - tail))
     return Interval(value, low, high)
 

@@ -41,6 +41,9 @@ UNIT = "output_unit"
 CRITIC = "is_critic"
 """Parameter group key: True if the group belongs to a critic that shares no gradient with the policy."""
 
+BETAS = (0.9, 0.999)
+"""Decay rates β₁ and β₂ of Adam's two moments."""
+
 FUSED_DEVICES = frozenset({"cpu", "cuda"})
 """Devices with a fused implementation; on a CPU it is two to four times as fast as the loop over parameters."""
 
@@ -52,7 +55,6 @@ def build_optimizer(
     kind: OptimizerKind = "adamw",
     adam_eps: float = 1e-5,
     adam_eps_mode: AdamEpsMode = "torch",
-    betas: tuple[float, float] = (0.9, 0.999),
     weight_decay: float = 0.0,
     head_parameters: Iterable[nn.Parameter] = (),
     head_rate: float = 1.0,
@@ -78,7 +80,6 @@ def build_optimizer(
         kind: The kind.
         adam_eps: ε ≥ 0; not in adafactor.
         adam_eps_mode: Definition of ε: "torch" or, with adamw, "tf1".
-        betas: Decay rates (β₁, β₂) of the two moments, each in [0, 1).
         weight_decay: Decoupled decay per unit of learning rate, ≥ 0; applied to matrices only, not to norms and biases.
         head_parameters: Parameters of an output layer, to train at their own rate: a new head has further to go.
             `set_learning_rate` gives the unit of its outputs.
@@ -96,7 +97,7 @@ def build_optimizer(
         et al. 2025 (arXiv 2502.16982), section 2.2, its factor.
     """
     groups = _groups(parameters, weight_decay, head_parameters, head_rate, critic_parameters)
-    built = _of_kind(kind, groups, learning_rate, betas, adam_eps, adam_eps_mode, inner_matrices)
+    built = _of_kind(kind, groups, learning_rate, adam_eps, adam_eps_mode, inner_matrices)
     return HostState(built) if offload else built
 
 
@@ -104,7 +105,6 @@ def _of_kind(
     kind: OptimizerKind,
     groups: list[dict[str, Any]],
     learning_rate: float,
-    betas: tuple[float, float],
     adam_eps: float,
     adam_eps_mode: AdamEpsMode,
     inner_matrices: Iterable[nn.Parameter],
@@ -119,13 +119,13 @@ def _of_kind(
             "checkpoint keeps; leave their requires_grad off"
         )
     if kind == "adamw":
-        return _adamw(groups, learning_rate, betas, adam_eps, adam_eps_mode)
+        return _adamw(groups, learning_rate, adam_eps, adam_eps_mode)
     sharded = any(isinstance(parameter, DTensor) for parameter in trainable)
     # Runs have checked this when they open; plans have not.
     check_optimizer(kind, trainable[0].device, named="optimizer", is_sharded=sharded)
     if kind == "adamw8bit":
         library = load_bitsandbytes("optimizer=adamw8bit", trainable[0].device)
-        settings = {"betas": betas, "eps": adam_eps, "min_8bit_size": SMALLEST_IN_8_BITS}
+        settings = {"betas": BETAS, "eps": adam_eps, "min_8bit_size": SMALLEST_IN_8_BITS}
         return library.optim.AdamW8bit(groups, lr=learning_rate, weight_decay=0.0, **settings)
     if kind == "adafactor":
         from transformers.optimization import Adafactor
@@ -138,7 +138,7 @@ def _of_kind(
     if inner:
         parts.append(torch.optim.Muon(inner, lr=learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
     if others:
-        parts.append(_adamw(others, learning_rate, betas, adam_eps, adam_eps_mode))
+        parts.append(_adamw(others, learning_rate, adam_eps, adam_eps_mode))
     return OptimizersAsOne(parts)
 
 
@@ -185,7 +185,6 @@ def _split(groups: list[dict[str, Any]], inside: set[int]) -> tuple[list[dict[st
 def _adamw(
     groups: list[dict[str, Any]],
     learning_rate: float,
-    betas: tuple[float, float],
     adam_eps: float,
     adam_eps_mode: AdamEpsMode,
 ) -> AdamW:
@@ -196,10 +195,10 @@ def _adamw(
     fused = not sharded and all(parameter.device.type in FUSED_DEVICES for parameter in trainable)
     foreach = False if sharded else None
     if adam_eps_mode == "torch":
-        return AdamW(groups, lr=learning_rate, betas=betas, eps=adam_eps, fused=fused, foreach=foreach)
+        return AdamW(groups, lr=learning_rate, betas=BETAS, eps=adam_eps, fused=fused, foreach=foreach)
     # t counts each parameter's own steps, and a group has a single ε, so each parameter gets its own group.
     groups = [{**group, "params": [parameter], "tf1_step": 0} for group in groups for parameter in group["params"]]
-    optimizer = AdamW(groups, lr=learning_rate, betas=betas, eps=adam_eps, fused=fused, foreach=foreach)
+    optimizer = AdamW(groups, lr=learning_rate, betas=BETAS, eps=adam_eps, fused=fused, foreach=foreach)
     for group in optimizer.param_groups:
         group["tf1_eps"] = adam_eps
     optimizer.register_step_pre_hook(_convert_tf1_eps)

@@ -341,7 +341,7 @@ class PrefixSample:
         """Samples of different prompts as one."""
         return cls(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(cls)))
 
-    def test(self, *, confidence: float = 0.95) -> PrefixTest:
+    def test(self) -> PrefixTest:
         """The figures; see `prefix_test`.
 
         Raises:
@@ -349,7 +349,7 @@ class PrefixSample:
         """
         if not self.num:
             raise UnscoredError("no response of two or more tokens has enough scored continuations")
-        return prefix_test(self.values, self.returns, self.prompt_returns, self.prompts, confidence=confidence)
+        return prefix_test(self.values, self.returns, self.prompt_returns, self.prompts)
 
     def listed(self) -> list[CheckedPrefix]:
         """The prefixes one by one."""
