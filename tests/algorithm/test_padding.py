@@ -73,7 +73,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
 def parts(result: object) -> tuple[Tensor, ...]:
     if isinstance(result, Tensor):
         return (result,)
-    return tuple(getattr(result, field.name) for field in fields(result)) if is_dataclass(result) else tuple(result)
+    found = [getattr(result, field.name) for field in fields(result)] if is_dataclass(result) else result
+    return tuple(each for each in found if each is not None)
 
 
 def run(function: Callable[..., object], tensors: list[Tensor], mask: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -3,12 +3,14 @@
 import copy
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from kedge.algorithm.critic import Bins
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
+from kedge.algorithm.policy_losses import clipped_policy_loss
 from tests.training.test_update import make_experience, make_models, make_objective
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])
@@ -90,6 +92,22 @@ def test_a_histograms_loss_has_no_unit_and_no_clip(experience):
     metrics = {name: sum(float(each.metrics[name].value) for each in terms) for name in terms[0].metrics}
     assert (metrics["value/loss"], metrics["value/outside_support"]) == pytest.approx((loss, outside), abs=1e-5)
     assert "value/clip_fraction" not in metrics
+
+
+def test_the_share_that_the_dual_clip_bounds_is_a_metric_where_there_is_one(experience):
+    outputs = PolicyOutputs(logprobs=draw(7, -1.0), entropy=draw(8, 2.0), values=None)
+    plain = make_objective()
+    bounded = replace(plain, surrogate=partial(clipped_policy_loss, clip_range=0.2, dual_clip=1.01))
+    divisors = plain.divisors(experience)
+    terms = [bounded(outputs_of_row(outputs, row), experience.select(slice(row, row + 1)), divisors) for row in (0, 1)]
+    held = 0
+    for row, time in MASK.nonzero().tolist():
+        rho = math.exp(outputs.logprobs[row, time] - experience.old_logprobs[row, time])
+        held += experience.advantages[row, time].item() < 0 and rho > 1.01
+    assert 0 < held < 4
+    name = "policy/dual_clip_fraction"
+    assert sum(float(each.metrics[name].value) for each in terms) == pytest.approx(held / 4)
+    assert name not in plain(outputs, experience, divisors).metrics
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])

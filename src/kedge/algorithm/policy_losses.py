@@ -281,7 +281,7 @@ class PolicyLoss:
             are masked (double-sided). Tokens with advantage 0 do not count. 0 for unclipped losses.
         approx_kl: mean of the KL if it was given, else of ρ − 1 − log ρ, nats: how far the policy has moved since the
             rollout.
-        dual_clip_fraction: share of counted tokens where the dual clip is active.
+        dual_clip_fraction: share of counted tokens where the dual clip is active; None without one.
         ratio_mean: mean of the single tokens' ρ for any `ratio`, like `approx_kl`; 1 in expectation.
         ratio_min: smallest of them.
         ratio_max: largest of them.
@@ -291,7 +291,7 @@ class PolicyLoss:
     loss: Float[Tensor, ""]
     clip_fraction: Float[Tensor, ""]
     approx_kl: Float[Tensor, ""]
-    dual_clip_fraction: Float[Tensor, ""]
+    dual_clip_fraction: Float[Tensor, ""] | None
     ratio_mean: Float[Tensor, ""]
     ratio_min: Float[Tensor, ""]
     ratio_max: Float[Tensor, ""]
@@ -388,7 +388,7 @@ class Tokens:
             loss=aggregate(losses, mask, **self.averaging),
             clip_fraction=share(held_by_clip),
             approx_kl=mean(self.kl.detach()),
-            dual_clip_fraction=share(held_by_dual_clip),
+            dual_clip_fraction=None if held_by_dual_clip is None else share(held_by_dual_clip),
             ratio_mean=mean(ratio),
             ratio_min=ratio.masked_fill(~mask, math.inf).min(),
             ratio_max=ratio.masked_fill(~mask, 0.0).max(),

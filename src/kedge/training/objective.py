@@ -187,10 +187,12 @@ class Objective:
             **self._averaging(divisors.policy),
         )
         share = policy.num_tokens / divisors.actions
+        held = policy.dual_clip_fraction
         return policy.loss, {
             "policy/loss": Metric(policy.loss),
             "policy/approx_kl": Metric(share * policy.approx_kl),
             "policy/clip_fraction": Metric(share * policy.clip_fraction),
+            **({} if held is None else {"policy/dual_clip_fraction": Metric(share * held)}),
             "policy/entropy": Metric(torch.where(mask, outputs.entropy, 0.0).sum() / divisors.actions),
             "policy/ratio_mean": Metric(share * policy.ratio_mean),
             "policy/ratio_min": Metric(policy.ratio_min, "min"),
