@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kedge.rewards.function import CallLimits, FunctionReward, load_function
-from kedge.rewards.source import MESSAGES_COLUMN, Responses, RewardSource, Score, Scores, ScoringModel, Verdict
+from kedge.rewards.source import MESSAGES_COLUMN, Responses, RewardSource, Score, Scores, Verdict
 from kedge.rewards.weighted import ScoredTerms, WeightedReward
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ __all__ = [
     "Score",
     "ScoredTerms",
     "Scores",
-    "ScoringModel",
     "Verdict",
     "WeightedReward",
     "load_function",

@@ -18,13 +18,14 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kedge.errors import RewardError
-from kedge.rewards.source import Responses, Score, ScoringModel, Verdict, checked_scores, free_names
+from kedge.rewards.source import Responses, Score, Verdict, checked_scores, free_names
 from kedge.system.generators import seeded
 from kedge.system.importing import find_named
 from kedge.system.texts import place_of, typed_error_text
 from kedge.system.workers.event_loop import event_loop
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
+    from kedge.rewards.model import ModelReward
     from kedge.system.ranks import Ranks
 
 RESPONSE_ARGUMENTS = ("completions", "completion_ids", "stopped")
@@ -78,7 +79,7 @@ class FunctionReward:
         self._check_settings()
 
     @property
-    def models(self) -> Mapping[str, ScoringModel]:
+    def models(self) -> Mapping[str, ModelReward]:
         """None: a function's own models are not known."""
         return {}
 
@@ -442,7 +443,7 @@ class GuardedReward:
         return self._loaded
 
     @property
-    def models(self) -> Mapping[str, ScoringModel]:
+    def models(self) -> Mapping[str, ModelReward]:
         """None, see `FunctionReward.models`."""
         return {}
 

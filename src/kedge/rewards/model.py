@@ -13,7 +13,7 @@ from kedge.data.records import RowError
 from kedge.data.tokens import special_wrapping
 from kedge.errors import DataError, RewardError
 from kedge.models import Precision, ScalarModel, score_rows
-from kedge.rewards.source import MESSAGES_COLUMN, Responses, Score, ScoringModel, checked_scores
+from kedge.rewards.source import MESSAGES_COLUMN, Responses, Score, checked_scores
 from kedge.system.memory import in_phase
 from kedge.system.ranks import ALONE, PassTokens, Ranks
 
@@ -68,7 +68,7 @@ class ModelReward:
         return self.model.context_length
 
     @property
-    def models(self) -> Mapping[str, ScoringModel]:
+    def models(self) -> Mapping[str, ModelReward]:
         """The model itself."""
         return {self.name: self}
 

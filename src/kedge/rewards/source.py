@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 from kedge.errors import NonfiniteScoreError, RewardError
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
-    from kedge.models import ScalarModel
+    from kedge.rewards.model import ModelReward
 
 Score: TypeAlias = "float | list[float] | None"
 """One number for a response, or one per response token (a process reward), or None for no score."""
@@ -123,25 +123,6 @@ class Responses:
         return replace(self, **lists, columns={name: chosen(column) for name, column in self.columns.items()})
 
 
-class ScoringModel(Protocol):
-    """A model that a reward source runs."""
-
-    @property
-    def model(self) -> ScalarModel:
-        """The module."""
-        ...
-
-    @property
-    def shares_tokens(self) -> bool:
-        """True if it has the policy's tokens, so that a copy of it can be the critic."""
-        ...
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Its context length: the longest prompt plus response, tokens; None if unknown."""
-        ...
-
-
 class RewardSource(Protocol):
     """Anything that scores responses."""
 
@@ -151,7 +132,7 @@ class RewardSource(Protocol):
         ...
 
     @property
-    def models(self) -> Mapping[str, ScoringModel]:
+    def models(self) -> Mapping[str, ModelReward]:
         """The models it runs, by name; empty for functions."""
         ...
 

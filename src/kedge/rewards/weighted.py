@@ -9,12 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards.function import CallResult, FunctionReward, GuardedReward, answers_of, reasons_of
-from kedge.rewards.source import Responses, RewardSource, Score, Scores, ScoringModel
+from kedge.rewards.source import Responses, RewardSource, Score, Scores
 from kedge.system.term_names import distinct_names
+
+if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
+    from kedge.rewards.model import ModelReward
 
 MOST_REASONS = 32
 """Reasons of a source with a separate metric, so that a function with a reason per response does not flood the logs."""
@@ -152,21 +155,21 @@ class WeightedReward:
         return "+".join(self.names)
 
     @property
-    def models(self) -> Mapping[str, ScoringModel]:
+    def models(self) -> Mapping[str, ModelReward]:
         """The models of all sources, by the source's name."""
         return {**self.weighted_models, **self.judges}
 
     @property
-    def weighted_models(self) -> Mapping[str, ScoringModel]:
+    def weighted_models(self) -> Mapping[str, ModelReward]:
         """The models with scores in the sum: all except the judges'."""
         return self._models(judges=False)
 
     @property
-    def judges(self) -> Mapping[str, ScoringModel]:
+    def judges(self) -> Mapping[str, ModelReward]:
         """The models of weight 0."""
         return self._models(judges=True)
 
-    def _models(self, *, judges: bool) -> dict[str, ScoringModel]:
+    def _models(self, *, judges: bool) -> dict[str, ModelReward]:
         return {
             name if len(source.models) == 1 else f"{name}/{own}": model
             for name, source, weight in zip(self.names, self.sources, self.weights, strict=True)

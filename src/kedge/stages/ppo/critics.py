@@ -33,8 +33,7 @@ from kedge.models import (
 from kedge.models.heads import value_head_file
 from kedge.models.loading import Bases
 from kedge.models.sharded import shard_model
-from kedge.rewards.model import share_tokens
-from kedge.rewards.source import ScoringModel
+from kedge.rewards.model import ModelReward, share_tokens
 from kedge.runs.frozen import adapter_of, say_loaded_whole
 from kedge.runs.run import Run
 from kedge.stages.ppo.settings import learns_in_returns_std, value_bins_of
@@ -45,7 +44,7 @@ def load_actor_critic(
     config: Config,
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
-    models: Sequence[ScoringModel],
+    models: Sequence[ModelReward],
     bases: Bases | None = None,
 ) -> tuple[ActorCritic, ValueHead | None]:
     """Policy and critic, if any, and the critic's new head, which has its own learning rate."""
@@ -97,7 +96,7 @@ def _load_critic(
     config: Config,
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
-    models: Sequence[ScoringModel],
+    models: Sequence[ModelReward],
     bases: Bases | None,
 ) -> tuple[ScalarModel, ValueHead | None]:
     """A separate critic and its new head: a trained one or a copy of the reward model (no new head), or of the policy.
@@ -119,7 +118,7 @@ def _scalar_critic(
     config: Config,
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
-    models: Sequence[ScoringModel],
+    models: Sequence[ModelReward],
     bases: Bases | None,
 ) -> tuple[ScalarModel, bool]:
     """The model that a separate critic starts from, and whether its head is trained (spec §7.34).
@@ -151,7 +150,7 @@ def _scalar_critic(
     return critic, is_copy
 
 
-def _misfit(models: Sequence[ScoringModel]) -> str | None:
+def _misfit(models: Sequence[ModelReward]) -> str | None:
     """Why the reward models cannot be copied as the critic; None if they can."""
     if len(models) != 1:
         return str(len(models))

@@ -29,8 +29,7 @@ from kedge.logs.progress import Progress
 from kedge.models import LanguageModel, ScalarModel
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import num_weights
-from kedge.rewards import WeightedReward
-from kedge.rewards.source import ScoringModel
+from kedge.rewards import ModelReward, WeightedReward
 from kedge.rollout import Evaluated, still_to_evaluate
 from kedge.runs.run import Run
 from kedge.runs.training import open_loggers
@@ -413,7 +412,7 @@ class Costs:
         return {**{f"flops/{name}": flops for name, flops in phases.items()}, "cost/sft_steps": total}
 
 
-def _scoring(models: Mapping[str, ScoringModel]) -> ForwardCost:
+def _scoring(models: Mapping[str, ModelReward]) -> ForwardCost:
     return ForwardCost(sum(ForwardCost.of(each.model).per_token for each in models.values()))
 
 

@@ -27,9 +27,8 @@ from kedge.models.loading import Bases
 from kedge.models.pretrained import configured_length, inner_matrices, load_config
 from kedge.models.sources import base_source
 from kedge.rewards import WeightedReward
-from kedge.rewards.model import share_vocabulary
+from kedge.rewards.model import ModelReward, share_vocabulary
 from kedge.rewards.score import MissingEos
-from kedge.rewards.source import ScoringModel
 from kedge.rollout import Engine
 from kedge.runs.frozen import bases_of, freeze_models, hold_bases_of, measuring_scores
 from kedge.runs.inputs import (
@@ -234,7 +233,7 @@ def _optimizer(config: Config, run: Run, actor_critic: ActorCritic, head: ValueH
     )
 
 
-def longest_prompt(config: Config, actor_critic: ActorCritic, models: Mapping[str, ScoringModel]) -> int | None:
+def longest_prompt(config: Config, actor_critic: ActorCritic, models: Mapping[str, ModelReward]) -> int | None:
     """Maximum prompt length in tokens, so that prompt and response fit into every model that reads both."""
     critic = actor_critic.critic
     limits = {"the policy": actor_critic.policy.sampling_length}
@@ -248,7 +247,7 @@ def longest_prompt(config: Config, actor_critic: ActorCritic, models: Mapping[st
 
 
 def _say_if_too_long(
-    config: Config, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, models: Mapping[str, ScoringModel]
+    config: Config, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, models: Mapping[str, ModelReward]
 ) -> None:
     """Warn of reward models with other tokens that may not read the longest prompt with its response."""
     limits = {name: each.max_tokens for name, each in models.items() if not each.shares_tokens and each.max_tokens}
