@@ -679,8 +679,8 @@ MUTATIONS = (
     Mutation(
         "value-unit-without-the-error",
         "_returns_unit",
-        "max(float(returns.std(correction=0)), MIN_SHARE_OF_ERROR * error, MIN_SPREAD * size)",
-        "max(float(returns.std(correction=0)), MIN_SPREAD * size)",
+        "max(spread_of_returns(returns), MIN_SHARE_OF_ERROR * error)",
+        "spread_of_returns(returns)",
         f"{SETTINGS}::test_returns_that_hardly_differ_do_not_multiply_the_value_loss",
     ),
     Mutation(

@@ -22,6 +22,10 @@ from kedge.algorithm.masking import (
 )
 from kedge.errors import ConfigError
 
+MIN_SPREAD = 1e-4
+"""Returns with a standard deviation below this share of their root mean square are treated as constant: rounding is
+then a visible part of their differences."""
+
 
 class ValueLoss(NamedTuple):
     """A value loss, and the share of counted tokens with a strictly larger clipped error."""
@@ -71,6 +75,12 @@ def clipped_value_loss(
     loss = 0.5 * aggregate(losses, mask, **averaging)
     clipped = (losses > free) & mask
     return ValueLoss(loss=loss, clip_fraction=clipped.to(losses.dtype).sum() / mask.sum())
+
+
+def spread_of_returns(returns: Float[Tensor, " slots"]) -> float:
+    """The standard deviation of returns, at least `MIN_SPREAD` of their root mean square; 0 if all are 0."""
+    size = float(returns.square().mean().sqrt())
+    return max(float(returns.std(correction=0)), MIN_SPREAD * size)
 
 
 @torch.no_grad()

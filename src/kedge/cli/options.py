@@ -119,9 +119,6 @@ _READERS: Mapping[str, Any] = {
 """Notations of values on the command line, for fields where that is not obvious."""
 
 
-IN_MEMORY = "python:in_memory"
-"""The entry in `config.yaml` for prompts that are passed to the pipeline as texts."""
-
 # A hub id or a path, with or without a split; name:split; or a file.
 _NAME = re.compile(r"[\w.-]+(/[\w.-]*)+(:[^\s:]+){0,2}|[\w.-]+(:[^\s:]+){1,2}|[\w.-]+\.\w+")
 _DATA_FILE = re.compile(r"\S.*\.(jsonl|ndjson|json|parquet|csv|tsv)(\.(gz|bz2|xz|zst))?(:\S+)?", re.IGNORECASE)

@@ -12,7 +12,6 @@ import typer
 
 from kedge.cli.command import Command
 from kedge.cli.options import (
-    IN_MEMORY,
     Anyway,
     Changes,
     ConfigFile,
@@ -37,7 +36,7 @@ from kedge.stages.demo.recipe import DURATION
 from kedge.system.invocation import num_ranks
 from kedge.system.output import CONFIG_FILE, check_output, is_run
 from kedge.system.stage import Stage, imported, stages
-from kedge.system.texts import printable
+from kedge.system.texts import IN_MEMORY, printable
 
 
 def _command_of(stage: Stage) -> Callable[..., None]:

@@ -64,6 +64,7 @@ from kedge.system.output import (
 from kedge.system.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
 from kedge.system.ranks.start import join_ranks, local_rank
 from kedge.system.stage import Stage, find_stage, stages
+from kedge.system.texts import IN_MEMORY
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer_kinds import check_optimizer
 from kedge.training.runtime import (
@@ -74,8 +75,6 @@ from kedge.training.runtime import (
     tune_memory,
     use_deterministic_kernels,
 )
-
-IN_MEMORY = "python:in_memory"
 
 
 def describe_in_memory(in_memory: Mapping[str, object]) -> dict[str, Any]:

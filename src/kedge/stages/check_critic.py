@@ -18,6 +18,7 @@ from kedge.algorithm.prefix_test import PrefixTest
 from kedge.config import Config, load_config, with_values
 from kedge.config.schedules import config_at
 from kedge.errors import ConfigError
+from kedge.inspect.page.checks import FIGURES
 from kedge.inspect.record import read_config
 from kedge.logs.critic_checks import check_row
 from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EvaluationsLog
@@ -126,11 +127,8 @@ def run_check_critic(
 
 def _print(summary: dict[str, Any], test: PrefixTest) -> None:
     rows: dict[str, list[Cell]] = {
-        "ordered pairs, different prompts": [test.pairs_across, test.prompt_pairs_across, test.ceiling_across, 0.5],
-        "ordered pairs, same prompt": [test.pairs_within, None, test.ceiling_within, 0.5],
-        "explained variance": [test.explained_variance, test.prompt_explained_variance, test.ceiling_explained, 0.0],
-        "rank correlation": [test.rank_correlation, None, None, 0.0],
-        "rank correlation, same prompt": [test.rank_correlation_within, None, None, 0.0],
+        label.lower(): [*(name and getattr(test, name) for name in (own, prompt_mean, ceiling)), chance]
+        for label, own, prompt_mean, ceiling, chance in FIGURES
     }
     title = (
         f"{test.num_prefixes} prefixes of responses to {test.num_prompts} prompts, "

@@ -12,6 +12,9 @@ DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 PACKAGE = "package:"
 """Before the name of an installed package that has a model's GGUF file."""
 
+IN_MEMORY = "python:in_memory"
+"""The entry in `config.yaml` for content that is passed from Python, or to the pipeline as texts."""
+
 
 def names_function(text: str) -> bool:
     """True if a text names a Python function rather than a model: `file.py:function` or `package.module:function`.

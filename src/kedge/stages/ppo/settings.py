@@ -15,7 +15,7 @@ from kedge.algorithm.advantages import (
     RewardToGo,
     TotalReward,
 )
-from kedge.algorithm.critic import Bins
+from kedge.algorithm.critic import Bins, spread_of_returns
 from kedge.algorithm.experience import Experience
 from kedge.algorithm.group_advantages import (
     GreedyBaselineAdvantage,
@@ -42,9 +42,6 @@ SURROGATE_KL_TARGET = 0.01
 """KL to the sampling policy in nats per token for `policy_loss=kl_penalty_adaptive`: the best adaptive value of PPO."""
 GOOD_SCORE = 1.0
 """Score from which a response counts as good for `ppo.positive_nll_coef`: verifiers score 1 for correct."""
-MIN_SPREAD = 1e-4
-"""Returns with a standard deviation below this share of their root mean square are treated as constant: rounding is
-then a visible part of their differences."""
 MIN_SHARE_OF_ERROR = 0.1
 """The value loss's unit is at least this share of the critic's RMS error, so that the loss starts at ½ · 10² = 50 or
 less; the standard deviation of scores that are almost all equal would multiply it by up to a million."""
@@ -352,12 +349,12 @@ def _loss_of(config: Config, surrogate: Surrogate) -> Objective:
 
 
 def _returns_unit(experience: Experience) -> float:
-    """The standard deviation of the returns, at least `MIN_SPREAD` of their RMS and `MIN_SHARE_OF_ERROR` of that of
-    R − V; 1 where all of these are 0. It scales with the reward.
+    """The spread of the returns, at least `MIN_SHARE_OF_ERROR` of the RMS of R − V; 1 where both are 0.
+
+    It scales with the reward.
     """
     returns = experience.returns[experience.reward_mask]
     error = 0.0
     if experience.values is not None:
         error = float((returns - experience.values[experience.reward_mask]).square().mean().sqrt())
-    size = float(returns.square().mean().sqrt())
-    return max(float(returns.std(correction=0)), MIN_SHARE_OF_ERROR * error, MIN_SPREAD * size) or 1.0
+    return max(spread_of_returns(returns), MIN_SHARE_OF_ERROR * error) or 1.0

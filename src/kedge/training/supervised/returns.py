@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from kedge.algorithm.critic import explained_variance
+from kedge.algorithm.critic import explained_variance, spread_of_returns
 from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
 from kedge.algorithm.readout import ReadoutSums, explained_variance_interval, fit_readout
 from kedge.errors import ModelError
@@ -24,9 +24,6 @@ from kedge.system.ranks import ALONE, PassTokens, Ranks, evaluate_in_passes, wit
 from kedge.training.checkpoint.state import TrainingState
 from kedge.training.optimizer import build_optimizer
 from kedge.training.supervised.loop import Outcome, TrainingSettings, evaluate, evaluate_held_out, train_supervised
-
-MIN_SPREAD = 1e-4
-"""Returns with a smaller ratio of standard deviation to RMS count as constant, as in PPO's value loss."""
 
 NUM_PARTS = 3
 """Parts of a response in which the explained variance is measured: a critic may know the end and not the start."""
@@ -64,9 +61,8 @@ class SampledReturns:
 
     @property
     def std(self) -> float:
-        """The standard deviation of the returns, at least `MIN_SPREAD` of their RMS; 1 where all are 0."""
-        size = float(self.counted.square().mean().sqrt())
-        return max(float(self.counted.std(correction=0)), MIN_SPREAD * size) or 1.0
+        """The unit of the critic that learns them: see `spread_of_returns`; 1 where all are 0."""
+        return spread_of_returns(self.counted) or 1.0
 
     def select(self, rows: Sequence[int]) -> SampledReturns:
         """A subset of the responses."""
