@@ -175,10 +175,18 @@ def test_a_resumed_run_is_the_same_to_the_bit(whole, policy, tmp_path, monkeypat
     assert all(part in said for part in line)
 
 
-@pytest.mark.parametrize("changed", ["data.eval_prompts", "evaluate.judge"])
-def test_responses_are_not_compared_with_those_to_other_prompts_or_of_another_judge(whole, policy, tmp_path, changed):
+@pytest.mark.parametrize(
+    ("changed", "metric"),
+    [
+        ("data.eval_prompts", "eval/win_rate"),
+        ("data.eval_prompts", "eval/total"),
+        ("evaluate.judge", "eval/win_rate"),
+        ("evaluate.judge", "eval/total"),
+    ],
+)
+def test_nothing_is_compared_with_what_is_of_other_prompts_or_another_judge(whole, policy, tmp_path, changed, metric):
     judge = f"{whole.parent / 'judge.py'}:"
-    settings = {**EVAL, "critic_check": None, "num_updates": 2}
+    settings = {**EVAL, "critic_check": None, "num_updates": 2, "checkpoint.keep_best": metric}
     config = configure(policy, tmp_path / "run", **settings, **{"evaluate.judge": f"{judge}length"})
     run_ppo(config, prompts=PROMPTS, eval_prompts=HELD_OUT, reward=vowels)
     prompts = HELD_OUT[:2] if changed == "data.eval_prompts" else HELD_OUT
@@ -186,8 +194,12 @@ def test_responses_are_not_compared_with_those_to_other_prompts_or_of_another_ju
     settings |= {"num_updates": 4, "evaluate.judge": f"{judge}{name}"}
     config = configure(policy, tmp_path / "run", **settings)
     run_ppo(config, prompts=PROMPTS, eval_prompts=prompts, reward=vowels, resume=Resume((changed,)))
-    rates = {row["update"]: row["eval/win_rate"] for row in read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)}
+    found = read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)
+    rates = {row["update"]: row["eval/win_rate"] for row in found}
     assert rates[0] == rates[4] == 0.5
+    is_comparable = (changed, metric) == ("evaluate.judge", "eval/total")
+    comparable = [row[metric] for row in found if is_comparable or row["update"] > 2]
+    assert json.loads((tmp_path / "run" / "finished.json").read_text())["best"]["value"] == max(comparable)
 
 
 def test_a_response_without_a_score_keeps_the_reasons_of_the_others(policy, tmp_path):

@@ -136,10 +136,16 @@ class Measurements:
         return {"start": self._start, "scores": self._start_scores, "compared": self._compared}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`; that of other prompts or another judge is ignored, as it cannot be compared with."""
-        if state["compared"] == self._compared:
+        """Restore a `state_dict`, but nothing that is of other prompts or another judge and cannot be compared with."""
+        known = state["compared"]
+        changed = {name for name, value in self._compared.items() if known[name] != value}
+        if not changed:
             self._start = state["start"]
             self._start_scores = state["scores"]
+        best = self._loop.best
+        judges = best is not None and best.metric == "eval/win_rate"
+        if best is not None and best.metric.startswith("eval/") and (changed if judges else changed - {"judge"}):
+            best.start_again()
 
     def _is_due(self, update: int, every: int | None) -> bool:
         return bool(every) and (update % every == 0 or update == self._last)

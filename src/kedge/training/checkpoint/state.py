@@ -113,6 +113,11 @@ class BestUpdate:
         self.num_since = 0
         return True
 
+    def start_again(self) -> None:
+        """Forget the values so far, which later ones cannot be compared with."""
+        self.update = self.value = None
+        self.num_since = 0
+
     def summary(self) -> dict[str, object]:
         """Update, metric and value, for files about the run."""
         return {"update": self.update, "metric": self.metric, "value": self.value}
@@ -217,13 +222,13 @@ class RunState:
             raise DataError(
                 f"the checkpoint has no state of {name}: the run had other settings, or another version of kedge"
             )
-        for name, part in {**self.parts, **self.optional}.items():
+        if self.best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
+            self.best.load_state_dict(progress["best"])
+        for name, part in {**self.parts, **self.optional}.items():  # one may let the best start again
             if name in progress:
                 part.load_state_dict(progress[name])
         if self.ahead is not None and AHEAD in found.state:
             self.ahead.load(found.tensors(AHEAD), found.state[AHEAD])
-        if self.best is not None and "best" in progress:  # absent in a run that kept no best checkpoint so far
-            self.best.load_state_dict(progress["best"])
         restore_random_state(found.tensors("random"), found.state["random"])
 
     def restore_weights(self, *, on_rejected: Callable[[str], None]) -> None:
