@@ -219,11 +219,20 @@ def test_an_answer_that_is_not_to_be_learned_is_refused():
     assert only(read_rows([row], "demonstrations", tokenizer=CHAT, train_on="last")).completion == "So."
     ended = [{"text": "a"}, {"messages": row["messages"][:2]}]
     [rejected] = read_rows(ended, "demonstrations", tokenizer=CHAT, train_on="last", max_rejected_fraction=0.5).rejected
-    assert rejected.reason.startswith(expected)
+    assert rejected.reason == "field 'messages[1]' is an answer with weight 0, which kedge would learn"
+    beside = {"prompt": "a", "completion": "b", **row}
+    assert only(read_rows([beside], "demonstrations", tokenizer=CHAT)).prompt == "a"
     assert only(read_rows([row], "prompts", tokenizer=CHAT)).columns["messages"] == [USER, ASSISTANT, USER]
 
 
-@pytest.mark.parametrize("column", [{"tools": [{"type": "function"}]}, {"chat_template_kwargs": {"thinks": False}}])
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"tools": [{"type": "function"}]},
+        {"tools": '[{"type": "function"}]'},
+        {"chat_template_kwargs": {"thinks": False}},
+    ],
+)
 def test_columns_for_the_template_are_refused_beside_messages(column):
     [name] = column
     compared = {"prompt": [USER], "chosen": "So.", "rejected": "No."}
@@ -233,6 +242,11 @@ def test_columns_for_the_template_are_refused_beside_messages(column):
         [reason] = reasons(role, good, {**row, **column})
         assert reason.startswith(f"field '{name}' is for the chat template, which kedge gives messages alone: ")
         assert only(read_rows([{**row, name: None}], role, tokenizer=CHAT))
+
+
+def test_names_of_tools_are_a_column_like_others():
+    row = {"prompt": [USER], "tools": ["calculator"]}
+    assert only(read_rows([row], "prompts", tokenizer=CHAT)).columns["tools"] == ["calculator"]
 
 
 def test_conversations_from_python():

@@ -161,14 +161,16 @@ def check_learned(fields: Fields, *, only_last: bool) -> None:
     Raises:
         RowError: One has.
     """
-    for name in ("messages", "conversations", "conversation", "completion"):
+    names = ["completion"] if is_given(fields, "completion") else ["messages", "conversations", "conversation"]
+    for name in names:
         entries = decoded(fields.get(name))
         if not isinstance(entries, list) or not is_conversation(entries):
             continue
         for index, entry in enumerate(entries[-1:] if only_last else entries):
             role = str(entry.get(_name_in(entry, "role", "from"))).lower()
             if entry.get("weight") == 0 and _ROLES.get(role) == "assistant":
-                kind = "an answer with weight 0, which kedge would learn; data.train_on=last learns the last one only"
+                kind = "an answer with weight 0, which kedge would learn"
+                kind += "" if only_last else "; data.train_on=last learns the last one only"
                 place = len(entries) - 1 if only_last else index
                 raise RowError(f"field '{name}[{place}]' is {kind}", kind)
 
@@ -180,8 +182,10 @@ def check_rendered(fields: Fields) -> None:
         RowError: It has one.
     """
     for name in _FOR_TEMPLATES:
-        if isinstance(fields.get(name), (list, tuple, Mapping)) and fields[name]:
-            remedy = "which kedge gives messages alone: write what it adds into the messages, or set it to null"
+        value = decoded(fields.get(name))
+        entries = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(entry, Mapping) and entry for entry in entries):  # not the names of tools, for a reward
+            remedy = "which kedge gives messages alone: write what it adds into the messages, and leave the column out"
             raise RowError(f"field {name!r} is for the chat template, {remedy}", f"rows with {name}")
 
 

@@ -13,7 +13,7 @@ from types import FrameType
 from kedge.system.ranks import ALONE, Ranks
 
 GRACE_SECONDS = 20.0
-"""Time that an update in the midst of its optimizer steps has to finish after a signal; then it is discarded."""
+"""Time that the current update has to stop or finish after a signal; then it is cut short."""
 
 RANKS_GRACE_SECONDS = 8.0
 """The same with several ranks, which launchers kill after 30 seconds; saving has to fit in as well."""

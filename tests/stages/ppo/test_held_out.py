@@ -182,22 +182,26 @@ def test_a_resumed_run_is_the_same_to_the_bit(whole, policy, tmp_path, monkeypat
         ("data.eval_prompts", "eval/total"),
         ("evaluate.judge", "eval/win_rate"),
         ("evaluate.judge", "eval/total"),
+        ("reward", "eval/win_rate"),
+        ("reward", "eval/total"),
     ],
 )
-def test_nothing_is_compared_with_what_is_of_other_prompts_or_another_judge(whole, policy, tmp_path, changed, metric):
-    judge = f"{whole.parent / 'judge.py'}:"
-    settings = {**EVAL, "critic_check": None, "num_updates": 2, "checkpoint.keep_best": metric}
-    config = configure(policy, tmp_path / "run", **settings, **{"evaluate.judge": f"{judge}length"})
-    run_ppo(config, prompts=PROMPTS, eval_prompts=HELD_OUT, reward=vowels)
-    prompts = HELD_OUT[:2] if changed == "data.eval_prompts" else HELD_OUT
-    name = "brevity" if changed == "evaluate.judge" else "length"
-    settings |= {"num_updates": 4, "evaluate.judge": f"{judge}{name}"}
-    config = configure(policy, tmp_path / "run", **settings)
-    run_ppo(config, prompts=PROMPTS, eval_prompts=prompts, reward=vowels, resume=Resume((changed,)))
+def test_nothing_is_compared_with_what_is_of_other_inputs(whole, policy, tmp_path, changed, metric):
+    def function(setting: str) -> dict[str, str]:
+        name = "brevity" if (changed, done) == (setting, 2) else "length"
+        return {setting: f"{whole.parent / 'judge.py'}:{name}"}
+
+    for done in (0, 2):
+        own = {**function("evaluate.judge"), **function("reward"), "checkpoint.keep_best": metric}
+        config = configure(policy, tmp_path / "run", **{**EVAL, "critic_check": None, "num_updates": done + 2, **own})
+        prompts = HELD_OUT[:2] if (changed, done) == ("data.eval_prompts", 2) else HELD_OUT
+        resume = Resume((changed,)) if done else None
+        run_ppo(config, prompts=PROMPTS, eval_prompts=prompts, resume=resume)
     found = read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)
     rates = {row["update"]: row["eval/win_rate"] for row in found}
-    assert rates[0] == rates[4] == 0.5
-    is_comparable = (changed, metric) == ("evaluate.judge", "eval/total")
+    assert rates[0] == 0.5
+    assert rates[4] == 0.5 or changed == "reward"
+    is_comparable = (changed, metric) in {("evaluate.judge", "eval/total"), ("reward", "eval/win_rate")}
     comparable = [row[metric] for row in found if is_comparable or row["update"] > 2]
     assert json.loads((tmp_path / "run" / "finished.json").read_text())["best"]["value"] == max(comparable)
 

@@ -137,6 +137,25 @@ def test_a_run_that_is_asked_to_stop_is_saved_and_resumes_as_if_it_had_not(tmp_p
     assert walk(Walk(tmp_path / "split", found=found), 5) == whole
 
 
+def test_a_stop_that_is_asked_for_does_not_save_the_weights_that_a_rollback_replaces(tmp_path):
+    run = Walk(tmp_path, every=2)
+
+    def take_steps() -> None:
+        with run.loop:
+            for step in run.loop.steps(5):
+                run.step()
+                if step == 3:
+                    run.model.weight.data.fill_(torch.nan)
+                    run.asked.request(signal.SIGINT)
+                    run.loop.roll_back(on_rejected=refuse)
+
+    with pytest.raises(KeyboardInterrupt):
+        take_steps()
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.tensors("model")["weight"].isfinite()
+
+
 @pytest.mark.parametrize("breaks_off", [False, True])
 def test_a_signal_while_a_checkpoint_is_written_does_not_cut_it_short(tmp_path, monkeypatch, breaks_off):
     """A due checkpoint, or that of a run which another error ends, as where a rank is lost and torchrun stops all."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from typing import Any
+from unicodedata import normalize
 
 from kedge.errors import RewardError, install_line
 from kedge.rewards.source import Verdict
@@ -60,10 +61,13 @@ SCALES = {"": 1, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion
 # What may follow the number in `#### 42 apples per day.`: it is an answer, `#### 3. Add the apples` is a heading.
 # A lone letter other than a unit is a variable, or stands for thousands or millions.
 _WORD = r"[^\W\d_]+(?:[/°][^\W\d_]*|\^[23])?"
-_VARIABLE = r"(?! ?(?![ACFJKLNVWdghlms])[^\W\d_][.!]?$)"
+_VARIABLE = r"(?! ?(?![ACFJLNVWdghlmst])[A-Za-zΑ-Ωα-ω][.!]?$)"
 UNIT_WORDS = re.compile(rf"{_VARIABLE}°?(?: ?{_WORD}(?: {_WORD}){{0,3}})? ?[.!]?")
-PROSE_UNITS = re.compile(rf"°?(?: [^\W\d_]{{3,}}(?: {_WORD}){{0,3}})?\.?")
-"""Units that cannot be products of variables or a factorial."""
+_SYMBOL = r"(?:[munkcd]?m|in|ft|yd|mi|[mk]?g|lb|oz|t|[mcd]?[lL]|m?s|h|min|hr|k?Hz|N|k?[JWV]|A|mph)(?:\^[23])?"
+PROSE_UNITS = re.compile(
+    rf"(?:° ?[CF]?| {_SYMBOL}(?:/{_SYMBOL})?| ?[^\W\d_A-Za-zΑ-Ωα-ω]+| [^\W\d_]{{3,}}(?: {_WORD}){{0,3}})?\.?"
+)
+"""Units that cannot be products of variables or a factorial: after a space, or in another script."""
 MARKED = re.compile(r"(?<!#)####(?!#)[ \t]*([^\n]*)(\n?)")
 BOX = re.compile(r"\\boxed\s*\{")
 
@@ -80,10 +84,9 @@ _POWER = re.compile(r"(?<=[0-9])[ ]?(?:\\times|\\cdot|×)[ ]?10\^(?:\{([-+]?[0-9
 _THIN_SPACE = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 _SPACED = re.compile(r"(?<![0-9.,/^:])([1-9][0-9]{0,2}(?: [0-9]{3})+)(?![0-9/]|[.,][0-9]{3})")
 """Thousands with spaces, as in 12 500."""
-_TYPED = str.maketrans(
-    {"\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u202f": " "}
-    | {"²": "^2", "³": "^3", "¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3"}
-)
+_TYPED = str.maketrans({"\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u202f": " "})
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹]+")
+_VULGAR = re.compile(r"([0-9]?)(\^?)([¼-¾⅐-⅞])")
 _MATH_MODE = re.compile(r"\$(?=\S)([^$\n]{1,200}?)(?<=\S)\$(?![0-9])")
 
 
@@ -111,8 +114,17 @@ class Quantity:
 
 
 def typed(text: str) -> str:
-    """Text with ASCII signs for typographic minus, spaces, fractions and powers: `1½ m²` as `1 1/2 m^2`."""
-    return re.sub(r"(?<=[0-9])(?=[¼½¾⅓⅔])", " ", text).translate(_TYPED)
+    """Text with ASCII signs for typographic minus, spaces, fractions and powers: `1½ m²` as `1 1/2 m^{2}`."""
+    text = _SUPERSCRIPT.sub(lambda power: f"^{{{normalize('NFKC', power[0])}}}", text)
+    return _VULGAR.sub(_in_digits, text).translate(_TYPED)
+
+
+def _in_digits(found: re.Match[str]) -> str:
+    before, power, sign = found.groups()
+    digits = normalize("NFKC", sign).replace("\u2044", "/")
+    if power:
+        return f"{before}^{{{digits}}}"
+    return f"{before} {digits}" if before else digits
 
 
 def plain(text: str) -> str:
@@ -128,7 +140,7 @@ def plain(text: str) -> str:
         text = re.sub(r"[ ]*\\(?:text(?:bf|it)?|math(?:rm|bf|it))\s*\{[ ~]*([^{}]*)\}", r" \1", text)
         text = re.sub(r"\\[()\[\]]", "", text)
         text = re.sub(r"\^(?:\\circ\b|\{\\circ\})", "°", text)
-        text = re.sub(r"\^\{([0-9]+)\}", r"^\1", text)
+    text = re.sub(r"\^\{([0-9]+)\}", r"^\1", text)
     text = re.sub(r"((?:=|\bis) ?-) (?=[0-9$.])", r"\1", text)
     text = _SPACED.sub(lambda number: number[1].replace(" ", ","), text)
     return _MATH_MODE.sub(r"\1", text)
@@ -309,10 +321,15 @@ def _judge_expression(text: str, is_whole: bool, reference: str) -> str | tuple[
         return RIGHT, answer
     numbers = whole_quantity(found, PROSE_UNITS), whole_quantity(reference, PROSE_UNITS)
     answer = answer if numbers[0] is None else str(numbers[0])
-    both_named = "=" in found and "=" in reference  # x = 5 is not y = 5
-    if numbers[0] is not None and numbers[1] is not None and not both_named:
+    if numbers[0] is not None and numbers[1] is not None and not _other_variable(found, reference):
         return numbers[0].compared_with(numbers[1]), answer
     return _compared(found, reference), answer
+
+
+def _other_variable(found: str, reference: str) -> bool:
+    """True for y = 5 beside x = 5, but not beside 5."""
+    names = [name[0].rstrip("= ") for text in (found, reference) if (name := _NAME.match(plain(text)))]
+    return len(names) == 2 and all(len(name) == 1 for name in names) and names[0] != names[1]
 
 
 def _compared(found: str, reference: str) -> str:

@@ -84,6 +84,7 @@ class Measurements:
             "texts": [prompt.text for prompt in self._held_out],
             "prompts": inputs.get("data.eval_prompts"),
             "judge": [config.evaluate.judge, inputs.get("evaluate.judge")],
+            "reward": [[term.model_dump() for term in config.reward], inputs.get("reward")],
         }
         self._start: dict[str, Any] | None = None
         self._start_scores: list[list[float]] = []
@@ -136,16 +137,20 @@ class Measurements:
         return {"start": self._start, "scores": self._start_scores, "compared": self._compared}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`, but nothing that is of other prompts or another judge and cannot be compared with."""
+        """Restore a `state_dict`, without what is of other prompts, another judge or another reward."""
         known = state["compared"]
         changed = {name for name, value in self._compared.items() if known[name] != value}
-        if not changed:
+        wins_changed = changed - {"reward"}
+        scores_changed = changed - {"judge"}
+        if not wins_changed:
             self._start = state["start"]
+        if not scores_changed:
             self._start_scores = state["scores"]
         best = self._loop.best
-        judges = best is not None and best.metric == "eval/win_rate"
-        if best is not None and best.metric.startswith("eval/") and (changed if judges else changed - {"judge"}):
-            best.start_again()
+        if best is not None and best.metric.startswith("eval/"):
+            values_changed = wins_changed if best.metric == "eval/win_rate" else scores_changed
+            if values_changed:
+                best.start_again()
 
     def _is_due(self, update: int, every: int | None) -> bool:
         return bool(every) and (update % every == 0 or update == self._last)

@@ -106,7 +106,7 @@ class CheckpointedLoop:
         Raises:
             NumericsError: No checkpoint is valid.
         """
-        self.begin_changes()
+        self._is_changing = True  # a requested stop waits: it would save the weights that are to be replaced
         self._run_state.restore_weights(on_rejected=on_rejected)
 
     def steps(self, num_steps: int) -> Iterator[int]:
