@@ -345,14 +345,14 @@ def test_a_sweep_of_control_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     def run(trials: Any, stage: str, *_: Any, **__: Any) -> Any:
-        seen.append((stage, [(each.label, each.config.control.env) for each in trials]))
+        seen.append((stage, [(dict(each.values), each.config.control.env) for each in trials]))
         return SimpleNamespace(failed=[])
 
     monkeypatch.setattr("kedge.stages.sweep.run_sweep", run)
     assert (
         kedge(monkeypatch, "sweep", "control", "--env", "CartPole-v1", "learning_rate=1e-3,3e-4", "--seeds", "1") == 0
     )
-    assert seen == [("control", [("learning_rate=1e-3", "CartPole-v1"), ("learning_rate=3e-4", "CartPole-v1")])]
+    assert seen == [("control", [({"learning_rate": rate}, "CartPole-v1") for rate in ("1e-3", "3e-4")])]
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ class Measurements:
         self._held_out = trainer.roles.held_out[: self._config.eval_num_prompts]
         inputs = trainer.run.fingerprint
         self._compared = {
-            "texts": [prompt.text for prompt in self._held_out],
+            "texts": [str(prompt.text) for prompt in self._held_out],
             "prompts": inputs.get("data.eval_prompts"),
             "judge": [config.evaluate.judge, inputs.get("evaluate.judge")],
             "reward": [[term.model_dump() for term in config.reward], inputs.get("reward")],
