@@ -26,7 +26,7 @@ docs/results.md. The files are those of bench.tax. The plan, written before the 
   more run, of PPO with a head, mixes stories into every step. Expected: perplexity of dialogues rises by a few percent
   at most, as in bench.tax, and less with stories; that of stories falls with them. Critics order prefixes of different
   requests better than chance, worse than the mean of eight other responses, and those of the same request no better
-  than chance. (For want of hours, those of one epoch and of the trained critic have not been run.)
+  than chance.
 """
 
 from __future__ import annotations
