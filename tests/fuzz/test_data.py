@@ -233,6 +233,14 @@ def test_rows_that_cannot_be_written_to_a_file() -> None:
     assert [each.reason for each in table.rejected] == [deeper, deeper, deeper, surrogate, surrogate]
 
 
+def test_integers_too_long_for_json(tmp_path: Path) -> None:
+    with closing(JsonLines(tmp_path / "rows.jsonl")) as log:
+        log.write({"n": 10**5000, "m": -(10**400)})
+    written = json.loads((tmp_path / "rows.jsonl").read_text())
+    assert written["n"].startswith("0x")
+    assert written["m"] == -(10**400)
+
+
 @pytest.mark.parametrize("column", [5, "text", [5], [{"role": "user"}], [{"role": "user", "content": None}], {}])
 def test_a_messages_column_is_a_conversation(column: Any) -> None:
     values = [{"prompt": "Why?", "messages": column}]

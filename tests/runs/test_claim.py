@@ -32,14 +32,16 @@ def held(folder: Path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        yield
+        yield other
         other.kill()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot lock a folder")
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
-    with held(tmp_path), pytest.raises(OutputError, match="another process is training in"):
+    with held(tmp_path) as other, pytest.raises(OutputError, match="another process is training in") as refused:
         claim(tmp_path)
+    if Path("/proc/locks").exists():
+        assert f"process {other.pid} ({sys.executable} -c" in str(refused.value)
     with claims():
         claim(tmp_path)
         with pytest.raises(OutputError, match="another process"):

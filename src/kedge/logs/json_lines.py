@@ -32,6 +32,9 @@ OF_SCORES = ("reward/score_", "reward/length_correlation", "group/")
 
 PIECE_BYTES = 1 << 16
 
+LONGEST_INT = 8192
+"""Largest integer written in decimal, in bits: Python refuses to convert more than 4,300 digits."""
+
 
 class JsonLines:
     """Appends rows to a JSON-lines file; each can be read at once, and `sync` forces them to disk.
@@ -302,6 +305,8 @@ def plain_json(value: Any) -> Any:
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, int) and value.bit_length() > LONGEST_INT:
+        return hex(value)
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Mapping):

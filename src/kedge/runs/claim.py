@@ -38,6 +38,8 @@ class _Claims:
 
 _current: ContextVar[_Claims | None] = ContextVar("current", default=None)
 
+LONGEST_COMMAND = 200
+
 MOST_ATTEMPTS = 1000
 """To create a folder that other runs remove."""
 
@@ -60,7 +62,7 @@ def claim(folder: Path) -> None:
     Outside of `claims`, only check that no other process has claimed it.
 
     Raises:
-        OutputError: Another process trains in the folder.
+        OutputError: Another process trains in the folder; the line says which.
     """
     current = _current.get()
     if current is not None and _inode(folder) in current.chosen:
@@ -145,11 +147,24 @@ def _lock(folder: Path) -> int | None:
     try:
         fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
+        inode = os.fstat(place).st_ino
         os.close(place)
         raise OutputError(
-            f"another process is training in {folder}; wait until it ends, or stop it, before the run is resumed"
+            f"another process is training in {folder}{_owner(inode)}; wait until it ends, or stop it, before the run "
+            "is resumed"
         ) from error
     except OSError:  # such as a network file system without locks
         os.close(place)
         return None
     return place
+
+
+def _owner(inode: int) -> str:
+    """The process of this machine that has locked an inode, in words; empty if the system does not tell."""
+    try:
+        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+        [number] = {row[4] for row in rows if row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode)}
+        command = Path("/proc", number, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except (OSError, ValueError, IndexError):
+        return ""
+    return f": process {number} ({command[:LONGEST_COMMAND]})"

@@ -70,6 +70,9 @@ RESPONSES_FILE = "responses.jsonl"
 IN_MEMORY_FOLDER = "in_memory_models"
 """Models that were given as Python objects; written before a run starts."""
 
+DEEPEST = 200
+"""Levels of an output folder; Python creates and deletes them by recursion."""
+
 DIAGNOSTIC_FILES = frozenset({REJECTED_FILE, REWARD_LOG, VLLM_LOG, INCIDENTS_FILE})
 """Files that explain why a run failed. A folder with nothing else counts as free."""
 
@@ -108,6 +111,8 @@ def check_creatable(path: str | os.PathLike[str]) -> Path:
 
 def _check_name(folder: Path) -> None:
     """Refuse invalid names now, before anything is loaded."""
+    if len(folder.parts) > DEEPEST:
+        raise OutputError(f"{str(folder)[:40]}… cannot be created: more than {DEEPEST} levels")
     if str(folder).startswith("~"):
         raise OutputError(f"{folder} cannot be created: the user in `~user` does not exist")
     try:
