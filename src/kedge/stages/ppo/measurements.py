@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ class Measurements:
         self._held_out = trainer.roles.held_out[: self._config.eval_num_prompts]
         inputs = trainer.run.fingerprint
         self._compared = {
-            "texts": [str(prompt.text) for prompt in self._held_out],
+            "texts": sha256("\0".join(prompt.text for prompt in self._held_out).encode()).hexdigest(),
             "prompts": inputs.get("data.eval_prompts"),
             "judge": [config.evaluate.judge, inputs.get("evaluate.judge")],
             "reward": [[term.model_dump() for term in config.reward], inputs.get("reward")],
