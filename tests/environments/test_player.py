@@ -347,15 +347,22 @@ def test_a_cut_off_episode_goes_on_in_the_critics_eyes(critic, score_at):
         assert found == pytest.approx(expected[: len(own)], abs=1e-5)
 
 
-def test_an_episode_that_fills_its_tensor_has_no_state_after_it():
+@pytest.mark.parametrize("score_at", ["last", "after_last"])
+def test_an_episode_that_fills_its_tensor_goes_on_as_well(score_at):
+    """With a slot to spare, its returns are the same, but for the score's own slot."""
     models = make_models()
     torch.nn.init.normal_(models.policy.value_head.weight, generator=torch.Generator().manual_seed(0))
-    settings = {"kl_coef": 0.0, "advantage": GeneralizedAdvantage(1.0, 0.95), "whiten_advantages": False}
-    found = [
-        collected(rollout, torch.zeros(1), models, None, token_scores=rollout.rewards, **settings).returns
-        for rollout in (episode_rollout(models, cut_off=[cut], width=7) for cut in (True, False))
-    ]
-    assert torch.equal(*found)
+    settings = {"kl_coef": 0.0, "advantage": GeneralizedAdvantage(0.9, 0.95), "whiten_advantages": False}
+    narrow, wide = (
+        collected(rollout, torch.zeros(1), models, None, token_scores=rollout.rewards, score_at=at, **settings).returns[
+            :, :7
+        ]
+        for rollout, at in (
+            (episode_rollout(models, cut_off=[True], width=7), score_at),
+            (episode_rollout(models, cut_off=[True]), "last"),
+        )
+    )
+    assert narrow.tolist() == [pytest.approx(wide[0].tolist(), abs=1e-5)]
 
 
 def test_without_a_critic_nothing_is_added():

@@ -20,8 +20,8 @@ from kedge.errors import ShapeError
 class OwnAdvantage:
     """An estimator `function(rewards, mask, values=…, group=…) → advantages, returns`; see `Advantage`.
 
-    It gets tensors `[batch, time]`, and `group` `[batch]`; it may leave out the parameters after `mask`. `values` is
-    None without a critic. What it returns in masked slots is set to 0.
+    It gets copies of tensors `[batch, time]`, and of `group` `[batch]`; it may leave out the parameters after `mask`.
+    `values` is None without a critic. What it returns in masked slots is set to 0.
 
     Args:
         function: the estimator.
@@ -34,18 +34,26 @@ class OwnAdvantage:
 
     @torch.no_grad()
     def __call__(self, rewards: Tensor, mask: Tensor, **inputs: Unpack[AdvantageInputs]) -> Advantages:
-        """See `Advantage`; raises `ShapeError` for another shape, or a number that is not finite."""
+        """See `Advantage`; raises `ShapeError` for another shape, or where finite numbers give one that is not."""
         known = {name: inputs.get(name) for name in ("values", "group")}
         parameters = signature(self.function).parameters
         if not any(each.kind == Parameter.VAR_KEYWORD for each in parameters.values()):
             known = {name: value for name, value in known.items() if name in parameters}
-        found = self.function(rewards, mask, **known)
+        copied = {name: None if value is None else value.clone() for name, value in known.items()}
+        found = self.function(rewards.clone(), mask.clone(), **copied)
         name = f"ppo.advantage: {function_name(self.function)}"
         parts = tuple(cast("tuple[object, ...]", found)) if isinstance(found, (tuple, list)) else ()
         if len(parts) != 2:
             raise ShapeError(f"{name} returned a {type(cast(object, found)).__name__}; expected (advantages, returns)")
-        both = zip(parts, ("advantages", "returns"), strict=True)
-        return Advantages(*(own_values(value, mask, f"{name} returned {part}") for value, part in both))
+        named = dict(zip(("advantages", "returns"), parts, strict=True))
+        both = Advantages(*(own_values(value, mask, f"{name} returned {part}") for part, value in named.items()))
+        # What follows from the model's own NaN is the guard's matter.
+        given = [rewards, *(value for value in known.values() if value is not None)]
+        if all(bool(each.isfinite().all()) for each in given):
+            for part, value in zip(named, both, strict=True):
+                if not bool(value.isfinite().all()):
+                    raise ShapeError(f"{name} returned {part} that are not finite")
+        return both
 
 
 def own_values(value: object, mask: Tensor, name: str) -> Tensor:
@@ -57,17 +65,14 @@ def own_values(value: object, mask: Tensor, name: str) -> Tensor:
         name: Its name in errors, and a verb.
 
     Raises:
-        ShapeError: It is no tensor of this shape, or not finite where it counts.
+        ShapeError: It is no tensor of this shape.
     """
     expected = f"expected a tensor of shape {tuple(mask.shape)}"
     if not isinstance(value, Tensor):
         raise ShapeError(f"{name} that are a {type(value).__name__}; {expected}")
     if value.shape != mask.shape:
         raise ShapeError(f"{name} of shape {tuple(value.shape)}; {expected}")
-    kept = keep_counted(value, mask)
-    if not bool(kept.isfinite().all()):
-        raise ShapeError(f"{name} that are not finite")
-    return kept
+    return keep_counted(value, mask)
 
 
 def function_name(function: Callable[..., Any]) -> str:

@@ -213,15 +213,16 @@ def own_policy_loss(
 
     loss = aggregate f(log π − log π_old, A)
 
-    With `ratio=sequence`, the log ratios are those of the responses. Masked slots are 0 in both arguments.
+    With `ratio=sequence`, the log ratios are those of the responses. Masked slots are 0 in both arguments, which are
+    copies.
 
     Raises:
-        ShapeError: the function returns another shape, a number that is not finite, or a loss without a gradient.
+        ShapeError: the function returns another shape, or a loss without a gradient.
     """
     tokens = Tokens.of(logprobs, old_logprobs, advantages, mask, **options)
     log_ratios = keep_counted(tokens.rho.log(), mask) if options.get("ratio") == "sequence" else tokens.log_ratio
     name = f"ppo.policy_loss: {function_name(function)}"
-    losses = own_values(function(log_ratios, tokens.advantages), mask, f"{name} returned losses")
+    losses = own_values(function(log_ratios.clone(), tokens.advantages.clone()), mask, f"{name} returned losses")
     if logprobs.requires_grad and not losses.requires_grad:
         raise ShapeError(f"{name} returned losses without a gradient; compute them from the log ratios")
     return tokens.loss(losses)

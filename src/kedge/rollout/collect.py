@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kedge.algorithm.advantages import Advantage, AdvantageInputs
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout, check_masks
@@ -260,26 +261,28 @@ def _value_at_cut(
     KL in the metrics, leave it out.
 
     Where the slot after the last action counts, as with `score_at="after_last"`, that is the state's own, and is paid
-    V(s_L). An episode that fills the tensor has no slot for the state, and gets nothing.
+    V(s_L).
 
     Source: Pardo et al. 2018, "Time limits in reinforcement learning", eq. 4 (partial-episode bootstrapping).
     """
     assert rollout.cut_off is not None
     mask = rollout.action_mask
-    slots = torch.arange(mask.shape[1], device=mask.device)
-    last = (slots * mask).amax(-1)
-    rows = (rollout.cut_off & (last + 1 < mask.shape[1])).nonzero().squeeze(1)
+    rows = rollout.cut_off.nonzero().squeeze(1)
     bonus = torch.zeros_like(rollout.logprobs)
     if len(rows) == 0:
         return bonus
+    part = replace(rollout.select(rows), values=None, rewards=None)
+    # The last state of an episode that fills the tensor needs a slot after it.
+    names = ("response_ids", "token_mask", "action_mask", "logprobs")
+    wider = {name: pad(getattr(part, name), (0, 1)) for name in names}
     (values,) = shared_out(
         lambda part: (models.actor_critic.values(part, precision=models.precision, value_after_last=True),),
-        rollout.select(rows),
+        replace(part, **wider),
         models.micro_batch_tokens,
         models.ranks,
     )
-    after = last[rows] + 1
-    counts = reward_mask[rows, after]
+    after = (torch.arange(mask.shape[1], device=mask.device) * part.action_mask).amax(-1) + 1
+    counts = pad(reward_mask, (0, 1))[rows, after]
     value = values[torch.arange(len(rows), device=mask.device), after]
     bonus[rows, torch.where(counts, after, after - 1)] = torch.where(counts, value, gamma * value)
     return bonus

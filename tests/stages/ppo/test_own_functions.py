@@ -12,7 +12,8 @@ from torch import Tensor
 import kedge
 from kedge.algorithm import generalized_advantages
 from kedge.algorithm.group_advantages import GroupMeanAdvantage
-from kedge.errors import ConfigError, ShapeError
+from kedge.algorithm.own import OwnAdvantage
+from kedge.errors import ConfigError, NumericsError, ShapeError
 from tests.stages.ppo.test_own_loop import PROMPTS, SIZES, assert_same, scored
 from tests.tiny import save_tiny_policy
 
@@ -46,6 +47,21 @@ def clipped(log_ratios: Tensor, advantages: Tensor) -> Tensor:
     return torch.maximum(-ratios * advantages, -ratios.clamp(0.8, 1.2) * advantages)
 
 
+def gae_in_place(rewards: Tensor, mask: Tensor, *, values: Tensor) -> tuple[Tensor, Tensor]:
+    found = gae(rewards, mask, values=values)
+    for each in (rewards, mask, values):
+        each.zero_()
+    return found
+
+
+def clipped_in_place(log_ratios: Tensor, advantages: Tensor) -> Tensor:
+    losses = clipped(log_ratios.clone(), advantages.clone())
+    with torch.no_grad():
+        log_ratios.zero_()
+        advantages.zero_()
+    return losses
+
+
 def group_means(rewards: Tensor, mask: Tensor, *, group: Tensor) -> tuple[Tensor, Tensor]:
     return GroupMeanAdvantage(1.0)(rewards, mask, group=group)
 
@@ -62,6 +78,12 @@ def test_the_same_functions_give_the_same_run(policy: Path, tmp_path: Path) -> N
             batch = trainer.sample()
             trainer.update(batch, scored(batch.responses))
     assert_same(tmp_path / "own", tmp_path / "loop")
+
+
+def test_what_they_write_into_their_arguments_stays_there(policy: Path, tmp_path: Path) -> None:
+    run(policy, tmp_path / "copied", advantage=gae, surrogate=clipped, ppo={"early_stop_kl": 1e-4})
+    run(policy, tmp_path / "in_place", advantage=gae_in_place, surrogate=clipped_in_place, ppo={"early_stop_kl": 1e-4})
+    assert_same(tmp_path / "copied", tmp_path / "in_place")
 
 
 def test_groups_need_no_critic(policy: Path, tmp_path: Path) -> None:
@@ -83,6 +105,25 @@ def test_by_name_they_are_loaded_and_hashed(policy: Path, tmp_path: Path) -> Non
         run(policy, tmp_path / "own", **named, num_updates=4, resume=True)
     with pytest.raises(ConfigError, match=r"ppo\.advantage .*mine.py:gone"):
         run(policy, tmp_path / "none", advantage=f"{file}:gone")
+
+
+@pytest.mark.parametrize("on_nonfinite", ["skip", "stop"])
+def test_a_loss_that_is_nan_is_the_guards(policy: Path, tmp_path: Path, on_nonfinite: str) -> None:
+    def broken(log_ratios: Tensor, advantages: Tensor) -> Tensor:
+        return log_ratios * torch.nan
+
+    settings = {"surrogate": broken, "ppo": {"on_nonfinite": on_nonfinite, "max_skips": 100}}
+    if on_nonfinite == "skip":
+        return run(policy, tmp_path / "run", **settings)
+    with pytest.raises(NumericsError, match=r"the loss of each response is nan"):
+        run(policy, tmp_path / "run", **settings)
+
+
+def test_what_follows_from_nan_is_not_blamed_on_an_estimator() -> None:
+    own = OwnAdvantage(gae, 1.0)
+    rewards = torch.tensor([[0.0, torch.nan]])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    assert own(rewards, mask, values=torch.zeros(1, 2), group=None, baseline=None, actions=mask).returns.isnan().any()
 
 
 def test_another_function_is_not_resumed(policy: Path, tmp_path: Path) -> None:

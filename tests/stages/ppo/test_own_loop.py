@@ -29,6 +29,7 @@ SEPARATE = {"critic": "separate", "num_minibatches": 2, "value_warmup_updates": 
 GROUPS = {"preset": "grpo", "num_prompts": 2, "num_responses": 4}
 NUMBERED: Any = ([7, 3, 7], torch.tensor([7, 3, 7]), np.array([7, 3, 7]))
 DROPPED = {"preset": "grpo", "num_prompts": 2, "num_responses": 2, "constant_groups": "drop"}
+OFF: dict[str, Any] = {"value_clip_range": None, "importance_cap": None, "missing_eos_score": None}
 SCHEDULED = {"schedules": {"ppo.kl_coef": {"1": 0.1, "3": 0.01}}, "checkpoint": {"every": 1}}
 
 
@@ -75,8 +76,8 @@ def assert_same(one: Path, other: Path, besides: tuple[str, ...] = ()) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, SEPARATE, GROUPS, DROPPED, LORA, SCHEDULED],
-    ids=["default", "separate", "groups", "dropped", "lora", "scheduled"],
+    [{}, SEPARATE, GROUPS, DROPPED, LORA, SCHEDULED, OFF],
+    ids=["default", "separate", "groups", "dropped", "lora", "scheduled", "off"],
 )
 def test_a_callers_loop_is_bit_identical(policy: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     kedge.ppo(model=policy, prompts=PROMPTS, reward=scored, out=tmp_path / "stage", **{**SIZES, **settings})

@@ -150,8 +150,9 @@ class PpoTrainer:
         refuse_nested_run()
         how, out = resumed(resume, out, "ppo")
         named = {"model": model, "out": out, "reward": reward, "prompts": prompts, "eval_prompts": eval_prompts}
-        named |= {"advantage": advantage, "surrogate": surrogate, "environment": environment}
-        given = {name: value for name, value in {**settings, **named, "critic": critic}.items() if value is not None}
+        named |= {"advantage": advantage, "surrogate": surrogate, "environment": environment, "critic": critic}
+        # None of a setting, unlike that of an argument, is a value.
+        given = {**settings, **{name: value for name, value in named.items() if value is not None}}
         self._stack = ExitStack()
         self._is_open = False
         self._closed_by = ""
