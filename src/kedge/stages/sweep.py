@@ -425,12 +425,20 @@ def _draw(choices: Sequence[str], source: random.Random) -> str:
     match = _RANGE.fullmatch(choice)
     if match is None:
         return choice
-    low, high = sorted(map(float, match.groups()))
-    if all(re.fullmatch(r"[-+]?\d+", end) for end in match.groups()):
-        return str(source.randint(int(low), int(high)))
+    ends = sorted(match.groups(), key=float)
+    low, high = map(float, ends)
+    if low == high:
+        return ends[0]
+    is_whole = all(re.fullmatch(r"[-+]?\d+", end) for end in ends)
+    half = 0.5 if is_whole else 0.0  # both ends are drawn as often as the numbers between
     if low > 0 and high / low >= LOG_RATIO:
-        return f"{math.exp(source.uniform(math.log(low), math.log(high))):.3g}"
-    return f"{source.uniform(low, high):.3g}"
+        value = math.exp(source.uniform(math.log(low - half), math.log(high + half)))
+    else:
+        value = source.uniform(low - half, high + half)
+    # As many as tell numbers in the range apart.
+    digits = 3 + max(0, math.floor(-math.log10((high - low) / max(-low, high))))
+    text = str(round(value)) if is_whole else f"{value:.{digits}g}"
+    return ends[0] if float(text) < low else ends[1] if float(text) > high else text
 
 
 def _folder_name(values: Mapping[str, str], seed: int) -> str:

@@ -69,6 +69,21 @@ def test_random_settings_lie_in_their_ranges_and_are_the_same_every_time() -> No
     assert [trial.name for trial in plan_trials(swept, [0], resolve, num_random=40)] == [each.name for each in trials]
 
 
+@pytest.mark.parametrize(
+    ("field", "span", "low", "high"),
+    [("ppo.gamma", "0.9990..0.9999", 0.999, 0.9999), ("ppo.gae_lambda", "0.123456..0.123459", 0.123456, 0.123459)],
+)
+def test_a_narrow_range_is_not_left(field: str, span: str, low: float, high: float) -> None:
+    drawn = [float(trial.values[field]) for trial in plan_trials({field: [span]}, [0], resolve, num_random=12)]
+    assert len(drawn) == 12
+    assert low <= min(drawn) < max(drawn) <= high
+
+
+def test_whole_numbers_of_a_wide_range_are_drawn_on_a_log_scale() -> None:
+    trials = plan_trials({"ppo.num_updates": ["1..1000"]}, [0], resolve, num_random=40)
+    assert sum(trial.config.ppo.num_updates <= 100 for trial in trials) > 20  # a linear scale puts 4 of 40 there
+
+
 def test_no_more_settings_are_drawn_than_there_are() -> None:
     assert len(plan_trials({"ppo.num_epochs": ["1..3"]}, [0], resolve, num_random=9)) == 3
 
