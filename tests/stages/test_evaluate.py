@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +131,19 @@ def test_length_bias_shows(tmp_path):
     assert result.summary["length_against"] == pytest.approx(4.0 + 1)  # the stop token counts
 
 
-def test_a_policy_against_itself_is_even(tmp_path):
+@pytest.mark.parametrize("template", [None, CHAT_TEMPLATE])
+def test_a_policy_against_itself_is_even(tmp_path, template):
+    """Plain prompts are read alike whatever the chat template."""
     policy = save_tiny_policy(tmp_path / "a")
-    flags = {"evaluate.against": str(policy), "evaluate.judge": str(save_tiny_reward_model(tmp_path / "judge"))}
+    against = Path(shutil.copytree(policy, tmp_path / "b"))
+    if template is not None:
+        tiny_tokenizer(chat_template=template).save_pretrained(against)
+    flags = {"evaluate.against": str(against), "evaluate.judge": str(save_tiny_reward_model(tmp_path / "judge"))}
     config = config_for(tmp_path, "generate.temperature=1", "generate.batch_size=3", model=policy, **flags)
     result = run_evaluate(config, prompts=ROWS)
     assert result.summary["tied"] == 10
     assert result.win_rate.value == 0.5
+    assert result.summary["length"] == result.summary["length_against"]
     assert result.summary["kl"] == {"value": 0.0, "low": 0.0, "high": 0.0}
     assert len({row["completion"] for row in read_json_lines(tmp_path / "run" / "judgments.jsonl")}) > 1
 

@@ -121,7 +121,8 @@ class Evaluator:
     def _as_read(self, policy: Policy, batches: Sequence[SampledResponses]) -> Responses:
         """Responses as the judge reads them: to the original prompts, in the reader's tokens."""
         responses = Responses.joined([each.responses for each in batches])
-        alike = policy.tokenizer.chat_template == self.reader.tokenizer.chat_template
+        is_chat = self.player is not None or any(prompt.columns.get(MESSAGES_COLUMN) for prompt in self.prompts)
+        alike = not is_chat or policy.tokenizer.chat_template == self.reader.tokenizer.chat_template
         if alike and share_tokens(policy.tokenizer, self.reader.tokenizer):
             return responses
         if self.player is not None:
