@@ -74,5 +74,5 @@ def test_a_run_without_models_says_so(run):
     with pytest.raises(ModelError, match="kept no best checkpoint; it has checkpoints of updates 4, 8, 9"):
         find_model("runs/x@best")
     (run / "model/config.json").unlink()
-    with pytest.raises(ModelError, match="has written no model yet; it has checkpoints of updates 4, 8, 9"):
+    with pytest.raises(ModelError, match="the run has no model; it has checkpoints of updates 4, 8, 9"):
         find_model("runs/x")

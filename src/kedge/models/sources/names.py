@@ -121,7 +121,7 @@ def find_model(source: str | Path, *, in_shards: bool = False) -> str:
         in_shards: Its weights may be in a checkpoint's shards.
 
     Raises:
-        ModelError: The run has no such checkpoint, no model yet, or does not exist; the line lists what there is. Or
+        ModelError: The run has no such checkpoint, no model, or does not exist; the line lists what there is. Or
             the weights are in shards, or a GGUF file cannot be read.
     """
     found = _find(source)
@@ -158,7 +158,7 @@ def _inside(folder: Path, source: str) -> Path:
     if _is_model(model):
         return model
     if is_run(folder):
-        raise ModelError(f"model {source!r}: the run has written no model yet; {_kept(folder)}")
+        raise ModelError(f"model {source!r}: the run has no model; {_kept(folder)}")
     if os.path.isfile(folder / MANIFEST):
         raise ModelError(f"model {source!r}: the checkpoint {folder.name} has no model")
     return folder
