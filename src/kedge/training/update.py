@@ -102,8 +102,8 @@ class UpdateResult:
     """The result of an update, filled in while it runs.
 
     Attributes:
-        steps: The metrics of every optimizer step, in order. If the first step exceeds the KL limit, its metrics
-            although it was not taken; if the first step is refused, empty.
+        steps: The metrics of every optimizer step, in order, and of the step that exceeded the KL limit, although it
+            was not taken; empty if the first step is refused.
         reductions: Reduction of each metric over steps.
         passes: Each epoch's log probabilities and entropies; the last can be incomplete.
         num_steps: Optimizer steps taken.
@@ -266,7 +266,7 @@ def _policy_pass(
         if not check_step(result.num_steps, metrics, search):
             result.refused = True
         elif early_stop_kl is not None and metrics["policy/approx_kl"] > EARLY_STOP_MARGIN * early_stop_kl:
-            result.steps = result.steps or [metrics]
+            result.steps.append(metrics)
             result.stopped_early = True
         if result.refused or result.stopped_early:
             return minibatches[number:]
