@@ -245,8 +245,8 @@ CASES = [
     metrics(
         "reward_flat",
         "warning",
-        {"reward/score_mean": towards(0.9, 1.1), "reward/score_std": [1.0] * 16},
-        {"reward/score_mean": towards(0.9, 1.25), "reward/score_std": [1.0] * 16},
+        {"reward/score_mean": towards(0.9, 1.03), "reward/score_std": [1.0] * 16},
+        {"reward/score_mean": towards(0.9, 1.08), "reward/score_std": [1.0] * 16},
     ),
     metrics(
         "groups_without_spread",

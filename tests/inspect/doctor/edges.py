@@ -50,6 +50,11 @@ def step(before: float, after: float) -> list[float]:
     return [before] * 4 + [after] * 12
 
 
+def noisy(values: list[float], height: float) -> list[float]:
+    """Noise that leaves the first value and the medians of the first three and the last four as they are."""
+    return [value + (0.0, height, -height)[update % 3] for update, value in enumerate(values)]
+
+
 def first(name: str, value: float) -> dict[str, Series]:
     """A metric that is out of the ordinary in the first update alone."""
     return {name: [value] + [0.01] * 15}
@@ -191,16 +196,21 @@ EDGES: list[Edge] = [
         (SILENT, {**SCORES, "reward/score_mean": step(1.0, 1.155)}),
         **MANY,
     ),
-    # The error of a mean of 128 scores is 0.088 of their spread.
+    # The error of a mean of 128 scores is 0.088 of their spread; that of a rise under noise of 1.05 h is 1.00 h.
     *metrics(
         "reward_flat",
-        (WARNING, {**SCORES, "reward/score_mean": step(1.0, 1.26)}),
-        (SILENT, {**SCORES, "reward/score_mean": step(1.0, 1.27)}),
+        (WARNING, {**SCORES, "reward/score_mean": noisy(step(1.0, 1.26), 0.1)}),
+        (SILENT, {**SCORES, "reward/score_mean": noisy(step(1.0, 1.27), 0.1)}),
+        (WARNING, {**SCORES, "reward/score_mean": noisy(step(1.0, 1.175), 0.06)}),
+        (SILENT, {**SCORES, "reward/score_mean": noisy(step(1.0, 1.185), 0.06)}),
     ),
     *metrics(
         "score_falling",
         (SERIOUS, {**SCORES, "reward/score_mean": step(1.0, 0.49)}),
         (SILENT, {**SCORES, "reward/score_mean": step(1.0, 0.51)}),
+        # The first update's scores are all the best one, by chance
+        (SERIOUS, {"reward/score_std": [0.0] + [0.5] * 15, "reward/score_mean": [1.0] + [0.7] * 15}),
+        (SILENT, {"reward/score_std": [0.0] + [0.5] * 15, "reward/score_mean": [1.0] + [0.8] * 15}),
     ),
     *metrics(
         "groups_without_spread",
@@ -358,6 +368,14 @@ EDGES: list[Edge] = [
     *metrics(
         "kl_exploding",
         (WARNING, {"objective/kl": step(0.0, 15.2), "response/length": [99.0] * 16}),
+        (  # the first update's scores are all the best one, by chance
+            WARNING,
+            {
+                "objective/kl": step(0.0, 15.2),
+                "reward/total": [1.0] + [0.6] * 15,
+                "reward/score_std": [0.0] + [0.5] * 15,
+            },
+        ),
         (SILENT, {"objective/kl": step(0.0, 14.8), "response/length": [99.0] * 16}),
         **CONTROLLED,
     ),
@@ -523,6 +541,9 @@ EDGES: list[Edge] = [
     ),
     Edge("loss_rising", SERIOUS, supervised("sft", loss=[1.0] * 10 + [1.21] * 30)),
     Edge("loss_rising", SILENT, supervised("sft", loss=[1.0] * 10 + [1.19] * 30)),
+    # The error of the rise above a single batch is 1.13 times the noise's height; the first batch's loss is low
+    Edge("loss_rising", SERIOUS, supervised("sft", loss=noisy([1.0] + [1.35] * 39, 0.1))),
+    Edge("loss_rising", SILENT, supervised("sft", loss=noisy([1.0] + [1.33] * 39, 0.1))),
     Edge("reward_model_at_chance", SERIOUS, reward_model(0.549, 0.4)),
     Edge("reward_model_at_chance", SILENT, reward_model(0.551, 0.4)),
     Edge("reward_model_at_chance", SERIOUS, reward_model(0.5, 0.4, error=0.129)),

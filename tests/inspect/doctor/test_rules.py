@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import random
 from typing import Any
 
 import pytest
 
 from kedge.inspect.doctor import Finding, diagnose, examine
+from kedge.inspect.doctor.rewards import reward_flat
 from tests.inspect.doctor.cases import CASES, NO_SCORES, TAUGHT, Case
 from tests.inspect.doctor.edges import EDGES, MIN_UPDATES, Edge
-from tests.inspect.doctor.synthetic import ALL_RULES, synthetic_run, towards
+from tests.inspect.doctor.synthetic import ALL_RULES, run_with, synthetic_run, towards
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.severity}")
@@ -119,6 +122,27 @@ def test_a_reference_far_from_the_start_is_not_a_kl_that_explodes() -> None:
     for end, expected in ((29.0, False), (60.0, True)):
         run = synthetic_run(metrics={"objective/kl": towards(30.0, end)}, settings=elsewhere)
         assert ("kl_exploding" in [finding.rule for finding in diagnose(run)]) == expected
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "responses", "updates"),
+    [(0.8, 0.95, 64, 200), (0.3, 0.6, 16, 200), (0.7, 0.9, 16, 200), (0.3, 0.6, 128, 16)],
+)
+def test_a_noisy_rise_is_told_from_a_flat_score(start: float, end: float, responses: int, updates: int) -> None:
+    """Of scores that are right or wrong."""
+    draw = random.Random(0)
+    flagged: dict[float, int] = {}
+    for last in (start, end):
+        chances = [last + (start - last) * math.exp(-3 * update / (updates - 1)) for update in range(updates)]
+        flagged[last] = 0
+        for _ in range(40):
+            means = [sum(draw.random() < chance for _ in range(responses)) / responses for chance in chances]
+            stds = [math.sqrt(mean * (1 - mean)) for mean in means]
+            scores = {"reward/score_mean": means, "reward/score_std": stds}
+            run = run_with(updates, scores, settings={"rollout.num_prompts": responses})
+            flagged[last] += reward_flat.find(run) is not None
+    assert flagged[start] >= 36
+    assert flagged[end] <= 2
 
 
 def test_every_rule_has_a_case() -> None:

@@ -32,6 +32,8 @@ def test_the_error_of_a_rise_is_estimated_from_consecutive_differences() -> None
     expected = 1.25 * 1.4826 * math.sqrt(2) * math.sqrt(1 / 3 + 1 / 4)
     assert series_of(*[1.0, -1.0] * 8).rise_error == pytest.approx(expected)
     assert series_of(1.0).rise_error == math.inf
+    # A single value has no median: 1² + 1.25²/4 = 1.390625
+    assert series_of(*[1.0, -1.0] * 8).since(1) == (-1.0, pytest.approx(1.4826 * math.sqrt(2 * 1.390625)))
 
 
 @pytest.mark.parametrize(("errors", "significant"), [(3.05, True), (2.95, False)])

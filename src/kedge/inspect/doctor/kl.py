@@ -156,7 +156,8 @@ def _net_loss(run: RunRecord) -> str:
     score_std = read(run, "reward/score_std")
     if total is None or score_std is None:
         return ""
-    if total.late >= total.first - max(score_std.first, SIGNIFICANT * total.rise_error):
+    move, error = total.since(1)
+    if -move <= max(score_std.start, SIGNIFICANT * error):
         return ""
     return f"; {name} has fallen from {fmt(total.first)} to {fmt(total.late)}"
 

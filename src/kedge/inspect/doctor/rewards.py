@@ -13,6 +13,7 @@ from kedge.inspect.doctor.series import (
     MIN_LEVEL,
     MIN_TREND,
     SIGNIFICANT,
+    WINDOW,
     Series,
     combine,
     fmt,
@@ -252,18 +253,15 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
     verifier, first what its reasons say: raise `rollout.max_new_tokens` against responses that are cut off, state the
     form of the answer in the prompt, take easier prompts.
 
-    Threshold: After 12 updates, a change of less than 0.15 standard deviations of the scores, or than three standard
-    errors of the mean: a warning. Healthy runs gain one standard deviation or more. A standard deviation of a
-    thousandth of the mean is serious, after 4 updates; only that is looked for with `data.curriculum`, `data.rest` or
-    `data.draw`, where later prompts are harder or easier. Updates in which only the critic is trained do not count.
+    Threshold: After 12 updates, no change of at least 0.15 standard deviations of the scores and three standard errors,
+    from the first update, the first three or the first eighth of the run: a warning. Healthy runs gain one standard
+    deviation or more. A standard deviation of a thousandth of the mean is serious, after 4 updates; only that is looked
+    for with `data.curriculum`, `data.rest` or `data.draw`, where later prompts are harder or easier. Updates in which
+    only the critic is trained do not count.
     """
     if constant := _all_alike(run):
         return constant
-    if (
-        nearly_all_truncated(run)
-        or _other_prompts(run)
-        or abs(score.late - score.first) > max(FLAT, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.early
-    ):
+    if nearly_all_truncated(run) or _other_prompts(run) or _has_moved(run, score, max(score_std.start, score_std.late)):
         return None
     reasons = _reasons(run)
     return Symptom(
@@ -276,25 +274,34 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
     )
 
 
+def _has_moved(run: RunRecord, score: Series, spread: float) -> bool:
+    """True if the score has moved away from its first value, its first few, or the first eighth of the run.
+
+    A single update is noisy, and an eighth of a long run hides a quick rise.
+    """
+    of_update = spread / math.sqrt(num_responses(run))
+    moves = map(score.since, (1, WINDOW, max(WINDOW, len(score) // 8)))
+    return any(abs(move) > max(FLAT * spread, SIGNIFICANT * min(of_update, error)) for move, error in moves)
+
+
 def _fallen_at_once(run: RunRecord) -> Symptom | None:
     """A score that the first updates have brought below nearly all of the first scores."""
     score = read(run, "reward/score_mean", at_least=2)
     score_std = read(run, "reward/score_std", at_least=2)
-    if score is None or score_std is None or score_std.first <= 0:
+    if score is None or score_std is None:
         return None
     last = score.values[-1]
-    return _fallen(run, score, score_std, last, span(score.updates), threshold=FAR_BELOW * score_std.first)
+    is_far = 0 < FAR_BELOW * score_std.start < score.first - last
+    return _fallen(run, score, score_std, last, span(score.updates)) if is_far else None
 
 
-def _fallen(
-    run: RunRecord, score: Series, score_std: Series, last: float, where: str, *, threshold: float
-) -> Symptom | None:
-    if score.first - last <= threshold or _other_prompts(run):
+def _fallen(run: RunRecord, score: Series, score_std: Series, last: float, where: str) -> Symptom | None:
+    if last >= score.first or _other_prompts(run):
         return None
     return Symptom(
         "serious",
         f"the mean score falls from {fmt(score.first)} to {fmt(last)} ({where}); the scores' standard deviation was "
-        f"{fmt(score_std.first)} in the first update",
+        f"{fmt(score_std.start)} at the start",
         (SMALLER_STEPS,),
     )
 
@@ -308,16 +315,17 @@ def _fallen(
     lacks=_other_prompts,
 )
 def score_falling(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
-    """Seen: `reward/score_mean` is lower than in the first update.
+    """Seen: `reward/score_mean` is lower than in the first update, or than in the first three.
 
     Try: Lower `ppo.learning_rate` to a third; if that does not help, look for the sign.
 
     Threshold: A fall of half a standard deviation of the scores, and of three standard errors, which is not noise.
     Serious. Not with `data.curriculum`, `data.rest` or `data.draw`, where later prompts are harder or easier.
     """
-    least = max(LOST, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.first
-    threshold = max(least, SIGNIFICANT * score.rise_error)
-    return _fallen(run, score, score_std, score.late, score.late_span, threshold=threshold)
+    least = max(LOST, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.start
+    if all(-move <= max(least, SIGNIFICANT * error) for move, error in map(score.since, (1, WINDOW))):
+        return None
+    return _fallen(run, score, score_std, score.late, score.late_span)
 
 
 @rule(

@@ -78,6 +78,11 @@ class Series:
         return median(self.values[:WINDOW])
 
     @property
+    def start(self) -> float:
+        """The larger of `first` and `early`, for a spread: that of a single update is 0 if its scores all agree."""
+        return max(self.first, self.early)
+
+    @property
     def late(self) -> float:
         """Median of the last quarter."""
         return median(self.values[-self.window :])
@@ -120,9 +125,18 @@ class Series:
 
     @property
     def rise_error(self) -> float:
-        """Standard error of `rise`, with the noise estimated from consecutive differences."""
+        """Standard error of `rise`."""
+        return self.since(WINDOW)[1]
+
+    def since(self, count: int) -> tuple[float, float]:
+        """`late` minus the median of the first `count` values, and its standard error.
+
+        The noise is estimated from consecutive differences.
+        """
         noise = MAD_TO_STD * median(map(abs, self.steps)) / math.sqrt(2) if len(self) > 1 else math.inf
-        return MEDIAN_ERROR * noise * math.sqrt(1 / WINDOW + 1 / self.window)
+        of_start = 1.0 if count == 1 else MEDIAN_ERROR / math.sqrt(count)
+        error = noise * math.hypot(of_start, MEDIAN_ERROR / math.sqrt(self.window))
+        return self.late - median(self.values[:count]), error
 
     def _rolling(self) -> list[float]:
         last = max(1, len(self) - WINDOW + 1)

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from kedge.inspect.doctor.rule import LARGEST_SHARE, Remedy, Symptom, rule, scale, set_to
-from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, SIGNIFICANT, Series, fmt, read
+from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, SIGNIFICANT, WINDOW, Series, fmt, read
 from kedge.inspect.record import RunRecord
 
 OVERFITTED = 0.03
@@ -82,9 +82,10 @@ def loss_rising(run: RunRecord, loss: Series) -> Symptom | None:
 
     Try: Lower the learning rate to a tenth; double the warm-up, or start with one.
 
-    Threshold: 20 % above the first batch and three standard errors; batches differ by less. Serious.
+    Threshold: 20 % of the first batch's and three standard errors above that, or above the first three; batches differ
+    by less. Serious.
     """
-    if loss.late - loss.first <= max(RISEN * loss.first, SIGNIFICANT * loss.rise_error):
+    if all(move <= max(RISEN * loss.first, SIGNIFICANT * error) for move, error in map(loss.since, (1, WINDOW))):
         return None
     return Symptom(
         "serious",
