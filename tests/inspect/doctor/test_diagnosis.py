@@ -14,6 +14,7 @@ from kedge.inspect.doctor import Examination, Finding, diagnose, examine, merge,
 from kedge.inspect.doctor.rule import scale
 from kedge.inspect.record import RunRecord
 from tests.inspect.doctor.cases import CASES, DAMAGED, JUDGED, TAUGHT, Case, approached, dropped, nothing_held_out
+from tests.inspect.doctor.edges import EDGES
 from tests.inspect.doctor.synthetic import ALL_RULES, HEALTHY, run_with, synthetic_run, towards
 
 FAST = {
@@ -409,6 +410,18 @@ def test_the_suggested_learning_rate_follows_from_the_size_of_the_first_update()
         synthetic_run(2, {"value/explained_variance": [0.0, -1.8]}, settings={"ppo.value_head_rate": 30.0})
     )
     assert "lower ppo.value_head_rate from 30 to 10" in finding.try_
+    both = {"policy/clip_fraction": [0.19, 0.0], "value/explained_variance": [0.0, -1.8]}
+    [finding] = diagnose(synthetic_run(2, both))  # one rate, for policy and critic
+    assert finding.changes == {"ppo.learning_rate": 1.1e-4, "ppo.value_warmup_updates": 5}
+    assert finding.try_.count("ppo.learning_rate") == 1
+
+
+def test_the_weight_of_a_separate_critics_loss_is_left_alone() -> None:
+    """Adam's steps hardly depend on it."""
+    for run in (*(case.faulty for case in CASES), *(edge.run for edge in EDGES)):
+        config = {**run.config, "ppo": {**run.config.get("ppo", {}), "critic": "separate"}}
+        for finding in diagnose(replace(run, config=config)):
+            assert "ppo.value_coef" not in finding.try_, finding.rule
 
 
 @pytest.mark.parametrize(("explained", "field"), [(-0.2, "ppo.value_head_rate"), (-0.05, "ppo.critic")])
@@ -503,7 +516,8 @@ DRIFTING = {
     "reward/score_std": [0.5] * 16,
 }
 UNEXPLAINED = {"value/explained_variance": [0.0] * 16}
-TOO_WIDE = {"value/std": [5.0] * 16, "value/returns_std": [1.0] * 16}
+TOO_WIDE = {"value/std": [5.0] * 16, "value/returns_std": [1.0] * 16, "value/explained_variance": [-24.0] * 16}
+NARROWING = {**TOO_WIDE, "value/explained_variance": towards(-60.0, -24.0)}
 RANDOM = {"policy/entropy": [0.2] * 4 + [0.5] * 12}
 GROUPS = {"ppo.advantage": "rloo", "rollout.num_responses": 4, "ppo.kl_in": "loss"}
 
@@ -511,18 +525,18 @@ GROUPS = {"ppo.advantage": "rloo", "rollout.num_responses": 4, "ppo.kl_in": "los
 @pytest.mark.parametrize(
     ("rule", "metrics", "settings", "changes"),
     [
-        ("value_scale_mismatch", TOO_WIDE, {}, {"ppo.value_coef": 0.3}),
+        ("value_scale_mismatch", TOO_WIDE, {}, {"ppo.value_head_rate": 3.3, "ppo.value_warmup_updates": 5}),
         (
             "value_scale_mismatch",
             TOO_WIDE,
-            {"ppo.critic": "separate", "ppo.critic_init": "reward"},
-            {"ppo.critic_init": "policy", "ppo.value_coef": 0.3},
+            {"ppo.critic": "separate", "ppo.critic_init": "reward", "ppo.value_warmup_updates": 3},
+            {"ppo.critic_init": "policy", "ppo.learning_rate": 3.3e-6},
         ),
         (
             "value_scale_mismatch",
-            TOO_WIDE,
-            {"ppo.critic": "separate", "ppo.critic_init": "policy"},
-            {"ppo.value_coef": 0.3},
+            NARROWING,
+            {"ppo.critic": "separate", "ppo.critic_init": "policy", "ppo.value_warmup_updates": 3},
+            {"ppo.critic_learning_rate": 1e-4},
         ),
         (
             "dead_critic",

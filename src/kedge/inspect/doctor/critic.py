@@ -138,7 +138,7 @@ def _below_zero(run: RunRecord) -> Symptom | None:
         return Symptom(
             "serious",
             f"explained variance is {fmt(told.values[-1])} in update {told.updates[-1]}",
-            _train_critic_less(run),
+            train_critic_less(run),
         )
     if run.state == "running" or len(told) < WINDOW or told.late >= 0:
         return None
@@ -146,7 +146,7 @@ def _below_zero(run: RunRecord) -> Symptom | None:
         "note",
         f"explained variance is {fmt(told.late)} at the end ({told.late_span}), after {len(explained)} "
         "updates of training the critic",
-        _train_critic_less(run) if told.late < NOISY else _train_critic_more(run),
+        train_critic_less(run) if told.late < NOISY else _train_critic_more(run),
     )
 
 
@@ -188,13 +188,18 @@ def dead_critic(run: RunRecord, explained: Series, mean: Series, returns: Series
         seen += "; the values are nearly constant"
     worse = critic.explained <= 0.0 and critic.updates >= TRAINED
     severity = "serious" if serious else "warning" if worse else "note"
-    noisy = critic.explained < NOISY and critic.bias < BIASED and not critic.rising
-    train = _train_critic_less(run) if noisy else _train_critic_more(run)
     instead = _rely_on_it_less(run) if critic.explained <= USELESS else ()
-    return Symptom(severity, seen, (*train, *instead))
+    return Symptom(severity, seen, (*_train_critic(run, critic), *instead))
 
 
-def _train_critic_less(run: RunRecord) -> Iterator[Remedy]:
+def _train_critic(run: RunRecord, critic: _Critic) -> Iterator[Remedy]:
+    """Less if its values are noise, else more."""
+    noisy = critic.explained < NOISY and critic.bias < BIASED and not critic.rising
+    return train_critic_less(run) if noisy else _train_critic_more(run)
+
+
+def train_critic_less(run: RunRecord) -> Iterator[Remedy]:
+    """A lower learning rate of the critic, or of both where it has none of its own; and a warm-up."""
     if run.setting("ppo.critic_learning_rate"):
         yield scale("ppo.critic_learning_rate", 1 / 3)
     elif critic_of(run) == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1:
@@ -283,7 +288,8 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
     `ppo.value_unit=score`, or `value/mean` from `value/returns_mean`; or, with `ppo.value_loss=hl_gauss`,
     `value/outside_support` stays above 0, or the bins are wide compared with `value/returns_std`.
 
-    Try: `ppo.value_unit=returns_std`; `ppo.critic_init=policy` starts a separate critic with equal values; the ends of
+    Try: `ppo.value_unit=returns_std`. If the values vary too much, `ppo.critic_init=policy`, which starts a separate
+    critic with equal values, and the learning rates of [dead_critic](#dead_critic). The ends of
     `ppo.value_loss={hl_gauss: …}` five standard deviations from the mean return.
 
     Threshold: Values with three times the standard deviation of the returns, at which the explained variance is −3 at
@@ -299,7 +305,7 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
         return Symptom(
             "serious",
             f"the values' standard deviation is {fmt(critic.values_std)} times that of the returns ({critic.span})",
-            _tame_values(run),
+            (*_equal_start(run), *_train_critic(run, critic)),
         )
     if "hl_gauss" in (run.setting("ppo.value_loss") or ()):
         return _support_symptom(run, returns, critic.returns_std)
@@ -323,10 +329,9 @@ def value_scale_mismatch(run: RunRecord, explained: Series, mean: Series, return
     )
 
 
-def _tame_values(run: RunRecord) -> Iterator[Remedy]:
+def _equal_start(run: RunRecord) -> Iterator[Remedy]:
     if critic_of(run) != "shared":  # a shared one has no separate start
         yield set_to("ppo.critic_init", "policy", why="to start with equal values")
-    yield scale("ppo.value_coef", 3.0)
 
 
 OUTSIDE = 0.05
@@ -426,7 +431,8 @@ def critic_worse_than_prompt_mean(run: RunRecord) -> Symptom | None:
     """Seen: With `ppo.critic_check`, or in `kedge evaluate` with `--critic`, `critic/explained_variance` is below
     `critic/explained_variance_prompt_mean`.
 
-    Try: Triple `ppo.value_coef`; `ppo.value_warmup_updates=5`; or compare with groups of that size (`--preset rloo`).
+    Try: Train the critic more, as for [dead_critic](#dead_critic); or compare with groups of that size
+    (`--preset rloo`).
 
     Threshold: The 95 % interval of the difference, over resampled prompts, is below 0 in the last check after update 8
     or later. A note; a warning if the interval of `critic/explained_variance` reaches down to 0, serious if that of
@@ -448,7 +454,7 @@ def critic_worse_than_prompt_mean(run: RunRecord) -> Symptom | None:
         seen += f"; its values order {_share(across)} of the pairs of different prompts right, where chance is 50%"
     is_chance = across is not None and across["low"] <= CHANCE
     severity = "serious" if is_chance else "warning" if explained["low"] <= 0 else "note"
-    remedies = () if run.stage == "evaluate" else (scale("ppo.value_coef", 3.0), *_warm_up(run))
+    remedies = () if run.stage == "evaluate" else _train_critic_more(run)
     return Symptom(severity, seen, remedies, "or compare with groups of that size (--preset rloo)")
 
 

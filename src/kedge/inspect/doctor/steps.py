@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from kedge.inspect.doctor.critic import HARMFUL, with_something_to_explain
+from kedge.inspect.doctor.critic import HARMFUL, train_critic_less, with_something_to_explain
 from kedge.inspect.doctor.rule import SMALLER_STEPS, TRAINED, WHY_MISSING, Change, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
-from kedge.inspect.resolved import critic_of
 
 OFTEN = 0.1
 """Share of affected updates above which chance does not explain them."""
@@ -403,7 +402,8 @@ def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Sy
     `value/explained_variance` of the second update is far below 0.
 
     Try: The learning rate of [steps_too_large](#steps_too_large), but no more than a half and no less than a tenth of
-    the present one. If the critic is the cause, a third of `ppo.value_head_rate`.
+    the present one. If the critic is the cause, a third of its own, `ppo.critic_learning_rate` or
+    `ppo.value_head_rate`, else of `ppo.learning_rate`; `ppo.value_warmup_updates=5`.
 
     Threshold: 15 % clipped tokens, 0.05 nats per token, a ratio of 50, or an explained variance of −1 in the second
     update, no better than unrelated values, unless its returns have less than a tenth of the first's standard
@@ -426,7 +426,8 @@ def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Sy
         remedies += [*_fewer_epochs(run), smaller_rate(clipped=clipped.first, moved=moved.first, most=MOST)]
     if values := _values(run):
         seen.append(values)
-        remedies.append(_smaller_value_steps(run))
+        # A lower rate of both has been advised by then, if the policy has gone too far as well.
+        remedies += [each for each in train_critic_less(run) if not (remedies and each is SMALLER_STEPS)]
     if not seen:
         return None
     isolated = len(run.series("policy/clip_fraction")[0]) >= MIN_LEVEL
@@ -444,8 +445,3 @@ def _values(run: RunRecord) -> str:
         f"explained variance is {fmt(explained.values[1])} in {span(explained.updates[1:2])}, after the critic's first "
         "steps"
     )
-
-
-def _smaller_value_steps(run: RunRecord) -> Remedy:
-    shared = critic_of(run) == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1
-    return scale("ppo.value_head_rate" if shared else "ppo.value_coef", 1 / 3)
