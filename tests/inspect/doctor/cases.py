@@ -275,7 +275,8 @@ CASES = [
         {"group/length_below": towards(20.0, 30.0), "group/length_above": towards(20.0, 28.0)},
         settings=GROUPS,
     ),
-    metrics("no_exploration", "serious", {"policy/entropy": [0.03] * 16}, {"policy/entropy": [0.034] * 16}),
+    metrics("no_exploration", "serious", {"policy/entropy": [0.03] * 16, "reward/score_mean": 0.9},
+            {"policy/entropy": [0.034] * 16, "reward/score_mean": 0.9}),
     metrics("duplicated_prompts", "warning", {"prompt/distinct": [0.75] * 16}, {"prompt/distinct": [0.85] * 16}),
     metrics("duplicated_prompts", "serious", {"prompt/distinct": [0.35] * 16}, {"prompt/distinct": [0.85] * 16}),
     metrics(  # a game has one prompt, and each episode its own seed

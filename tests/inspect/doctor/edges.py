@@ -233,7 +233,12 @@ EDGES: list[Edge] = [
         (SILENT, {"group/length_below": step(10.0, 20.0), "group/length_above": [10.0] * 16}),
         **GROUPS | {"ppo.aggregation": "token"},
     ),
-    *metrics("no_exploration", (SERIOUS, responses([0.69] * 16)), (SILENT, responses([0.70] * 16))),
+    *metrics(
+        "no_exploration",
+        (SERIOUS, responses([0.69] * 16) | FLAT),
+        (SILENT, responses([0.70] * 16) | FLAT),
+        (SILENT, responses([0.69] * 16)),  # the score rises
+    ),
     *metrics(
         "duplicated_prompts",
         (WARNING, {"prompt/distinct": [0.79] * 16}),

@@ -518,6 +518,7 @@ DRIFTING = {
 UNEXPLAINED = {"value/explained_variance": [0.0] * 16}
 TOO_WIDE = {"value/std": [5.0] * 16, "value/returns_std": [1.0] * 16, "value/explained_variance": [-24.0] * 16}
 NARROWING = {**TOO_WIDE, "value/explained_variance": towards(-60.0, -24.0)}
+SURE = {"policy/entropy": [0.02] * 16, "reward/score_mean": [1.0] * 16}
 RANDOM = {"policy/entropy": [0.2] * 4 + [0.5] * 12}
 GROUPS = {"ppo.advantage": "rloo", "rollout.num_responses": 4, "ppo.kl_in": "loss"}
 
@@ -573,6 +574,8 @@ GROUPS = {"ppo.advantage": "rloo", "rollout.num_responses": 4, "ppo.kl_in": "los
             {"ppo.entropy_target": 0.4},
             {"ppo.learning_rate": 3.3e-6, "ppo.clip_range_high": 0.28},
         ),
+        ("no_exploration", SURE, {"ppo.entropy_coef": 0.01}, {"rollout.temperature": 1.3, "ppo.entropy_coef": 0.03}),
+        ("no_exploration", SURE, {"ppo.entropy_target": 0.5, "ppo.entropy_coef": 0.01}, {"rollout.temperature": 1.3}),
         ("groups_without_spread", {"group/constant": [0.7] * 16}, GROUPS,
          {"ppo.constant_groups": "resample", "rollout.num_responses": 8}),
         ("groups_without_spread", {"group/constant": [0.7] * 16}, {**GROUPS, "rollout.max_staleness": 1},
@@ -612,6 +615,11 @@ def test_what_is_advised_changes_something_and_loads(
             "entropy_rising", {"policy/entropy": towards(0.2, 0.5), "objective/entropy_coef": [0.1] * 8 + [0.0] * 8},
             "ppo.entropy_coef", {1: 0.1, 8: 0.1, 9: 0}, {1: 0.01, 8: 0.01, 9: 0},
             "lower schedules.ppo.entropy_coef from {1: 0.1, 8: 0.1, 9: 0} to {1: 0.01, 8: 0.01, 9: 0}",
+        ),
+        (
+            "no_exploration", {**SURE, "objective/entropy_coef": [0.02, *[0.01] * 15]},
+            "ppo.entropy_coef", {1: 0.02, 16: 0.01}, {1: 0.06, 16: 0.03},
+            "raise schedules.ppo.entropy_coef from {1: 0.02, 16: 0.01} to {1: 0.06, 16: 0.03}",
         ),
         (
             "steps_too_small", {"policy/clip_fraction": 0.0, "policy/approx_kl": 0.0, "objective/kl": 0.0,

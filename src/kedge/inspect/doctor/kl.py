@@ -289,19 +289,21 @@ def _of_responses(entropy: Series, length: Series) -> Series | None:
     "All responses to a prompt are nearly identical. None scores better than another, so there is nothing to learn "
     "from.",
     needs=("policy/entropy", "response/length"),
+    also=("reward/score_mean",),
     updates=MIN_LEVEL,
     of_reward=True,
 )
 def no_exploration(run: RunRecord, nats: Series, length: Series) -> Symptom | None:
-    """Seen: A response's entropy, `policy/entropy` × `response/length`, is low from the start.
+    """Seen: A response's entropy, `policy/entropy` × `response/length`, is low from the start, and the score does not
+    rise.
 
-    Try: Raise `rollout.temperature` to 1, or by 30 % if it is there already; `ppo.entropy_coef=0.001`.
+    Try: Raise `rollout.temperature` to 1, or by 30 % if it is there already; `ppo.entropy_coef=0.001`, or triple it.
 
     Threshold: An early entropy below log 2 nats: fewer than two likely responses per prompt. Serious.
     """
     entropy = _of_responses(nats, length)
-    if entropy is None or entropy.early >= TWO_RESPONSES:
-        return None
+    if entropy is None or entropy.early >= TWO_RESPONSES or rose(read(run, "reward/score_mean")):
+        return None  # answers of one token have little entropy, and may have enough
     return Symptom(
         "serious",
         f"a response has an entropy of {fmt(entropy.early)} nats from the start ({span(entropy.updates[:WINDOW])}): "
@@ -316,7 +318,7 @@ def _explore_more(run: RunRecord) -> Iterator[Remedy]:
         yield set_to("rollout.temperature", 1.0, "too_low")
     else:
         yield scale("rollout.temperature", 1.3)
-    yield set_to("ppo.entropy_coef", 0.001, why="as an exploration bonus")
+    yield from _raise_bonus(run)
 
 
 def _sampled_hotter_or_colder(run: RunRecord) -> str:
@@ -380,8 +382,7 @@ def entropy_collapse(run: RunRecord, nats: Series, length: Series) -> Symptom | 
 
 def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:
     yield scale("ppo.learning_rate", 0.1 if left < NOTHING else 1 / 3)
-    if run.setting("ppo.entropy_target") is None:  # whose controller would undo it
-        yield _raise_bonus(run)
+    yield from _raise_bonus(run)
     clips_tokens = run.setting("ppo.policy_loss") in (None, "clipped") and not clips_sequences(run)
     clip_range = run.setting("ppo.clip_range") or 0.0
     if clips_tokens and run.setting("ppo.clip_range_high") is None and clip_range < CLIP_HIGHER:
@@ -395,9 +396,9 @@ def _has_bonus(run: RunRecord) -> bool:
     return largest > 0 or run.setting("ppo.entropy_target") is not None
 
 
-def _raise_bonus(run: RunRecord) -> Remedy:
-    has_one = run.setting("ppo.entropy_coef")
-    return scale("ppo.entropy_coef", 3.0) if has_one else set_to("ppo.entropy_coef", 0.001, "too_low")
+def _raise_bonus(run: RunRecord) -> Iterator[Remedy]:
+    if run.setting("ppo.entropy_target") is None:  # whose controller would undo it
+        yield scale("ppo.entropy_coef", 3.0) if _has_bonus(run) else set_to("ppo.entropy_coef", 0.001, "too_low")
 
 
 def _lower_bonus(run: RunRecord, start: float) -> Remedy:
