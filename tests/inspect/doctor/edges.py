@@ -105,6 +105,11 @@ def spikes(updates: int, *places: int) -> RunRecord:
     )
 
 
+def without_spread(last: float) -> dict[str, Series]:
+    """Every other update has no group with spread, so that the KL's small gradient is all that is left."""
+    return {"group/constant": [1.0, 0.9] * 8, "policy/grad_norm": [0.01, 0.35] * 7 + [0.01, last]}
+
+
 def incidents(count: int) -> RunRecord:
     return synthetic_run(20, incidents=[{**DAMAGED, "update": update + 1} for update in range(count)])
 
@@ -544,6 +549,8 @@ EDGES: list[Edge] = [
         (SILENT, {"value/grad_norm": [8.0 * 0.7**update for update in range(16)]}),  # falls as the critic is fitted
         (WARNING, {"value/grad_norm": [0.3 * 1.22**update for update in range(16)]}),
     ),
+    *metrics("gradient_spikes", (SILENT, without_spread(0.35)), (WARNING, without_spread(9.0)), **GROUPS),
+    *metrics("gradient_spikes", (WARNING, without_spread(0.35)), **GROUPS | {"ppo.advantage": "gae"}),
     Edge("loss_rising", SERIOUS, supervised("sft", loss=[1.0] * 10 + [1.21] * 30)),
     Edge("loss_rising", SILENT, supervised("sft", loss=[1.0] * 10 + [1.19] * 30)),
     # The error of the rise above a single batch is 1.13 times the noise's height; the first batch's loss is low

@@ -199,7 +199,7 @@ def _train_critic(run: RunRecord, critic: _Critic) -> Iterator[Remedy]:
 
 
 def train_critic_less(run: RunRecord) -> Iterator[Remedy]:
-    """A lower learning rate of the critic, or of both where it has none of its own; and a warm-up."""
+    """Lower the critic's learning rate, or the policy's if they share it; and warm the critic up."""
     if run.setting("ppo.critic_learning_rate"):
         yield scale("ppo.critic_learning_rate", 1 / 3)
     elif critic_of(run) == "shared" and (run.setting("ppo.value_head_rate") or 0) > 1:

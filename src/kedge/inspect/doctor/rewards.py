@@ -372,7 +372,7 @@ APART = 1.15
 """Growth of the low-scored responses' length over the high-scored ones', relative to the start."""
 
 
-def _compares(run: RunRecord) -> bool:
+def compares_groups(run: RunRecord) -> bool:
     """True if the advantage compares the responses to a prompt."""
     return run.setting("ppo.advantage") in IN_GROUPS
 
@@ -382,7 +382,7 @@ def _divides_by_std(run: RunRecord) -> bool:
 
 
 def _averages_responses(run: RunRecord) -> bool:
-    return _compares(run) and run.setting("ppo.aggregation") == "sequence"
+    return compares_groups(run) and run.setting("ppo.aggregation") == "sequence"
 
 
 @rule(
@@ -391,7 +391,7 @@ def _averages_responses(run: RunRecord) -> bool:
     needs=("group/constant",),
     also=("verdict/NAME/REASON",),
     updates=MIN_TREND,
-    fits=_compares,
+    fits=compares_groups,
 )
 def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
     """Seen: `group/constant` is high: the responses to most prompts all score the same.

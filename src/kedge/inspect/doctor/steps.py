@@ -8,8 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from kedge.inspect.doctor.critic import HARMFUL, train_critic_less, with_something_to_explain
+from kedge.inspect.doctor.rewards import compares_groups
 from kedge.inspect.doctor.rule import SMALLER_STEPS, TRAINED, WHY_MISSING, Change, Remedy, Symptom, rule, scale, set_to
-from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, fmt, read, rose, span
+from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, combine, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
 
 OFTEN = 0.1
@@ -104,7 +105,7 @@ def steps_skipped(run: RunRecord, steps: Series) -> Symptom | None:
     "Single batches have far larger gradients than the rest, or the gradients grow throughout: outlier scores, or "
     "weights that are diverging. Norm clipping limits the size of such a step, not its direction.",
     needs=("policy/grad_norm|grad_norm",),
-    also=tuple(NORMS),
+    also=(*NORMS, "group/constant"),
     updates=MIN_TREND,
     stages=TRAINED,
     of_policy=True,
@@ -116,7 +117,8 @@ def gradient_spikes(run: RunRecord) -> Symptom | None:
 
     Threshold: A norm of 8 times the lower quartile of the eight updates before and of those after it, or a tenfold rise
     from early to late; healthy runs stay within a factor of 3. A warning; a note if at most one update in a hundred
-    spikes. Of `policy/grad_norm`, updates in which only the critic is trained do not count.
+    spikes. Of `policy/grad_norm`, updates in which only the critic is trained do not count, nor do those in which the
+    responses to each prompt all score the same, with an advantage that compares them: these have no gradient.
     """
     found = {each: spikes for each in NORMS if (spikes := _spikes_of(run, each))}
     if not found:
@@ -129,7 +131,10 @@ def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
     """A norm's spikes or climb, and True if they are more than norm clipping handles; None without either."""
     # With a shared critic, the policy's norm is that of the value head until the policy is trained.
     norm = read(run, name, at_least=MIN_TREND, of_policy=name == "policy/grad_norm")
-    if norm is None:
+    constant = read(run, "group/constant", at_least=1)
+    if norm and constant and compares_groups(run):
+        norm = combine(lambda each, share: each if share < 1 else None, norm, constant)
+    if norm is None or len(norm) < MIN_TREND:
         return None
     usual = [_usual(norm.values, index) for index in range(len(norm))]
     spikes = [index for index in range(WINDOW, len(norm)) if norm.values[index] > SPIKE * usual[index] > 0]
@@ -402,8 +407,8 @@ def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Sy
     `value/explained_variance` of the second update is far below 0.
 
     Try: The learning rate of [steps_too_large](#steps_too_large), but no more than a half and no less than a tenth of
-    the present one. If the critic is the cause, a third of its own, `ppo.critic_learning_rate` or
-    `ppo.value_head_rate`, else of `ppo.learning_rate`; `ppo.value_warmup_updates=5`.
+    the present one. If the critic is the cause, a third of `ppo.critic_learning_rate`, of `ppo.value_head_rate` or,
+    without either, of `ppo.learning_rate`; and `ppo.value_warmup_updates=5`.
 
     Threshold: 15 % clipped tokens, 0.05 nats per token, a ratio of 50, or an explained variance of −1 in the second
     update, no better than unrelated values, unless its returns have less than a tenth of the first's standard
