@@ -7,6 +7,9 @@ from kedge.inspect.record import RunRecord
 CRITIC_FREE = ("to_go", "total", "rloo", "grpo", "dr_grpo", "reinforce++", "reinforce++_baseline", "remax", "opo")
 """Advantages that need no values."""
 
+UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo")
+"""Advantages that `ppo.whiten_advantages=auto` leaves as they are."""
+
 KL_COSTS = ("reward/total", "reward/kl")
 """Metrics without information where the rewards contain no KL: the score itself, of the responses trained on, and 0."""
 
@@ -24,7 +27,21 @@ def critic_of(run: RunRecord) -> str:
 def charges_kl(run: RunRecord) -> bool:
     """True if the KL is subtracted from the rewards, or if the run's configuration does not say."""
     is_free = run.setting("ppo.kl_coef") == 0 and "ppo.kl_coef" not in (run.setting("schedules") or ())
-    return "loss" not in (run.setting("ppo.kl_in") or ()) and not is_free  # a word, or {word: estimator}
+    return not has_kl_in_loss(run) and not is_free
+
+
+def has_kl_in_loss(run: RunRecord) -> bool:
+    """True if the KL is a term of the loss, beside the advantages, and not a part of the rewards."""
+    return "loss" in (run.setting("ppo.kl_in") or ())  # a word, or {word: estimator}
+
+
+def weighs_scores(run: RunRecord) -> bool:
+    """True if β compares the KL with the score, and not with advantages whose size does not depend on the score's."""
+    whitening = run.setting("ppo.whiten_advantages")
+    advantage = run.setting("ppo.advantage")
+    whitens = advantage not in UNWHITENED if whitening == "auto" else whitening
+    divides = whitens or run.setting("ppo.whiten_rewards") or advantage == "grpo"
+    return not (has_kl_in_loss(run) and divides)
 
 
 def value_warmup_of(run: RunRecord) -> int:

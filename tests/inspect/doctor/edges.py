@@ -623,6 +623,22 @@ EDGES += [
         (WARNING, {"objective/kl": step(0.0, 9.9), "response/length": [10.0] * 16, **FREE}),
         (WARNING, {"objective/kl": step(0.0, 10.1), "response/length": [21.0] * 16, **FREE}),
     ),
+    # In the loss, β weighs the KL against advantages, which may have been divided by their spread.
+    *(
+        Edge(rule, severity if speaks else SILENT, synthetic_run(metrics=changed, settings=settings))
+        for rule, severity, changed in (
+            ("beta_too_small", WARNING, {"objective/kl": step(0.0, 8.0), **FREE}),
+            ("beta_too_large", SERIOUS, {**FLAT, "objective/kl_coef": [9.0] * 16}),
+        )
+        for speaks, settings in (
+            (False, {"ppo.kl_in": "loss"}),
+            (False, {"ppo.kl_in": {"loss": "k3"}, "ppo.whiten_advantages": "auto", "ppo.advantage": "gae"}),
+            (False, {"ppo.kl_in": "loss", "ppo.whiten_advantages": False, "ppo.advantage": "grpo"}),
+            (False, {"ppo.kl_in": "loss", "ppo.whiten_advantages": False, "ppo.whiten_rewards": True}),
+            (True, {"ppo.kl_in": "loss", "ppo.whiten_advantages": "auto", "ppo.advantage": "rloo"}),
+            (True, {"ppo.kl_in": "score", "ppo.whiten_advantages": True}),
+        )
+    ),
     # The gain is 1: the standard deviation, since the score has risen by less.
     *metrics(
         "beta_too_small",

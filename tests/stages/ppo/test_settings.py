@@ -13,7 +13,7 @@ from kedge.algorithm.critic import Bins
 from kedge.config import config_from_settings
 from kedge.config.schema.ppo import PpoConfig
 from kedge.inspect.record import RunRecord
-from kedge.inspect.resolved import critic_of, value_warmup_of
+from kedge.inspect.resolved import critic_of, value_warmup_of, weighs_scores
 from kedge.stages.ppo.settings import PpoSettings, advantage_of, coefficients_of
 from tests.training.test_update import make_experience, make_models, run_update
 
@@ -139,6 +139,7 @@ def test_what_auto_stands_for_is_the_same_wherever_it_is_resolved(advantage):
     assert config.ppo.resolved_critic == ("shared" if estimator.needs == "values" else "none")
     record = RunRecord(Path("runs/ppo"), config=config.model_dump(mode="json"))
     assert critic_of(record) == config.ppo.resolved_critic
+    assert weighs_scores(record) == (not config.ppo.whitens_advantages and advantage != "grpo")
 
 
 def test_a_record_tells_the_last_update_of_a_warm_up_that_ended_by_its_result():

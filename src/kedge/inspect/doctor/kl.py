@@ -20,7 +20,7 @@ from kedge.inspect.doctor.series import (
 )
 from kedge.inspect.doctor.steps import clips_sequences, smaller_rate
 from kedge.inspect.record import RunRecord
-from kedge.inspect.resolved import charges_kl, learns_from_teacher
+from kedge.inspect.resolved import charges_kl, learns_from_teacher, weighs_scores
 
 FAR_PER_TOKEN = 0.5
 TOO_FAR_PER_TOKEN = 1.0
@@ -179,6 +179,7 @@ def _hold_back(run: RunRecord, kl: Series, per_token: float) -> tuple[Remedy, Re
     needs=("reward/score_mean", "reward/score_std", "objective/kl"),
     also=("objective/kl_coef", "response/length"),
     updates=MIN_TREND,
+    fits=weighs_scores,
 )
 def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series) -> Symptom | None:
     """Seen: `objective/kl` keeps rising, and β times the KL is negligible compared with the gain in score.
@@ -188,7 +189,7 @@ def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series)
 
     Threshold: At least 5 nats per response at a cost of at most a twentieth of the gain (or of the scores' standard
     deviation, if that is larger); the demo and N+ pay about 0.15. A warning; serious above 10 nats per response and 0.5
-    nats per token.
+    nats per token. Not with the KL in the loss and whitened or GRPO's advantages, whose size is not the scores'.
     """
     beta = read(run, "objective/kl_coef")
     length = read(run, "response/length")
@@ -224,7 +225,7 @@ def _is_controlled(run: RunRecord) -> bool:
     needs=("reward/score_mean", "reward/score_std"),
     also=("objective/kl_coef",),
     updates=MIN_TREND,
-    fits=lambda run: run.setting("ppo.kl_coef") != 0,
+    fits=lambda run: run.setting("ppo.kl_coef") != 0 and weighs_scores(run),
 )
 def beta_too_large(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
     """Seen: Β (`objective/kl_coef`) is large compared with `reward/score_std`, and the score barely rises.
@@ -233,24 +234,25 @@ def beta_too_large(run: RunRecord, score: Series, score_std: Series) -> Symptom 
     `ppo.kl_target`.
 
     Threshold: Β above twice the standard deviation of the scores, and a gain below half of it; to first order the best
-    policy gains the scores' variance divided by β. Serious.
+    policy gains the scores' variance divided by β. Serious. Not with the KL in the loss and whitened or GRPO's
+    advantages, whose size is not the scores'.
     """
     beta = read(run, "objective/kl_coef")
-    if beta is None or beta.late <= 0 or score_std.first <= 0:
+    spread = score_std.start
+    if beta is None or beta.late <= 0 or spread <= 0:
         return None
-    reach = score_std.first / beta.late
-    if reach > LITTLE_TO_GAIN or score.late - score.first > LITTLE_TO_GAIN * score_std.first:
+    if spread > LITTLE_TO_GAIN * beta.late or score.late - score.first > LITTLE_TO_GAIN * spread:
         return None
     return Symptom(
         "serious",
-        f"β is {fmt(beta.late)} and the scores' standard deviation {fmt(score_std.first)}, so the best policy can gain "
-        f"only about {fmt(score_std.first**2 / beta.late)}; the mean score went from {fmt(score.first)} to "
+        f"β is {fmt(beta.late)} and the scores' standard deviation {fmt(spread)}, so the best policy can gain "
+        f"only about {fmt(spread**2 / beta.late)}; the mean score went from {fmt(score.first)} to "
         f"{fmt(score.late)} ({score.late_span})",
         (
             scale("ppo.kl_target", 3.0)
             if _is_controlled(run)
             # As in the demo: its scores have a standard deviation of 1.
-            else set_to("ppo.kl_coef", float(f"{score_std.first / 10:.2g}"), "too_high"),
+            else set_to("ppo.kl_coef", float(f"{spread / 10:.2g}"), "too_high"),
         ),
     )
 
