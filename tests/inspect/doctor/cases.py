@@ -11,7 +11,7 @@ from tests.inspect.doctor.synthetic import run_with, synthetic_run, towards
 FUNCTION = [{"source": "mine.py:brief", "weight": 1.0, "name": None}]
 JUDGED = [{"source": "runs/reward/model", "weight": 1.0}, {"source": "gold.py:gold", "weight": 0, "name": None}]
 AHEAD = {"rollout.max_staleness": 1, "rollout.engine": "builtin"}
-GROUPS = {"ppo.advantage": "grpo", "ppo.aggregation": "sequence", "rollout.num_responses": 8}
+GROUPS = {"ppo.advantage": "grpo", "ppo.kl_in": "loss", "ppo.aggregation": "sequence", "rollout.num_responses": 8}
 TAUGHT = {"ppo.reference": "teacher", "reward": []}
 """A run that learns from a teacher alone."""
 NO_SCORES = dict.fromkeys(("reward/score_mean", "reward/score_std", "reward/length_correlation", "score/model"))

@@ -499,13 +499,12 @@ def test_an_advised_value_loads(field: str, factor: float, settings: dict[str, A
 
 
 def test_all_that_is_advised_loads() -> None:
-    kept = ("rollout.num_prompts", "rollout.num_responses", "ppo.num_minibatches", "ppo.advantage", "ppo.value_loss")
+    sizes = ("rollout.num_prompts", "rollout.num_responses", "ppo.num_minibatches")
+    kept = (*sizes, "ppo.advantage", "ppo.kl_in", "ppo.value_loss")
     for case in CASES:
         for finding in diagnose(case.faulty):
             present = {name: case.faulty.setting(name) for name in kept}
             settings = {name: value for name, value in present.items() if value is not None}
-            if settings.get("ppo.advantage") == "grpo":
-                settings["ppo.kl_in"] = "loss"  # what its preset sets
             config_from_settings(case.faulty.stage, {**settings, **finding.changes})
 
 
@@ -521,6 +520,8 @@ NARROWING = {**TOO_WIDE, "value/explained_variance": towards(-60.0, -24.0)}
 SURE = {"policy/entropy": [0.02] * 16, "reward/score_mean": [1.0] * 16}
 RANDOM = {"policy/entropy": [0.2] * 4 + [0.5] * 12}
 GROUPS = {"ppo.advantage": "rloo", "rollout.num_responses": 4, "ppo.kl_in": "loss"}
+BY_SPREAD = {"ppo.advantage": "grpo", "ppo.kl_in": "reward", "ppo.kl_coef": 0.0}
+"""As the presets dapo, gspo and cispo: without a KL, and so in no place that it needs."""
 
 
 @pytest.mark.parametrize(
@@ -554,6 +555,12 @@ GROUPS = {"ppo.advantage": "rloo", "rollout.num_responses": 4, "ppo.kl_in": "los
         # Five nats cost a quarter of the score's gain of 1
         ("beta_too_small", DRIFTING, {"ppo.kl_coef": 0.001}, {"ppo.kl_coef": 0.05}),
         ("beta_too_small", DRIFTING, {"ppo.kl_controller": "ziegler"}, {"ppo.kl_target": 2.0}),
+        ("beta_too_small", {**DRIFTING, "objective/kl_coef": 0.0}, {**GROUPS, **BY_SPREAD},
+         {"ppo.kl_coef": 0.05, "ppo.kl_in": "loss"}),
+        ("hacking_by_repetition", {"response/repetition": towards(0.02, 0.3)}, {**GROUPS, **BY_SPREAD},
+         {"ppo.kl_in": "loss"}),
+        ("kl_exploding", {"objective/kl": towards(0.0, 30.0)}, {**GROUPS, **BY_SPREAD},
+         {"ppo.learning_rate": 3.3e-6, "ppo.kl_in": "loss"}),
         (
             "kl_exploding",  # at a target of 30 nats, which the controller holds, and three times as far as 6
             {"objective/kl": towards(0.0, 30.0)},

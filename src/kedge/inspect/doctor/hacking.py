@@ -5,7 +5,7 @@ A reward term of weight 0 is a *judge*: it is measured as `score/NAME` and not t
 
 from __future__ import annotations
 
-from kedge.inspect.doctor.kl import STRONGER_KL
+from kedge.inspect.doctor.kl import stronger_kl
 from kedge.inspect.doctor.responses import ending_in_time, eos_is_scored, has_episodes, parts_of, turn_lengths
 from kedge.inspect.doctor.rule import Symptom, adjust, rule
 from kedge.inspect.doctor.series import MIN_TREND, SIGNIFICANT, Series, fell, fmt, read, rose, span
@@ -74,7 +74,7 @@ def hacking_by_length(run: RunRecord, score: Series, length: Series, correlation
         "note" if asked else "serious" if growth >= MUCH_LONGER or shorter else "warning",
         f"{parts_of(run)} go from {fmt(length.first)} to {fmt(length.late)} tokens ({length.late_span}) "
         f"{_while_score_rises(score)}; the correlation of score and length is {fmt(strongest)}",
-        (STRONGER_KL,),
+        stronger_kl(run),
         f"add a penalty for {'short' if shorter else 'long'} responses to the reward, or train the reward model on "
         "pairs of equal length",
     )
@@ -104,7 +104,7 @@ def hacking_by_repetition(run: RunRecord, score: Series, repetition: Series) -> 
         "serious" if increase >= VERY_REPETITIVE else "warning",
         f"{repetition.late:.0%} of a response's 4-grams are repeats ({repetition.late_span}), up from "
         f"{repetition.first:.0%}, {_while_score_rises(score)}",
-        (STRONGER_KL,),
+        stronger_kl(run),
         "add a repetition penalty to the reward"
         + ("" if has_episodes(run) else ", such as kedge.rewards.penalties:repetitive"),
     )
@@ -134,7 +134,7 @@ def hacking_by_not_stopping(run: RunRecord, score: Series, stops: Series) -> Sym
         "warning" if explained_by_length else "serious",
         f"{stops.late:.0%} of the responses stop ({stops.late_span}), down from {stops.first:.0%}, "
         f"{_while_score_rises(score)}",
-        (adjust("rollout.missing_eos_score", "too_high"), STRONGER_KL),
+        (adjust("rollout.missing_eos_score", "too_high"), *stronger_kl(run)),
         "score every response without a stop token below every response with one",
     )
 
@@ -174,7 +174,7 @@ def proxy_up_judge_down(run: RunRecord, score: Series) -> Symptom | None:
             f"{name}, {kind}, falls from {fmt(judge.peak)} ({span(judge.peak_updates)}) to "
             f"{fmt(judge.late)} ({judge.late_span}) {_while_score_rises(score)}; it started at "
             f"{fmt(judge.first)}",
-            (STRONGER_KL,),
+            stronger_kl(run),
             earlier_policy(run, name, judge),
         )
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kedge.inspect.doctor.rule import SMALLER_STEPS, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import (
@@ -20,7 +20,7 @@ from kedge.inspect.doctor.series import (
 )
 from kedge.inspect.doctor.steps import clips_sequences, smaller_rate
 from kedge.inspect.record import RunRecord
-from kedge.inspect.resolved import charges_kl, learns_from_teacher, weighs_scores
+from kedge.inspect.resolved import charges_kl, has_kl_in_loss, learns_from_teacher, weighs_scores
 
 FAR_PER_TOKEN = 0.5
 TOO_FAR_PER_TOKEN = 1.0
@@ -40,7 +40,6 @@ OFF_TARGET = 3.0
 NEGLIGIBLE = 0.05
 """Cost of the KL, relative to the gain in score, at which it has no influence. The demo pays 0.15, N+ about as much."""
 
-STRONGER_KL = scale("ppo.kl_coef", 3.0)
 LOWER_TARGET = scale("ppo.kl_target", 1 / 3)
 
 DRIFTED = 5.0
@@ -49,6 +48,13 @@ DRIFTED = 5.0
 LITTLE_TO_GAIN = 0.5
 """Gain of the best policy under β, in standard deviations of the score. To first order that is the scores' standard
 deviation over β, since the mean score under π_ref·exp(score/β) is higher by Var(score)/β."""
+
+
+def stronger_kl(run: RunRecord, coefficient: Remedy = scale("ppo.kl_coef", 3.0)) -> Iterator[Remedy]:
+    """A larger β, with the place of the KL without which GRPO's does not load."""
+    yield coefficient
+    if run.setting("ppo.advantage") == "grpo" and not has_kl_in_loss(run):
+        yield set_to("ppo.kl_in", "loss", why="which ppo.advantage=grpo needs")
 
 
 def _far_at_once(run: RunRecord) -> Symptom | None:
@@ -162,15 +168,15 @@ def _net_loss(run: RunRecord) -> str:
     return f"; {name} has fallen from {fmt(total.first)} to {fmt(total.late)}"
 
 
-def _hold_back(run: RunRecord, kl: Series, per_token: float) -> tuple[Remedy, Remedy]:
+def _hold_back(run: RunRecord, kl: Series, per_token: float) -> tuple[Remedy, ...]:
     """Smaller steps if the KL jumped, a larger β if it crept up."""
     target = run.setting("ppo.kl_target") if _is_controlled(run) else None
     # Far from its target a controller needs another start; near it, it would undo that.
-    stronger = STRONGER_KL if target is None or kl.late > OFF_TARGET * target else LOWER_TARGET
+    stronger = stronger_kl(run) if target is None or kl.late > OFF_TARGET * target else (LOWER_TARGET,)
     if kl.values[min(len(kl) - 1, 3)] <= kl.late / 2:
-        return stronger, SMALLER_STEPS
+        return *stronger, SMALLER_STEPS
     # The ratios of an update with a single step are 1: the KL alone shows how large its steps are.
-    return smaller_rate(moved=per_token if per_token > EXTREME * TOO_FAR_PER_TOKEN else 0.0), stronger
+    return smaller_rate(moved=per_token if per_token > EXTREME * TOO_FAR_PER_TOKEN else 0.0), *stronger
 
 
 @rule(
@@ -184,8 +190,8 @@ def _hold_back(run: RunRecord, kl: Series, per_token: float) -> tuple[Remedy, Re
 def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series) -> Symptom | None:
     """Seen: `objective/kl` keeps rising, and β times the KL is negligible compared with the gain in score.
 
-    Try: Set `ppo.kl_coef` to the suggested value, at which 5 nats cost a quarter of the gain; with a KL controller,
-    lower `ppo.kl_target` to a third.
+    Try: Set `ppo.kl_coef` to the suggested value, at which 5 nats cost a quarter of the gain, for GRPO with
+    `ppo.kl_in=loss`; with a KL controller, lower `ppo.kl_target` to a third.
 
     Threshold: At least 5 nats per response at a cost of at most a twentieth of the gain (or of the scores' standard
     deviation, if that is larger); the demo and N+ pay about 0.15. A warning; serious above 10 nats per response and 0.5
@@ -204,15 +210,18 @@ def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series)
         "serious" if far else "warning",
         f"the KL has grown from {fmt(kl.early)} to {fmt(kl.late)} nats per response ({kl.late_span}); at β = "
         f"{beta.late:g} that costs {fmt(cost)}, while the score has gained {fmt(score.rise)}",
-        (_charge_for_drift(run, gain),),
+        _charge_for_drift(run, gain),
     )
 
 
-def _charge_for_drift(run: RunRecord, gain: float) -> Remedy:
+def _charge_for_drift(run: RunRecord, gain: float) -> Iterable[Remedy]:
     if _is_controlled(run):
-        return LOWER_TARGET
-    # At this β the first nats of a drift cost a quarter of the score's gain; constant scores gain nothing.
-    return set_to("ppo.kl_coef", float(f"{gain / DRIFTED / 4:.2g}"), "too_low") if gain > 0 else STRONGER_KL
+        return (LOWER_TARGET,)
+    if gain <= 0:  # of constant scores
+        return stronger_kl(run)
+    # At this β the first nats of a drift cost a quarter of the gain, which is 1 in units of GRPO's advantages.
+    worth = 1.0 if run.setting("ppo.advantage") == "grpo" else gain
+    return stronger_kl(run, set_to("ppo.kl_coef", float(f"{worth / DRIFTED / 4:.2g}"), "too_low"))
 
 
 def _is_controlled(run: RunRecord) -> bool:
