@@ -267,7 +267,7 @@ def read_json_object(path: Path) -> Mapping[str, Any]:
 def _guess_state(
     folder: Path, metrics: Sequence[Mapping[str, Any]], progress: Sequence[Mapping[str, Any]]
 ) -> Literal["running", "stopped"]:
-    """True if an unfinished run is still running, judged by its last write and the length of its updates."""
+    """The state of an unfinished run, judged by its last write and the length of its updates."""
     slowest = max((row["time/update"] for row in metrics[-10:] if row.get("time/update")), default=0.0)
     times = [row.get("seconds", 0.0) for row in progress[-10:]]
     slowest = max([slowest, *(after - before for before, after in itertools.pairwise(times))])

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from kedge.errors import DataError, OutputError
 from kedge.inspect.doctor import Advice, examine, no_advice
-from kedge.inspect.page.data import Headline, ReportedRun, demo_frontier, demo_headlines, page_data
+from kedge.inspect.page.data import ReportedRun, demo_frontier, demo_headlines, page_data
 from kedge.inspect.page.document import is_page, plain_verdict, render_page
 from kedge.inspect.page.looks import LOOKS
 from kedge.inspect.page.verdict import describe_run
@@ -91,7 +91,7 @@ def _collect_page(
     return page_data(
         [replace(run, reward_models=_reward_models(run.record, exclude=trained)) for run in runs],
         title=", ".join(_real(folder).name for folder in folders),
-        headlines=_headlines(folders),
+        headlines=demo_headlines(_summary(folders[0])) if len(folders) == 1 else [],
         written=time.strftime("Written %d %B %Y, %H:%M"),
         sweep=sweep,
     )
@@ -152,10 +152,6 @@ def _reported(
     return ReportedRun(
         name, record, examined.findings, verdict, examined.is_clean, demo_frontier(_summary(path.parent), path.name)
     )
-
-
-def _headlines(folders: Sequence[Path]) -> list[Headline]:
-    return demo_headlines(_summary(folders[0])) if len(folders) == 1 else []
 
 
 def _summary(folder: Path) -> Mapping[str, Any]:

@@ -137,10 +137,6 @@ class Goal:
     metric: str
     higher_is_better: bool
 
-    def sort_key(self, value: float) -> float:
-        """A key that sorts the best value first."""
-        return -value if self.higher_is_better else value
-
 
 @dataclass(frozen=True)
 class Row:
@@ -207,7 +203,8 @@ def compare(settings: Sequence[Setting], finished: Mapping[str, Sequence[Mapping
     """
     rows = [_row(setting, [finished[run.name] for run in setting.runs if run.name in finished], goal)
             for setting in settings]  # fmt: skip
-    return sorted(rows, key=lambda row: goal.sort_key(row.interval.value) if row.interval else math.inf)
+    sign = -1 if goal.higher_is_better else 1
+    return sorted(rows, key=lambda row: sign * row.interval.value if row.interval else math.inf)
 
 
 def leaders(rows: Sequence[Row]) -> list[Row]:

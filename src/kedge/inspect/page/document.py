@@ -40,7 +40,7 @@ def render_page(data: Mapping[str, Any], *, live: str | None = None) -> bytes:
         data: The result of `page_data`.
         live: URL on the page's own server with newer data, for a page that follows a run; None for a static page.
     """
-    script = _script()
+    script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     page = Template(_asset("page.html")).substitute(
         marker=MARKER,
         title=html.escape(str(data.get("title", ""))),
@@ -65,10 +65,6 @@ def _plotly() -> str:
     """plotly.js as shipped with plotly, compressed to two fifths of its size."""
     source = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     return base64.b64encode(gzip.compress(source, mtime=0)).decode("ascii")
-
-
-def _script() -> str:
-    return "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
 
 
 def _asset(name: str) -> str:

@@ -35,7 +35,8 @@ def shown_responses(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
     rows = [row for row in record.samples if isinstance(row.get("tokens"), list)]
     if not rows:
         return {"empty": _why_empty(record)}
-    fixed = {number: [row for row in rows if row.get("fixed") == number] for number in _fixed_numbers(rows)}
+    numbers = sorted({row["fixed"] for row in rows if isinstance(row.get("fixed"), int)})[:MOST_PROMPTS]
+    fixed = {number: [row for row in rows if row.get("fixed") == number] for number in numbers}
     others = [row for row in rows if row.get("fixed") is None]
     shown: list[dict[str, Any]] = []
     for most_updates in _fewer(MOST_UPDATES):
@@ -44,10 +45,6 @@ def shown_responses(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
         if len(json.dumps(shown)) <= most_bytes:
             break
     return {"prompts": shown, "kept": sum(len(prompt["responses"]) for prompt in shown), "of": len(rows)}
-
-
-def _fixed_numbers(rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    return sorted({row["fixed"] for row in rows if isinstance(row.get("fixed"), int)})[:MOST_PROMPTS]
 
 
 def _fewer(most: int) -> list[int]:
@@ -139,10 +136,11 @@ def evaluation(record: RunRecord, *, most_bytes: int) -> dict[str, Any]:
     if not record.summary:
         return {"empty": why_no_result(record)}
     lengths = _both_sides(record, "length")
+    decided = [row for row in record.results if row.get("winner") in OUTCOMES]
     kept = fitting([_pair(row) for row in record.results], most_bytes)
     return {
         **rounded({name: record.summary.get(name) for name in FIGURES}),
-        "num_unequal_lengths": _num_unequal_lengths(record.results),
+        "num_unequal_lengths": sum(row["length"] != row["length_against"] for row in decided),
         "orders": _orders(record.results),
         "frontier": _frontier(record.summary),
         "scores": _both_sides(record, "score"),
@@ -165,11 +163,6 @@ def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
     orders = [OUTCOMES.get(str(row.get(f"winner_shown_{place}")), "") for place in ("first", "second")]
     shown = {"orders": orders} if "winner_shown_first" in row else {}
     return {"outcome": OUTCOMES.get(str(row.get("winner")), "undecided"), **texts, **figures, **_reasons(row), **shown}
-
-
-def _num_unequal_lengths(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Decided pairs of different length."""
-    return sum(row["length"] != row["length_against"] and row.get("winner") in OUTCOMES for row in rows)
 
 
 def _orders(rows: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:

@@ -155,7 +155,7 @@ def _range(row: Row) -> str:
 
 
 def _doubt(compared: Sequence[Row]) -> str:
-    """True if other settings may be as good as the best."""
+    """A sentence on whether other settings may be as good as the best; empty for a single setting."""
     if any(row.interval is None or not row.interval.is_known for row in compared):
         return "With one seed, a difference may be noise."
     best, *others = [row.interval for row in compared if row.interval]
