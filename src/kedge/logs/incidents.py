@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -14,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.data.tokens import turn_pieces
-from kedge.logs.json_lines import JsonLines, plain_json
+from kedge.logs.json_lines import JsonLines, parsed_row, plain_json
 from kedge.system.output import INCIDENTS_FILE, replace_file
 
 
@@ -37,17 +36,12 @@ def truncate_incidents(folder: Path, last_update: int) -> None:
     """
     path = folder / INCIDENTS_FILE
     lines = path.read_bytes().split(b"\n") if path.is_file() else []
-    kept = [line + b"\n" for line in lines if _stays(line, last_update)]
+    rows = [(line, parsed_row(line, numbered=True)) for line in lines]
+    kept = [
+        line + b"\n" for line, row in rows if row and (row.get("consequence") == "stop" or row["update"] <= last_update)
+    ]
     if len(kept) < len(lines) - 1:
         replace_file(path, kept)
-
-
-def _stays(line: bytes, last_update: int) -> bool:
-    try:
-        row = json.loads(line)
-        return row["consequence"] == "stop" or int(row["update"]) <= last_update
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-        return False
 
 
 def describe_row(

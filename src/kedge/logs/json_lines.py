@@ -173,22 +173,6 @@ class MetricsLog(RunLog):
             self._also(update, metrics)
 
 
-class EvaluationsLog(RunLog):
-    """Writes a file of evaluations, which is created with its first row and flushed after each.
-
-    Args:
-        folder: The run's folder.
-        name: The file's name.
-    """
-
-    def __init__(self, folder: Path, name: str = EVALUATIONS_FILE) -> None:
-        super().__init__(folder / name)
-
-    def write(self, update: int, results: Mapping[str, Any]) -> None:
-        """Append an evaluation: updates that the policy has completed, from 0, and its results."""
-        self.append(update, dict(sorted(results.items())))
-
-
 def _whole_rows(file: io.FileIO) -> int:
     """The length of a file up to its last newline, in bytes."""
     end = file.seek(0, os.SEEK_END)
@@ -202,8 +186,8 @@ def _whole_rows(file: io.FileIO) -> int:
     return 0
 
 
-def _parsed(line: bytes, *, numbered: bool) -> dict[str, Any] | None:
-    """A line as a row; None if it is damaged."""
+def parsed_row(line: bytes, *, numbered: bool) -> dict[str, Any] | None:
+    """A line as a row; None if it is damaged, or to be `numbered` but without an update."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):  # also for too many digits or levels
@@ -222,12 +206,12 @@ def read_rows(path: Path, *, numbered: bool, on_skipped: Callable[[str], None]) 
     if not path.is_file():  # a pipe would be waited for
         return []
     *lines, last = path.read_bytes().split(b"\n")
-    found = [_parsed(line, numbered=numbered) for line in lines]
+    found = [parsed_row(line, numbered=numbered) for line in lines]
     skipped = [number for number, (line, row) in enumerate(zip(lines, found, strict=True), 1) if row is None and line]
     if skipped:
         first = f"line {skipped[0]}" if len(skipped) == 1 else f"{len(skipped):,} lines, first line {skipped[0]}"
         on_skipped(f"{path}: {first}: damaged, left out")
-    return [row for row in [*found, _parsed(last, numbered=numbered) if last else None] if row is not None]
+    return [row for row in [*found, parsed_row(last, numbered=numbered) if last else None] if row is not None]
 
 
 def _is_update(value: object) -> bool:

@@ -21,19 +21,17 @@ class PhaseLog:
 
     Args:
         folder: The run's folder.
-        clock: A monotonic clock, in seconds.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: Path) -> None:
         self._lines = JsonLines(folder / PROGRESS_FILE)
-        self._clock = clock
-        self._started = clock()
+        self._started = time.monotonic()
         self._rows = 0
 
     def write(self, phase: str, done: int, total: int) -> None:
         """Append a row; the rows are numbered from 1 as `update`, as in all logs."""
         self._rows += 1
-        seconds = round(self._clock() - self._started, 3)
+        seconds = round(time.monotonic() - self._started, 3)
         self._lines.write({"update": self._rows, "phase": phase, "done": done, "total": total, "seconds": seconds})
 
     def close(self) -> None:

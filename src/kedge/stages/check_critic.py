@@ -21,7 +21,7 @@ from kedge.errors import ConfigError
 from kedge.inspect.page.checks import FIGURES
 from kedge.inspect.record import read_config
 from kedge.logs.critic_checks import check_row
-from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EvaluationsLog
+from kedge.logs.json_lines import CRITIC_CHECKS_FILE, RunLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.table import Cell, print_table
 from kedge.models import ActorCritic, find_model
@@ -110,8 +110,8 @@ def run_check_critic(
             on_phase("critic", done, len(chosen))
         sample = PrefixSample.joined(samples)
         test = sample.test()
-        with EvaluationsLog(run.folder, CRITIC_CHECKS_FILE) as checks:
-            checks.write(found.update, check_row(test, sample.listed()))
+        with RunLog(run.folder / CRITIC_CHECKS_FILE) as checks:
+            checks.append(found.update, check_row(test, sample.listed()))
     summary = {
         "model": found.policy,
         "critic": str(config.evaluate.critic),

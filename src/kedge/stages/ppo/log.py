@@ -24,7 +24,7 @@ from kedge.logs.experience_metrics import (
     reference_error,
     without_scores,
 )
-from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EvaluationsLog, MetricsLog, RunLog, SamplesLog
+from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EVALUATIONS_FILE, MetricsLog, RunLog, SamplesLog
 from kedge.logs.progress import Progress
 from kedge.models import LanguageModel, ScalarModel
 from kedge.models.adapters import is_frozen
@@ -109,8 +109,8 @@ class PpoLog:
     metrics: MetricsLog
     details: RunLog
     samples: SamplesLog
-    evaluations: EvaluationsLog
-    critic_checks: EvaluationsLog
+    evaluations: RunLog
+    critic_checks: RunLog
     progress: Progress
     doctor: LiveDoctor
     frozen_dtype: str
@@ -255,8 +255,8 @@ def ppo_log(config: Config, run: Run, trainer: Trainer, loop: CheckpointedLoop) 
         MetricsLog(run.folder, also=loggers.write if loggers else None) as metrics,
         RunLog(run.folder / DETAILS_FILE) as details,
         SamplesLog(run.folder, also=loggers.write_samples if loggers else None) as samples,
-        EvaluationsLog(run.folder) as evaluations,
-        EvaluationsLog(run.folder, CRITIC_CHECKS_FILE) as critic_checks,
+        RunLog(run.folder / EVALUATIONS_FILE) as evaluations,
+        RunLog(run.folder / CRITIC_CHECKS_FILE) as critic_checks,
     ):
         progress.say(schedule_in_words(config, len(roles.prompts), len(roles.held_out)))
         progress.say(roles.stop_tokens.line)

@@ -162,7 +162,7 @@ class Measurements:
             return {}
         with _measuring("time/evaluation") as took:
             results = self._evaluate(update)
-        self._log.evaluations.write(update, results)
+        self._log.evaluations.append(update, results)
         return {name: result for name, result in results.items() if name != "responses"} | took
 
     def _evaluate(self, update: int) -> dict[str, Any]:
@@ -250,7 +250,7 @@ class Measurements:
         except (UnscoredError, NonfiniteScoreError) as error:  # not an error, because nothing is trained on it
             self._log.progress.say(f"The critic was not checked after update {update}: {error}")
             return {}
-        self._log.critic_checks.write(update, check_row(test, sample.listed()))
+        self._log.critic_checks.append(update, check_row(test, sample.listed()))
         self._log.progress.say(check_line(test, update))
         return describe_check(test)
 
