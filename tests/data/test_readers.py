@@ -383,7 +383,7 @@ def test_too_many_bad_rows_are_written_to_a_file_and_stop_the_run(tmp_path):
     path = lines(tmp_path / "rows.jsonl", *good, b"{", b'{"prompt": "\\ud800"}', *[b'{"query": "a"}'] * 8)
     out = tmp_path / "run" / "rejected.jsonl"
     with pytest.raises(DataError) as raised:
-        read_rows(path, "prompts", tokenizer=PLAIN, rejected_to=out)
+        read_rows(path, "prompts", tokenizer=PLAIN, max_rejected_fraction=0.05, rejected_to=out)
     assert str(raised.value) == (
         "10 of 100 rows (10.0%) cannot be used, data.max_rejected_fraction=0.05 allows 5.0%; most common reason, "
         f"8 times: \"field 'prompt' is missing (the row has 'query')\", first at {path}:93; "
@@ -436,7 +436,7 @@ def test_rejections_that_cannot_be_written_are_one_line(tmp_path):
 def test_a_line_of_ten_megabytes(tmp_path):
     long = json.dumps({"prompt": "The tide went out.\n" * 550_000}).encode()
     path = lines(tmp_path / "rows.jsonl", *[b'{"prompt": "a"}'] * 30, long)
-    table = read_rows(path, "prompts", tokenizer=PLAIN, max_prompt_tokens=100)
+    table = read_rows(path, "prompts", tokenizer=PLAIN, max_prompt_tokens=100, max_rejected_fraction=0.05)
     assert len(table.records) == 30
     assert len(table.rejected[0].preview) == 120
 

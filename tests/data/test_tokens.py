@@ -100,9 +100,9 @@ def test_a_padding_token_that_cannot_be_avoided_is_refused():
 
 
 def test_padding_by_hand():
-    left = pad_left([[5, 6, 7], [8]], 0)
-    assert left.ids.tolist() == [[5, 6, 7], [0, 0, 8]]
-    assert left.mask.tolist() == [[True, True, True], [False, False, True]]
-    assert pad_left([[], []], 0).ids.shape == (2, 0)
-    assert pad_left([], 0).mask.shape == (0, 0)
-    assert pad_left([[], [4]], 9).ids.tolist() == [[9], [4]]
+    ids, mask = pad_left([[5, 6, 7], [8]], 0)
+    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]]
+    assert mask.tolist() == [[True, True, True], [False, False, True]]
+    assert [each.shape for each in pad_left([[], []], 0)] == [(2, 0), (2, 0)]
+    assert [each.shape for each in pad_left([], 0)] == [(0, 0), (0, 0)]
+    assert pad_left([[], [4]], 9)[0].tolist() == [[9], [4]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -9,14 +10,7 @@ from typing import Any
 
 from kedge.data.fields import MAY_BE_EMPTY, Role, columns_of, name_missing_columns
 from kedge.data.parsing import ReadingOptions, parse_comparison, parse_demonstration, parse_prompt
-from kedge.data.records import (
-    MAX_REJECTED_FRACTION,
-    Rejection,
-    RowError,
-    Table,
-    check_rejections,
-    write_rejections,
-)
+from kedge.data.records import Rejection, RowError, Table, hint_of, write_rejections
 from kedge.data.sources import Source, numbered_rows
 from kedge.errors import DataError
 
@@ -32,7 +26,7 @@ def read_rows(
     source: Source,
     role: Role,
     *,
-    max_rejected_fraction: float = MAX_REJECTED_FRACTION,
+    max_rejected_fraction: float = 0.0,
     rejected_to: Path | None = None,
     **settings: Any,
 ) -> Table[Any]:
@@ -53,9 +47,27 @@ def read_rows(
     table = read_table(source, role, ReadingOptions(**settings))
     if rejected_to is not None:
         write_rejections(rejected_to, table.rejected)
-    name = str(source) if isinstance(source, (str, Path)) else "the data"
-    check_rejections(table, name=name, max_rejected_fraction=max_rejected_fraction)
+    _check_rejections(table, str(source) if isinstance(source, (str, Path)) else "the data", max_rejected_fraction)
     return table
+
+
+def _check_rejections(table: Table[Any], name: str, max_rejected_fraction: float) -> None:
+    """Raise before any training if no row of a source is usable, or too many are not (`DataError`)."""
+    rejected = len(table.rejected)
+    total = len(table.records) + rejected
+    if total == 0:
+        raise DataError(f"{name} has no rows")
+    if table.records and rejected <= max_rejected_fraction * total:
+        return
+    kinds = [rejection.kind for rejection in table.rejected]
+    [(kind, count)] = Counter(kinds).most_common(1)
+    first = table.rejected[kinds.index(kind)]
+    allowed = f"data.max_rejected_fraction={max_rejected_fraction:g}"
+    limit = f", {allowed} allows {max_rejected_fraction:.1%}" if table.records else ""
+    raise DataError(
+        f"{rejected} of {total} rows ({rejected / total:.1%}) cannot be used{limit}; "
+        f"most common reason, {count} times: {first.reason!r}, first at {first.source}:{first.line}{hint_of(kind)}"
+    )
 
 
 def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows: int | None = None) -> Table[Any]:

@@ -261,8 +261,6 @@ def listed_rows(values: Iterable[Any], source: str = "list", kind: str = "") -> 
             yield Row(source, number, plain_value(value))
 
 
-MAX_REJECTED_FRACTION = 0.05
-
 RecordT = TypeVar("RecordT")
 
 
@@ -334,36 +332,6 @@ def write_rejections(path: Path, rejections: Sequence[Rejection]) -> None:
             for entry in rejections:
                 row = {"file": entry.source, "line": entry.line, "reason": entry.reason, "preview": entry.preview}
                 stream.write(json.dumps(row) + "\n")
-
-
-def check_rejections(
-    table: Table[RecordT], *, name: str = "the data", max_rejected_fraction: float = MAX_REJECTED_FRACTION
-) -> None:
-    """Raise before any training if too many rows of a source are unusable.
-
-    Args:
-        table: the rows that were read.
-        name: name of the source, for the message.
-        max_rejected_fraction: the largest accepted share of unusable rows, 0 to 1.
-
-    Raises:
-        DataError: No row is usable, or too many are not.
-    """
-    rejected = len(table.rejected)
-    total = len(table.records) + rejected
-    if total == 0:
-        raise DataError(f"{name} has no rows")
-    if table.records and rejected <= max_rejected_fraction * total:
-        return
-    kinds = [rejection.kind for rejection in table.rejected]
-    [(kind, count)] = Counter(kinds).most_common(1)
-    first = table.rejected[kinds.index(kind)]
-    allowed = f"data.max_rejected_fraction={max_rejected_fraction:g}"
-    limit = f", {allowed} allows {max_rejected_fraction:.1%}" if table.records else ""
-    raise DataError(
-        f"{rejected} of {total} rows ({rejected / total:.1%}) cannot be used{limit}; "
-        f"most common reason, {count} times: {first.reason!r}, first at {first.source}:{first.line}{hint_of(kind)}"
-    )
 
 
 def hint_of(kind: str) -> str:

@@ -36,18 +36,6 @@ class Rendered(str):
     __slots__ = ()
 
 
-class Padded(NamedTuple):
-    """Rows of different lengths as one padded batch.
-
-    Attributes:
-        ids: token ids; the padding id where `mask` is False.
-        mask: True on real tokens.
-    """
-
-    ids: Int[Tensor, "batch width"]
-    mask: Bool[Tensor, "batch width"]
-
-
 class EncodedExample(NamedTuple):
     """Token ids of one example: prompt, then completion.
 
@@ -184,13 +172,19 @@ def special_wrapping(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], lis
     return [], []
 
 
-def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> Padded:
-    """Pad rows on the left: prompts, so that sampling continues every row at the same column."""
+def pad_left(
+    rows: Sequence[Sequence[int]], pad_id: int
+) -> tuple[Int[Tensor, "batch width"], Bool[Tensor, "batch width"]]:
+    """Pad rows on the left: prompts, so that sampling continues every row at the same column.
+
+    Returns:
+        The ids, and a mask that is True on real tokens.
+    """
     width = max(map(len, rows), default=0)
     ids = [[pad_id] * (width - len(row)) + list(row) for row in rows]
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
     mask = torch.arange(width) >= width - lengths[:, None]
-    return Padded(torch.tensor(ids, dtype=torch.long).reshape(mask.shape), mask)
+    return torch.tensor(ids, dtype=torch.long).reshape(mask.shape), mask
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, continues: bool = False) -> list[int]:
