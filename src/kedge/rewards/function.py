@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Responses, Score, Verdict, checked_scores, free_names
@@ -26,6 +26,7 @@ from kedge.system.workers.event_loop import event_loop
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
     from kedge.rewards.model import ModelReward
+    from kedge.rewards.worker.client import RemoteFunction
     from kedge.system.ranks import Ranks
 
 RESPONSE_ARGUMENTS = ("completions", "completion_ids", "stopped")
@@ -68,6 +69,7 @@ class FunctionReward:
         skips_missing: bool = False,
     ) -> None:
         self.name = name or name_of(function)
+        self.models: Mapping[str, ModelReward] = {}  # a function's own are not known
         self._skips_missing = skips_missing
         self.function = function
         self.settings = dict(settings or {})
@@ -77,11 +79,6 @@ class FunctionReward:
             parameter.name for parameter in self._parameters if is_ours and parameter.kind is Parameter.KEYWORD_ONLY
         }
         self._check_settings()
-
-    @property
-    def models(self) -> Mapping[str, ModelReward]:
-        """None: a function's own models are not known."""
-        return {}
 
     @property
     def is_async(self) -> bool:
@@ -358,17 +355,6 @@ class CallTimeout(RewardError):
     """A call that did not finish in time."""
 
 
-class _Function(Protocol):
-    """A reward function, in this process or in a worker."""
-
-    @property
-    def name(self) -> str: ...
-
-    def check(self, columns: Collection[str]) -> None: ...
-
-    def start(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], Sequence[Score]]: ...
-
-
 @dataclass(frozen=True)
 class CallResult:
     """The scores of one batch of responses, and the failed calls.
@@ -430,22 +416,23 @@ class GuardedReward:
     """
 
     def __init__(
-        self, function: _Function | None, limits: CallLimits, ranks: Ranks | None = None, *, name: str | None = None
+        self,
+        function: FunctionReward | RemoteFunction | None,
+        limits: CallLimits,
+        ranks: Ranks | None = None,
+        *,
+        name: str | None = None,
     ) -> None:
+        self.models: Mapping[str, ModelReward] = {}  # as a function's
         self._loaded = function
         self._limits = limits
         self._ranks = ranks
         self.name = name or self._function.name
 
     @property
-    def _function(self) -> _Function:
+    def _function(self) -> FunctionReward | RemoteFunction:
         assert self._loaded is not None, "the first rank has the function"
         return self._loaded
-
-    @property
-    def models(self) -> Mapping[str, ModelReward]:
-        """None, see `FunctionReward.models`."""
-        return {}
 
     def check(self, columns: Collection[str]) -> None:
         """See `FunctionReward.check`."""

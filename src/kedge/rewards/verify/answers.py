@@ -21,6 +21,8 @@ from kedge.rewards.verify.checking import (
     NO_ANSWER,
     RIGHT,
     TOO_SLOW,
+    WRONG_FORMAT,
+    WRONG_VALUE,
     Expired,
     after_thoughts,
     deadline,
@@ -29,9 +31,7 @@ from kedge.rewards.verify.checking import (
     verdicts,
 )
 
-WRONG_VALUE = "wrong value"
 WRONG_UNIT = "wrong unit"
-WRONG_FORMAT = "wrong format"
 
 LONGEST_NUMBER = 60
 """Characters. Longer ones are not answers, and arithmetic with a million digits takes minutes."""

@@ -16,6 +16,8 @@ RIGHT = "right"
 NO_ANSWER = "no answer found"
 CUT_OFF = "cut off"
 TOO_SLOW = "took too long"
+WRONG_FORMAT = "wrong format"
+WRONG_VALUE = "wrong value"
 
 SECONDS = 1.0
 """Processor time for one response; milliseconds are usual."""

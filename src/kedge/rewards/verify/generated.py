@@ -15,6 +15,8 @@ from kedge.rewards.verify.checking import (
     NO_ANSWER,
     RIGHT,
     TOO_SLOW,
+    WRONG_FORMAT,
+    WRONG_VALUE,
     Expired,
     deadline,
     read_rows,
@@ -22,8 +24,6 @@ from kedge.rewards.verify.checking import (
     without_thoughts,
 )
 
-WRONG_VALUE = "wrong value"
-WRONG_FORMAT = "wrong format"
 PARTLY = "partly right"
 NOTHING = 0.1
 """The most that tasks give to an answer with nothing right in it."""

@@ -20,14 +20,13 @@ from typing import Any, TypeAlias, TypeVar
 from kedge.errors import RewardError
 from kedge.rewards.source import Verdict
 from kedge.rewards.verify.assertions import Tests, read_tests
-from kedge.rewards.verify.checking import CUT_OFF, RIGHT, decoded, read_rows, reads, without_thoughts
+from kedge.rewards.verify.checking import CUT_OFF, RIGHT, WRONG_VALUE, decoded, read_rows, reads, without_thoughts
 from kedge.rewards.worker.confined import decode
 from kedge.rewards.worker.sandbox import ARBITRARY, RAISED, TOO_SLOW, Sandbox, open_sandbox
 
 _Reference = TypeVar("_Reference")
 
 NO_CODE = "no code"
-WRONG_VALUE = "wrong value"
 
 _PYTHON = re.compile(
     r"^[ \t]*(?:def |class |import |from [\w.]+ import|@|print\(|return\b|(?:for|while|if) .*:|[\w.]+ *=)", re.MULTILINE
