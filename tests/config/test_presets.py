@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from kedge.config import PRESETS, Preset, load_config, word
+from kedge.config import PRESETS, load_config, word
 from kedge.config.explain.describe import all_fields, find_field
 from kedge.config.loading.load import resolve
-from kedge.config.presets import FAMILY
+from kedge.config.presets import FAMILY, Preset
 from kedge.errors import ConfigError
 from kedge_control.stage.presets import CONTROL
 

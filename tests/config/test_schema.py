@@ -5,9 +5,10 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from kedge.config import Config, PpoConfig, RewardTermConfig, RolloutConfig
+from kedge.config import Config, PpoConfig, RolloutConfig
 from kedge.config.explain.describe import all_fields, fields_of, section_type
 from kedge.config.schema.field import field_doc
+from kedge.config.schema.rewards import RewardTermConfig
 from kedge.config.schema.section import Section
 from kedge.system.texts import names_function
 

@@ -3,7 +3,6 @@
 from kedge.config.explain.describe import field_advice, suggestion
 from kedge.config.explain.explain import completions, describe_presets, explain
 from kedge.config.explain.schedule import schedule_in_words
-from kedge.config.libraries import foreign_answer
 from kedge.config.loading.load import (
     changed_settings,
     changed_values,
@@ -18,41 +17,22 @@ from kedge.config.loading.load import (
 )
 from kedge.config.loading.names import full_name, initial_critic
 from kedge.config.loading.yaml_text import parse_value
-from kedge.config.presets import LANGUAGE_PRESETS, PRESETS, Preset, presets_of, stage_of
+from kedge.config.presets import LANGUAGE_PRESETS, PRESETS, presets_of, stage_of
 from kedge.config.schedules import config_at, mean_epochs, scheduled_values
-from kedge.config.schema.checkpoint import CheckpointConfig, PushConfig
 from kedge.config.schema.data import DataConfig
-from kedge.config.schema.evaluate import EvaluateConfig, GenerateConfig
 from kedge.config.schema.ppo import PpoConfig
-from kedge.config.schema.rewards import RewardFunctionsConfig, RewardTermConfig
-from kedge.config.schema.rlhf import RlhfConfig
 from kedge.config.schema.rollout import RolloutConfig
 from kedge.config.schema.root import Config
-from kedge.config.schema.runtime import RuntimeConfig
 from kedge.config.schema.section import parameter, word
-from kedge.config.schema.supervised import CriticConfig, RewardModelConfig, SftConfig
-from kedge.config.stages import BestMetric, best_metric, check_stage, metric_in_chain
+from kedge.config.stages import best_metric, check_stage, metric_in_chain
 
 __all__ = [
     "LANGUAGE_PRESETS",
     "PRESETS",
-    "BestMetric",
-    "CheckpointConfig",
     "Config",
-    "CriticConfig",
     "DataConfig",
-    "EvaluateConfig",
-    "GenerateConfig",
     "PpoConfig",
-    "Preset",
-    "PushConfig",
-    "RewardFunctionsConfig",
-    "RewardModelConfig",
-    "RewardTermConfig",
-    "RlhfConfig",
     "RolloutConfig",
-    "RuntimeConfig",
-    "SftConfig",
     "best_metric",
     "changed_settings",
     "changed_values",
@@ -65,7 +45,6 @@ __all__ = [
     "effective_settings",
     "explain",
     "field_advice",
-    "foreign_answer",
     "full_name",
     "full_settings",
     "initial_critic",

@@ -3,7 +3,7 @@
 from kedge.models.adapters import AdapterSettings
 from kedge.models.card import ModelCard
 from kedge.models.frozen import FrozenDtype, HostWeights, hold_frozen
-from kedge.models.heads import HeadInit, HistogramHead, ValueHead, initialize_head, load_value_head, read_values
+from kedge.models.heads import HistogramHead, ValueHead, initialize_head, load_value_head, read_values
 from kedge.models.language import ActorCritic, LanguageModel, PolicyWeights, response_logprobs
 from kedge.models.loading import load_language_model, load_scalar_model
 from kedge.models.packing.packed import Decoder, PackedDecoder, TokenRows
@@ -19,7 +19,6 @@ __all__ = [
     "AdapterSettings",
     "Decoder",
     "FrozenDtype",
-    "HeadInit",
     "HistogramHead",
     "HostWeights",
     "LanguageModel",

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kedge.rewards.function import CallLimits, FunctionReward, load_function
-from kedge.rewards.source import MESSAGES_COLUMN, Responses, RewardSource, Score, Scores, Verdict
+from kedge.rewards.source import MESSAGES_COLUMN, Responses, Scores, Verdict
 from kedge.rewards.weighted import ScoredTerms, WeightedReward
 
 if TYPE_CHECKING:
@@ -22,10 +22,8 @@ __all__ = [
     "FunctionReward",
     "ModelReward",
     "Responses",
-    "RewardSource",
     "RewardSpec",
     "RewardTerm",
-    "Score",
     "ScoredTerms",
     "Scores",
     "Verdict",

@@ -8,18 +8,21 @@ from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import Schedule, TrainedSection, schedule_field
 from kedge.config.schema.rollout import check_responses
 
+LEARNING_RATE: float = field(
+    3e-6,
+    ge=0,
+    meaning="Peak learning rate of Adam.",
+    source="N+ (1B to 6.9B); small models use 10 to 1000 times as much",
+    too_high="the loss jumps or diverges, and pretrained knowledge is lost",
+    too_low="the loss has hardly moved by the end of the data",
+)
+"""For fine-tuning a language model, and for training one into a reward model."""
+
 
 class SftConfig(TrainedSection):
     """Supervised fine-tuning on demonstrations: cross-entropy of the completion, EOS included."""
 
-    learning_rate: float = field(
-        3e-6,
-        ge=0,
-        meaning="Peak learning rate of Adam.",
-        source="N+ (1B to 6.9B); small models use 10 to 1000 times as much",
-        too_high="the loss jumps or diverges, and pretrained knowledge is lost",
-        too_low="the loss has hardly moved by the end of the data",
-    )
+    learning_rate: float = LEARNING_RATE
     schedule: Schedule = schedule_field("cosine", source="N+")
     num_epochs: int = field(
         1,
@@ -48,14 +51,7 @@ class RewardModelConfig(TrainedSection):
         source="Stiennon: the reward model starts from the SFT model",
         text="a folder, a hub id or a run",
     )
-    learning_rate: float = field(
-        3e-6,
-        ge=0,
-        meaning="Peak learning rate of Adam.",
-        source="N+ (1B to 6.9B); small models use 10 to 1000 times as much",
-        too_high="the loss jumps or diverges, and pretrained knowledge is lost",
-        too_low="the loss has hardly moved by the end of the data",
-    )
+    learning_rate: float = LEARNING_RATE
     schedule: Schedule = schedule_field("cosine", source="N+")
     num_epochs: int = field(
         1,
