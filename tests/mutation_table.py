@@ -729,7 +729,7 @@ MUTATIONS = (
     Mutation(
         "sequence-ratio-without-length",
         "_of_sequences",
-        "frozen.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)",
+        "response_log_ratios(frozen, mask).unsqueeze(-1)",
         "frozen.sum(-1, keepdim=True)",
         f"{POLICY}::test_gspo_agrees_with_a_loop_over_the_sequences",
     ),

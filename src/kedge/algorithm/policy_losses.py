@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from typing_extensions import Unpack
 
+from kedge.algorithm.logprobs import response_log_ratios
 from kedge.algorithm.masking import (
     Averaging,
     aggregate,
@@ -400,8 +401,7 @@ class Tokens:
 def _of_sequences(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """The logarithm of ρ with the ratio `sequence`; see `Ratio`."""
     frozen = log_ratio.detach()
-    mean = frozen.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-    return log_ratio - frozen + mean
+    return log_ratio - frozen + response_log_ratios(frozen, mask).unsqueeze(-1)
 
 
 def positive_nll(
