@@ -15,10 +15,11 @@ from transformers.pytorch_utils import Conv1D
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError
 from kedge.models import LanguageModel, ScalarModel, TokenRows, autocast, hold_frozen, score_rows
-from kedge.models.frozen import QUANTIZED, QuantizedDtype, QuantizedLinear, load_bitsandbytes, num_weights
+from kedge.models.frozen import QuantizedDtype, QuantizedLinear, load_bitsandbytes, num_weights
 from tests.models.families import ARCHITECTURES, language_model
 from tests.tiny import tiny_reward_model, tiny_tokenizer
 
+QUANTIZED: tuple[QuantizedDtype, ...] = ("int8", "nf4")
 IDS = [[5, 9, 17, 33, 8, 60], [7, 44, 12]]
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,

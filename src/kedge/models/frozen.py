@@ -37,9 +37,7 @@ from kedge.models.scalar import ScalarModel
 from kedge.system.ranks import ALONE, Ranks
 
 QuantizedDtype = Literal["bf16", "int8", "nf4"]
-BaseDtype = Literal["auto", "fp32", "bf16", "int8", "nf4"]
-FrozenDtype = BaseDtype
-QUANTIZED: tuple[QuantizedDtype, ...] = ("int8", "nf4")
+FrozenDtype = Literal["auto", "fp32", "bf16", "int8", "nf4"]
 
 BLOCK = 64
 OUTER_BLOCK = 256
@@ -178,7 +176,7 @@ def quantize(body: nn.Module, dtype: QuantizedDtype, *, kept: Collection[nn.Para
 
 
 @torch.no_grad()
-def hold_bases(models: Iterable[nn.Module], dtype: BaseDtype, device: torch.device | None = None) -> None:
+def hold_bases(models: Iterable[nn.Module], dtype: FrozenDtype, device: torch.device | None = None) -> None:
     """Hold the matrices under adapters in a number format, in place; weights that models share stay shared.
 
     auto: bf16 for a matrix whose numbers bf16 can represent, as most published ones: products are bit-identical.
@@ -249,7 +247,8 @@ def hold_frozen(
     tables = [module for module in body.modules() if isinstance(module, nn.Embedding)]
 
     def fitting() -> list[bool]:
-        return [not exactly or _loses_nothing(module) for module in tables]
+        # A lookup of another kind may do more than read a row.
+        return [not exactly or (type(each) is nn.Embedding and _fits_bf16(each.weight)) for each in tables]
 
     fit = ranks.first(fitting) if ranks.is_sharded else fitting()
     kept = {module.weight for module, fits in zip(tables, fit, strict=True) if not fits}
@@ -282,10 +281,9 @@ def factors_of(body: nn.Module, *, exactly: bool = True) -> set[nn.Parameter]:
     return factors
 
 
-def _loses_nothing(table: nn.Embedding) -> bool:
-    """True if bf16 can represent all numbers of an embedding, and its lookup is a plain one."""
-    rows = table.weight.split(4096)
-    return type(table) is nn.Embedding and all(torch.equal(part, part.bfloat16().float()) for part in rows)
+def _fits_bf16(weight: Tensor) -> bool:
+    """True if bf16 can represent all numbers of a matrix."""
+    return all(torch.equal(part, part.bfloat16().float()) for part in weight.split(4096))
 
 
 def _in_fp32(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
@@ -341,11 +339,10 @@ def _linear_layers(body: nn.Module, kept: Collection[nn.Parameter]) -> list[tupl
     ]
 
 
-def _fits(layer: nn.Linear | Conv1D, dtype: BaseDtype) -> bool:
+def _fits(layer: nn.Linear | Conv1D, dtype: FrozenDtype) -> bool:
     """True if a layer can be held in this number format."""
     if dtype == "auto":  # GPT-2's layers multiply in another order, with another rounding
-        rows = layer.weight.split(4096)
-        return isinstance(layer, nn.Linear) and all(torch.equal(part, part.bfloat16().float()) for part in rows)
+        return isinstance(layer, nn.Linear) and _fits_bf16(layer.weight)
     return dtype != "nf4" or matrix_of(layer).shape[1] % 2 == 0
 
 

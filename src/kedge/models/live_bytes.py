@@ -182,12 +182,11 @@ FUNCTIONS = {
 and write."""
 
 
-def _grouped_product(rows: Tensor, table: Tensor, *_: Any, **__: Any) -> int:
-    """FLOPs of a product of experts: each row with one expert's matrix, or the reverse for a matrix's gradient."""
-    return 2 * rows.numel() * table.shape[-1]
-
-
-FORMULAS: dict[Any, Any] = {**flop_registry, GROUPED_PRODUCT: _grouped_product}
+FORMULAS: dict[Any, Any] = {
+    **flop_registry,
+    # FLOPs of a product of experts: each row with one expert's matrix, or the reverse for a matrix's gradient.
+    GROUPED_PRODUCT: lambda rows, table, *_, **__: 2 * rows.numel() * table.shape[-1],
+}
 
 
 Label = tuple[str, str]

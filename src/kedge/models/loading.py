@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -150,15 +150,12 @@ def _on_trunk_of(base: PreTrainedModel, other: PreTrainedModel) -> Loaded | None
     for part in other.modules():
         for name, weight in list(part.named_parameters(recurse=False)):
             if weight.is_meta:
-                part.register_parameter(name, nn.Parameter(_numbers(weight.shape).to(base.device)))
+                # Numbers with which a head can be checked, not drawn from the generator that new heads start from.
+                numbers = 0.1 * torch.arange(1.0, weight.numel() + 1).cos().view(weight.shape)
+                part.register_parameter(name, nn.Parameter(numbers.to(base.device)))
     disable_dropout(other)
     fuse_activations(other)
     return Loaded(other, missing)
-
-
-def _numbers(shape: torch.Size) -> Tensor:
-    """Numbers with which a head can be checked, without drawing from the generator that new heads start from."""
-    return 0.1 * torch.arange(1.0, shape.numel() + 1).cos().view(shape)
 
 
 @dataclass(frozen=True)

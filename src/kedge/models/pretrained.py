@@ -385,19 +385,15 @@ def fuse_activations(model: nn.Module) -> None:
                 setattr(module, name, nn.GELU(approximate="tanh"))
 
 
-def freeze_attention(model: nn.Module, named: str) -> None:
-    """Freeze the attention layers of a transformers model, with any adapter in them; the rest is left as it is.
-
-    Args:
-        model: A model, before it is sharded.
-        named: What to call it in the error.
+def freeze_attention(critic: nn.Module) -> None:
+    """Freeze the attention layers of a critic before it is sharded, with any adapter in them.
 
     Raises:
         ModelError: It has no attention layers by the names that transformers gives their classes.
     """
-    layers = [each for each in model.modules() if re.search(r"Attention\d*$", type(each).__name__)]
+    layers = [each for each in critic.modules() if re.search(r"Attention\d*$", type(each).__name__)]
     if not layers:
-        raise ModelError(f"{named} has no attention layers to freeze; use ppo.freeze_critic=none")
+        raise ModelError("the critic has no attention layers to freeze; use ppo.freeze_critic=none")
     for layer in layers:
         layer.requires_grad_(False)
 

@@ -88,7 +88,8 @@ class Client:
                 status = answer.status
                 content = answer.read(MAX_ANSWER + 1)
         except (OSError, http.client.HTTPException) as error:
-            raise ServerGone(f"{self.url}: {_reason(error)}") from error
+            reason = getattr(error, "strerror", None) or error_text(error)
+            raise ServerGone(f"{self.url}: {reason}") from error
         finally:
             with self._lock:
                 self._open.discard(connection)
@@ -104,10 +105,6 @@ class Client:
             return json.loads(content) if content else None
         except (ValueError, RecursionError) as error:
             raise ServerRefused(f"{self.url}/{path}: the answer is not JSON; is this a vLLM server?") from error
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or error_text(error)
 
 
 def _message(content: bytes) -> str:

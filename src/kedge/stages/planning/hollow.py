@@ -30,7 +30,7 @@ from kedge.config import Config
 from kedge.errors import ConfigError, ModelError
 from kedge.models import ActorCritic, LanguageModel, Precision, ScalarModel, TokenRows, hold_frozen
 from kedge.models.adapters import Adapter, AdapterSettings
-from kedge.models.frozen import BaseDtype, hold_bases
+from kedge.models.frozen import FrozenDtype, hold_bases
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.models.pretrained import (
     check_weight_files,
@@ -178,7 +178,7 @@ class HollowModels:
             if (bins := value_bins_of(self.config)) is not None:
                 critic.predict_histogram(bins)
             if freezes and self.config.ppo.freeze_critic == "attention":
-                freeze_attention(critic, "the critic")
+                freeze_attention(critic)
             self._counted("critic", critic)
         actor_critic = ActorCritic(policy, critic, value_gradient=self.config.ppo.value_gradient)
         if self.config.runtime.activation_checkpointing:
@@ -221,7 +221,7 @@ class HollowModels:
             if frozen and not shared and not base_is_held:
                 hold_frozen(model, stand_in, self.precision)
             elif model.adapter is not None and rounds_bases(self.config):
-                hold_bases([model], cast(BaseDtype, stand_in))
+                hold_bases([model], cast(FrozenDtype, stand_in))
         if fixed or shared:
             model.requires_grad_(False)
         base_is_held |= shared

@@ -71,7 +71,7 @@ def load_actor_critic(
             critic, head = _load_critic(config, run, tokenizer, models, bases)
             is_new = not value.names_critic
             if value.freeze_critic == "attention":
-                freeze_attention(critic, "the critic")
+                freeze_attention(critic)
         elif head is not None and value.names_critic:
             load_saved_head(config, run, policy, tokenizer)
             is_new = False
