@@ -336,8 +336,9 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
     assert metrics["update"] == 1
     with pytest.raises(ConfigError, match="update 1 has trained on this batch"):
         trainer.update(batch, scored(batch.responses))
-    with pytest.raises(ConfigError, match="not a list"):
-        trainer.update(["text"], [1.0])  # pyright: ignore[reportArgumentType]
+    for call in ("update", "evaluate"):
+        with pytest.raises(ConfigError, match=rf"^{call} takes a batch from sample\(\) or batch\(\), not a list"):
+            getattr(trainer, call)(["text"], [1.0])
     with pytest.raises(OutputError, match="run"):
         kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES)
     with pytest.raises(OutputError, match="another process is training"):

@@ -351,7 +351,7 @@ class PpoTrainer:
     def evaluate(self, batch: Batch, scores: Iterable[Any] | None = None) -> Mapping[str, float]:
         """Score, KL, length and more of a batch, without training on it; arguments and errors as in `update`."""
         given = None if scores is None else self._shared(lambda: _listed("scores", scores, "evaluate(batch, […])"))
-        self._check_scores(batch, given)
+        self._check_scores(batch, given, "evaluate")
 
         def evaluated() -> Mapping[str, float]:
             self._scores = given or []
@@ -519,7 +519,7 @@ class PpoTrainer:
         return self._scores
 
     def _check_update(self, batch: Batch, scores: list[Any] | None) -> None:
-        self._check_scores(batch, scores)
+        self._check_scores(batch, scores, "update")
         if batch._trained:
             raise ConfigError(f"update {batch._trained[0]} has trained on this batch; sample another one")
         if scores is not None and self._trainer.run_settings.needs_baseline:
@@ -530,9 +530,9 @@ class PpoTrainer:
         if scores is not None and self._config.ppo.on_nonfinite == "stop":  # the guard would note a stop of the run
             checked_scores(scores, name="scores", lengths=[len(ids) for ids in batch.response_ids])
 
-    def _check_scores(self, batch: Batch, scores: list[Any] | None) -> None:
+    def _check_scores(self, batch: Batch, scores: list[Any] | None, call: str) -> None:
         if not isinstance(batch, Batch):
-            raise ConfigError(f"update takes a batch from sample() or batch(), not a {type(batch).__name__}")
+            raise ConfigError(f"{call} takes a batch from sample() or batch(), not a {type(batch).__name__}")
         if batch._owner is not self:
             raise ConfigError("this batch belongs to another trainer; sample it with this one, or use batch()")
         if scores is None and not self._has_reward:
