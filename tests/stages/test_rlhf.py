@@ -102,8 +102,9 @@ def test_one_round_is_the_three_stages_in_a_chain(tmp_path, capsys):
 
 
 def test_a_second_round_learns_from_the_labelers_rankings(tmp_path):
-    result = run_rlhf(config_for(tmp_path, "rlhf.num_rounds=2"), **ROWS, labeler=like_vowels)
     run = tmp_path / "run"
+    config = config_for(tmp_path, "rlhf.num_rounds=2", f"ppo.reference={run / 'sft' / 'model'}")
+    result = run_rlhf(config, **ROWS, labeler=like_vowels)
     rankings = read_json_lines(run / "comparisons-2.jsonl")
     assert 1 <= len(rankings) <= 4
     for row in rankings:
@@ -131,6 +132,7 @@ def test_a_round_may_start_afresh_and_rewards_may_be_added(tmp_path, capsys):
         "rlhf.restart_policy=true",
         "data.eval_fraction=0",
     ]
+    more.append(f"reward_model.base={tmp_path / 'base'}")
     penalty = "reward={source: 'kedge.rewards.penalties:too_long', weight: 0.5}"
     result = run_rlhf(config_for(tmp_path, *more, penalty, "ppo.num_updates=1"), **ROWS, labeler=like_vowels)
     run = tmp_path / "run"
@@ -178,14 +180,35 @@ def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
         ({}, ["reward=nowhere.py:f"], "reward file 'nowhere.py' does not exist"),
         ({}, ["reward=other/model", "ppo.critic_init=reward"], "exactly one reward model"),
         ({}, ["rollout.max_new_tokens=256"], "no room for a prompt"),
+        *(
+            ({}, settings.split(), said)
+            for settings, said in {
+                "ppo.policy_loss=nowhere.py:f": "ppo.policy_loss file 'nowhere.py' does not exist",
+                "ppo.advantage=nowhere.py:f": "ppo.advantage file 'nowhere.py' does not exist",
+                "ppo.eval_every=1 evaluate.judge=nowhere.py:f": "'nowhere.py' does not exist",
+                "ppo.eval_every=1 data.eval_prompts=nowhere.jsonl": "nowhere.jsonl: no such file",
+                "ppo.eval_every=1 data.eval_fraction=0": "set data.eval_prompts, or data.eval_fraction > 0",
+                "ppo.critic_check=1 data.eval_fraction=0": "ppo.critic_check needs held-out prompts",
+                "data.eval_prompts=nowhere.jsonl": "only read with ppo.eval_every",
+                "data.curriculum=mood": "every prompt needs a number in this column",
+                "ppo.ptx_coef=1 data.pretraining=nowhere.jsonl": "nowhere.jsonl: no such file",
+                "ppo.reference=/nowhere": "model '/nowhere': no such folder",
+                "reward_model.base=/nowhere": "model '/nowhere': no such folder",
+                "rlhf.train_critic=true critic.base=/nowhere": "model '/nowhere': no such folder",
+                "environment.source=nowhere.py:Game": "environment file 'nowhere.py' does not exist",
+                "rollout.engine=vllm rollout.vllm.servers=http://localhost:1": "http://localhost:1 does not answer",
+                "ppo.eval_patience=2": "set ppo.eval_every",
+                "checkpoint.keep_best=eval/score": "is measured in evaluations: set ppo.eval_every",
+                "checkpoint.keep_best=eval/accuracy data.eval_fraction=0": "set data.eval_fraction above 0",
+            }.items()
+        ),
     ],
 )
 def test_mistakes_show_before_any_training(tmp_path, changed, more, said):
     with pytest.raises(KedgeError, match=said) as caught:
         run_rlhf(config_for(tmp_path, *more), **{**ROWS, **changed})
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run" / "sft").exists()
-    assert not (tmp_path / "run" / "model").exists()
+    assert {path.name for path in (tmp_path / "run").glob("*")} <= {"rejected.jsonl", "reward.log"}
 
 
 def test_a_further_round_has_no_share_of_mixed_comparisons():

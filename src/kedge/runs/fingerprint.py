@@ -130,7 +130,7 @@ def _sources(config: Config) -> dict[str, list[str]]:
     models = {
         "model": config.model,
         "reward_model.base": config.reward_model.base,
-        "critic.base": None if config.critic.base in ("auto", "reward", "policy") else config.critic.base,
+        "critic.base": config.critic.base if config.critic.names_base else None,
         "ppo.reference": config.ppo.reference,
         "ppo.critic_init": config.ppo.critic_init if config.ppo.names_critic else None,
     }

@@ -91,6 +91,12 @@ def _check_sampling(config: Config) -> None:
     ptx_coef = config.ppo.ptx_coef
     if ptx_coef > 0 and not config.data.pretraining:
         raise ConfigError(f"ppo.ptx_coef={ptx_coef:g} needs texts: set data.pretraining")
+    data = config.data
+    if data.eval_prompts and not config.ppo.holds_out:
+        raise ConfigError("data.eval_prompts are only read with ppo.eval_every or ppo.critic_check; neither is set")
+    if config.ppo.holds_out and not data.eval_prompts and not data.eval_fraction:
+        field = "eval_every" if config.ppo.eval_every is not None else "critic_check"
+        raise ConfigError(f"ppo.{field} needs held-out prompts: set data.eval_prompts, or data.eval_fraction > 0")
     if config.rollout.engine == "vllm" and not config.rollout.vllm.servers:
         raise ConfigError(
             "rollout.engine=vllm needs rollout.vllm.servers: the Python of an environment with vLLM (`make vllm` or "

@@ -217,8 +217,7 @@ def _stream(config: Config, prompts: list[Prompt]) -> PromptStream:
 
 
 def _rlhf(config: Config, run: Run, given: Mapping[str, Any]) -> list[TimedPhase]:
-    rows = {name: value for name, value in given.items() if name != "labeler"}
-    check_inputs(config, run, **rows, labeler=given["labeler"])
+    check_inputs(config, run, given)
     run.folder.mkdir()
     trials = {name: stage_config(config, run, name) for name in ("sft", "reward")}
     supervised = [_trial(each, name, given) for name, each in trials.items()]

@@ -19,12 +19,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from kedge.config import Config, metric_in_chain, with_values
+from transformers import PreTrainedTokenizerBase
+
+from kedge.config import Config, check_stage, metric_in_chain, with_values
 from kedge.config.schedules import config_at
 from kedge.data import Prompt, PromptStream
 from kedge.inspect.record import read_json_object
 from kedge.logs.json_lines import plain_json
 from kedge.logs.table import Cell, print_table
+from kedge.models import load_scalar_model, load_tokenizer
 from kedge.rewards import RewardSpec, RewardTerm, WeightedReward
 from kedge.runs.ending import chain_report, publish, resumable, say_next
 from kedge.runs.inputs import (
@@ -36,7 +39,7 @@ from kedge.runs.inputs import (
     prompt_columns,
 )
 from kedge.runs.out_of_memory import stage_function
-from kedge.runs.run import Resume, Run, open_run
+from kedge.runs.run import Resume, Run, describe_in_memory, open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import Callback
 from kedge.stages.critic import CriticResult, run_critic
@@ -44,11 +47,15 @@ from kedge.stages.evaluation.evaluator import collect_rankings
 from kedge.stages.evaluation.policy import SamplingSettings, load_policy
 from kedge.stages.planning.report import MachinePlan
 from kedge.stages.ppo import PpoResult, run_ppo
+from kedge.stages.ppo.ahead import check_ahead
+from kedge.stages.ppo.critics import load_saved_critic
+from kedge.stages.ppo.roles import check_roles
 from kedge.stages.reward import RewardResult, run_reward
 from kedge.stages.sft import SftResult, run_sft
 from kedge.system.durable import copy_tree, replaced_folder
 from kedge.system.intervals import Interval
 from kedge.system.output import SUMMARY_FILE, is_run, replace_file, write_summary, writing
+from kedge.system.stage import find_stage, value_of
 from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping_together
 
@@ -148,17 +155,10 @@ def run_rlhf(
         KedgeError: An input is missing, unreadable or does not fit; raised before any training.
         KeyboardInterrupt, Terminated: The run was interrupted; the newest policy is saved.
     """
-    data = {"data.demonstrations": demonstrations, "data.comparisons": comparisons, "data.prompts": prompts}
-    run = open_run(config, "rlhf", in_memory={**data, "reward": reward, "rlhf.labeler": labeler}, resume=resume)
-    inputs = check_inputs(
-        config,
-        run,
-        demonstrations=demonstrations,
-        comparisons=comparisons,
-        prompts=prompts,
-        reward=reward,
-        labeler=labeler,
-    )
+    objects: dict[str, Any] = {"demonstrations": demonstrations, "comparisons": comparisons, "prompts": prompts}
+    objects |= {"reward": reward, "labeler": labeler}
+    run = open_run(config, "rlhf", in_memory=_in_memory(objects), resume=resume)
+    inputs = check_inputs(config, run, objects)
     with (
         resumable(config, run),
         run.started(),
@@ -226,50 +226,75 @@ class RlhfInputs:
     labeler: WeightedReward | None
 
 
-def check_inputs(
-    config: Config,
-    run: Run,
-    *,
-    demonstrations: Sequence[Any] | None = None,
-    comparisons: Sequence[Any] | None = None,
-    prompts: Sequence[Any] | None = None,
-    reward: Rewards | None = None,
-    labeler: RewardSpec | None = None,
-) -> RlhfInputs:
-    """Load and read the inputs of all stages, so that a mistake in the prompts shows before hours of fine-tuning.
+def _in_memory(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The Python objects by the fields that they replace."""
+    return {field: given[name] for name, field in find_stage("rlhf").arguments.items() if given[name] is not None}
+
+
+def check_inputs(config: Config, run: Run, given: Mapping[str, Any]) -> RlhfInputs:
+    """Load and read the inputs of all stages, so that a mistake in any of them shows before hours of fine-tuning.
 
     Args:
         config: The resolved configuration.
         run: The run, opened.
-        demonstrations: Rows instead of `config.data.demonstrations`.
-        comparisons: Rows instead of `config.data.comparisons`.
-        prompts: Texts or rows instead of `config.data.prompts`.
-        reward: Functions or models instead of `config.reward`.
-        labeler: A function or model instead of `config.rlhf.labeler`.
+        given: The objects that `run_rlhf` got instead of configured fields, by its arguments.
 
     Raises:
-        KedgeError: An input cannot be read or does not fit the others.
+        KedgeError: A stage cannot run with this configuration; or an input cannot be read or does not fit the others.
     """
-    scored = scored_config(
-        config, run, "ppo", model=Path(str(config.model)), reward=run.shared_folder / "reward" / "model"
-    )
-    if config.rlhf.train_critic:
-        with_critic(scored, run.shared_folder / "critic" / "model")
+    _check_stages(with_values(config, describe_in_memory(_in_memory(given))), run)
+    check_ahead(config, run)
+    existing = _with_existing_models(config, run)
     policy = load_policy(str(config.model), config, run)
     tokenizer = policy.tokenizer
     context = policy.model.context_length
+    demonstrations = given["demonstrations"]
     load_rows("demonstrations", config, run, tokenizer, context_length=context, rows=demonstrations)
-    load_rows("comparisons", config, run, tokenizer, context_length=context, rows=comparisons)
+    base = existing.reward_model.base
+    reader, base_context = (tokenizer, context) if base is None else _reward_base(base, config, run)
+    load_rows("comparisons", config, run, reader, context_length=base_context, rows=given["comparisons"])
     room = policy.room(config.rollout.max_new_tokens)
-    all_prompts = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
-    columns = prompt_columns(all_prompts)
-    if rewards := configured_rewards(config) if reward is None else reward:
-        load_rewards(rewards, config, run, tokenizer).check(columns)
+    prompts = load_prompts(config, run, tokenizer, room=room, prompts=given["prompts"])
+    rewards = configured_rewards(config) if given["reward"] is None else given["reward"]
+    scorer = load_rewards(rewards, config, run, tokenizer) if rewards else WeightedReward([], may_be_empty=True)
+    check_roles(existing, run, policy, scorer, prompts)
+    if config.rlhf.train_critic and existing.critic.names_base:
+        load_saved_critic(with_critic(existing, Path(existing.critic.base)), run, tokenizer)
     if config.rlhf.num_rounds == 1:
-        return RlhfInputs(all_prompts, None)
-    scorer = load_rewards(labeler or str(config.rlhf.labeler), config, run, tokenizer)
-    scorer.check(columns)
-    return RlhfInputs(all_prompts, scorer)
+        return RlhfInputs(prompts, None)
+    labeler = load_rewards(given["labeler"] or str(config.rlhf.labeler), config, run, tokenizer)
+    labeler.check(prompt_columns(prompts))
+    return RlhfInputs(prompts, labeler)
+
+
+def _check_stages(config: Config, run: Run) -> None:
+    """Check the configuration of every stage, as the stage itself will."""
+    trained = {"model": Path(str(config.model)), "reward": run.shared_folder / "reward" / "model"}
+    stages = {name: stage_config(config, run, name) for name in ("sft", "reward")}
+    stages["ppo"] = scored_config(config, run, "ppo", **trained)
+    if config.rlhf.train_critic:
+        stages["critic"] = scored_config(config, run, "critic", **trained)
+        stages["ppo"] = with_critic(stages["ppo"], run.shared_folder / "critic" / "model")
+    for name, each in stages.items():
+        check_stage(each, name)
+
+
+def _with_existing_models(config: Config, run: Run) -> Config:
+    """The configuration without the models that the chain itself will make, such as `ppo.reference=OUT/sft/model`."""
+    without = {"reward_model.base": None, "critic.base": "auto", "ppo.reference": None, "evaluate.judge": None}
+    folder = run.shared_folder.absolute()
+    named = {name: Path(str(value_of(config, name))).expanduser().absolute() for name in without}
+    return with_values(config, {name: without[name] for name, path in named.items() if path.is_relative_to(folder)})
+
+
+def _reward_base(base: str, config: Config, run: Run) -> tuple[PreTrainedTokenizerBase, int | None]:
+    """The tokenizer and the context, in tokens, of the model that the reward model starts from."""
+    trusted = config.runtime.trust_remote_code
+    tokenizer = load_tokenizer(base, trust_remote_code=trusted, chat_template=config.data.chat_template)
+    model = load_scalar_model(
+        base, tokenizer=tokenizer, device=run.device, trust_remote_code=trusted, init="any", ranks=run.ranks
+    )
+    return tokenizer, model.context_length
 
 
 def stage_config(config: Config, run: Run, name: str) -> Config:

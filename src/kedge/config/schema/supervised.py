@@ -148,3 +148,8 @@ class CriticConfig(TrainedSection):
             )
         check_responses("critic", self.num_prompts or 1, self.num_responses)
         return self
+
+    @property
+    def names_base(self) -> bool:
+        """True if `base` is the name of a model."""
+        return self.base not in ("auto", "reward", "policy")

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.data import Mixture, Prompt, encode_example, encode_prompt, room_for_prompt
 from kedge.data.prompts import difficulties
-from kedge.errors import ConfigError, ModelError
+from kedge.errors import ModelError
 from kedge.logs.progress import say
 from kedge.models import (
     ActorCritic,
@@ -42,6 +42,7 @@ from kedge.runs.inputs import (
 )
 from kedge.runs.run import Run, offloads_optimizer
 from kedge.stages.evaluation.judges import Judge, load_judge
+from kedge.stages.evaluation.policy import Policy
 from kedge.stages.ppo.critics import load_actor_critic
 from kedge.stages.ppo.engines import check_engine, choose_engine
 from kedge.stages.ppo.settings import OwnFunctions
@@ -121,18 +122,14 @@ def load_roles(
     Raises:
         KedgeError: An input is unreadable, or incompatible with the others.
     """
-    check_engine(config)
-    own = OwnFunctions.of(config, advantage=advantage, surrogate=surrogate)
     trusted = config.runtime.trust_remote_code
     tokenizer = load_tokenizer(str(config.model), trust_remote_code=trusted, chat_template=config.data.chat_template)
-    if config.ppo.reference is not None:
-        _check_teacher(config.ppo.reference, tokenizer, trust_remote_code=trusted)
+    own, player = load_own_code(
+        config, run, tokenizer, environment=environment, advantage=advantage, surrogate=surrogate
+    )
     named = named_stop_tokens(tokenizer, config.rollout.stop_token)
     bases = bases_of(config)
     given = configured_rewards(config) if reward is None else reward
-    # A group's baseline is the score of whole episodes; other estimators use the reward of each turn.
-    by_turn = not config.ppo.needs_groups and config.ppo.advantage != "remax"
-    player = load_player(config, run, environment, tokens=config.rollout.max_new_tokens, by_turn=by_turn)
     earned = () if player is None else (player.reward,)
     if given or earned:
         rewards = load_rewards(given, config, run, tokenizer, freeze=False, bases=bases, more=earned)
@@ -144,7 +141,8 @@ def load_roles(
     records = RunPrompts([], [], None)
     room = longest_prompt(config, actor_critic, rewards.weighted_models)
     if has_prompts:
-        records = load_run_prompts(config, run, tokenizer, room=room, prompts=prompts, eval_prompts=eval_prompts)
+        all_prompts = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
+        records = hold_out_prompts(config, run, tokenizer, all_prompts, room=room, eval_prompts=eval_prompts)
     if player is not None:
         player.begin(stop_tokens.ids, room, tokenizer, records.train[:1])
     else:
@@ -175,6 +173,54 @@ def load_roles(
         own=own,
         player=player,
     )
+
+
+def load_own_code(
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    environment: Callable[[], Any] | None = None,
+    advantage: Callable[..., object] | None = None,
+    surrogate: Callable[..., object] | None = None,
+) -> tuple[OwnFunctions, Player | None]:
+    """Load the user's functions and environment, and check engine and teacher: all that needs no model.
+
+    Arguments and errors as in `load_roles`.
+    """
+    check_engine(config)
+    own = OwnFunctions.of(config, advantage=advantage, surrogate=surrogate)
+    if config.ppo.reference is not None:
+        _check_teacher(config.ppo.reference, tokenizer, trust_remote_code=config.runtime.trust_remote_code)
+    # A group's baseline is the score of whole episodes; other estimators use the reward of each turn.
+    by_turn = not config.ppo.needs_groups and config.ppo.advantage != "remax"
+    return own, load_player(config, run, environment, tokens=config.rollout.max_new_tokens, by_turn=by_turn)
+
+
+def check_roles(config: Config, run: Run, policy: Policy, rewards: WeightedReward, prompts: list[Prompt]) -> None:
+    """Load what `load_roles` will load, except for models that are not trained yet, and keep nothing.
+
+    Args:
+        config: The configuration of PPO, without the models that are not trained yet.
+        run: The run of the chain.
+        policy: The model that the chain starts from.
+        rewards: The rewards that exist already.
+        prompts: All prompts.
+
+    Raises:
+        KedgeError: As in `load_roles`.
+    """
+    tokenizer = policy.tokenizer
+    _, player = load_own_code(config, run, tokenizer)
+    room = longest_prompt(config, ActorCritic(policy.model), rewards.weighted_models)
+    records = hold_out_prompts(config, run, tokenizer, prompts, room=room)
+    if player is not None:
+        player.begin(policy.stop_tokens.ids, room, tokenizer, records.train[:1])
+        player.environment.close()
+    if config.ppo.reference is not None:
+        _reference(config, run, tokenizer, None)
+    _checked_judge(config, run, tokenizer, rewards, records)
+    _load_pretraining(config, run, tokenizer, policy.model)
 
 
 def _check_teacher(source: str, tokenizer: PreTrainedTokenizerBase, *, trust_remote_code: bool) -> None:
@@ -301,45 +347,37 @@ class RunPrompts:
         return [prompt_columns(part) for part in (self.train, self.held_out) if part]
 
 
-def load_run_prompts(
+def hold_out_prompts(
     config: Config,
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
+    records: list[Prompt],
     *,
     room: int | None,
-    prompts: Sequence[Any] | None,
-    eval_prompts: Sequence[Any] | None,
+    eval_prompts: Sequence[Any] | None = None,
 ) -> RunPrompts:
-    """Read the prompts; hold some of them out if the run evaluates without separate prompts.
+    """Hold some of the prompts out if the run evaluates, unless it has separate prompts for that, which are read.
 
     Args:
         config: Names the data and its limits.
         run: Its folder receives the unusable rows.
         tokenizer: The policy's tokenizer.
+        records: All prompts.
         room: Longest prompt that the context allows.
-        prompts: Texts or rows instead of `config.data.prompts`.
         eval_prompts: Texts or rows instead of `config.data.eval_prompts`.
 
     Raises:
         DataError: The data cannot be read, or a single prompt cannot be split.
-        ConfigError: Nothing is to be held out, or the held-out prompts would not be used.
     """
     evaluation = config.ppo
     data = config.data
-    has_own = bool(data.eval_prompts) or eval_prompts is not None
-    if not evaluation.holds_out and has_own:
-        raise ConfigError("data.eval_prompts are only read with ppo.eval_every or ppo.critic_check; neither is set")
-    records = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
     held_out: list[Prompt] = []
     rows: list[int] | None = None
-    if evaluation.holds_out and has_own:
+    if evaluation.holds_out and (data.eval_prompts or eval_prompts is not None):
         every = load_prompts(config, run, tokenizer, room=room, prompts=eval_prompts, role="eval_prompts")
         held_out = every[: evaluation.num_held_out]
         run.data.add("eval_prompts", used=len(held_out))
     elif evaluation.holds_out:
-        if not data.eval_fraction:
-            field = "eval_every" if evaluation.eval_every is not None else "critic_check"
-            raise ConfigError(f"ppo.{field} needs held-out prompts: set data.eval_prompts, or data.eval_fraction > 0")
         share = min(data.eval_fraction, evaluation.num_held_out / len(records))
         split = run.data.split("prompts", records, config, fraction=share)
         records = split.train
