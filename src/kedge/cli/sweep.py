@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from inspect import Parameter, Signature
+from inspect import Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kedge.cli.options import ConfigFile, Out, Overrides, PresetName, parameter, parameters_of, settings_of
+from kedge.cli.options import ConfigFile, Out, Overrides, PresetName, parameters_of, settings_of
 from kedge.config import Config, check_stage, full_name, load_config
 from kedge.errors import ConfigError
 from kedge.system.stage import stages
@@ -27,16 +27,27 @@ FLAGS = [
 
 def sweep(
     *,
-    stage: str,
-    overrides: list[str] | None,
-    config: Path | None,
-    preset: list[str] | None,
-    out: str | None,
-    seeds: str | None,
-    random: int | None,
-    jobs: int | None,
-    metric: str | None,
-    goal: str | None,
+    stage: Annotated[str, typer.Argument(metavar="STAGE", help=f"{LISTED}.")],
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    preset: PresetName = None,
+    out: Out = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|LIST", help="Number of seeds, or seeds: 3, or 0,7,42; by default that of runtime.seed."
+        ),
+    ] = None,
+    random: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Draw N settings, from lists and from ranges LOW..HIGH.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; by default one per core, or one on a GPU.")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="Metric to compare the runs by.")] = None,
+    goal: Annotated[
+        str | None, typer.Option(metavar="max|min", help="Look for the highest or the lowest value.")
+    ] = None,
     **given: Any,
 ) -> None:
     """Run a stage with several values per field (FIELD=A,B,C) and several seeds, and compare the results."""
@@ -68,42 +79,11 @@ def sweep(
     raise typer.Exit(1 if result.failed else 0)
 
 
+*OWN, _ = signature(sweep).parameters.values()
+BEFORE_OUT = 4
+"""Parameters before the flags, which stand for the last one, `given`, where a stage's help has them as well."""
 sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
-    [
-        parameter("stage", Annotated[str, typer.Argument(metavar="STAGE", help=f"{LISTED}.")], Parameter.empty),
-        parameter("overrides", Overrides),
-        parameter("config", ConfigFile),
-        parameter("preset", PresetName),
-        *parameters_of(FLAGS),
-        parameter("out", Out),
-        parameter(
-            "seeds",
-            Annotated[
-                str | None,
-                typer.Option(
-                    metavar="N|LIST", help="Number of seeds, or seeds: 3, or 0,7,42; by default that of runtime.seed."
-                ),
-            ],
-        ),
-        parameter(
-            "random",
-            Annotated[
-                int | None,
-                typer.Option(min=1, metavar="N", help="Draw N settings, from lists and from ranges LOW..HIGH."),
-            ],
-        ),
-        parameter(
-            "jobs",
-            Annotated[
-                int | None, typer.Option(min=1, help="Runs at a time; by default one per core, or one on a GPU.")
-            ],
-        ),
-        parameter("metric", Annotated[str | None, typer.Option(help="Metric to compare the runs by.")]),
-        parameter(
-            "goal",
-            Annotated[str | None, typer.Option(metavar="max|min", help="Look for the highest or the lowest value.")],
-        ),
-    ]
+    [*OWN[:BEFORE_OUT], *parameters_of(FLAGS), *OWN[BEFORE_OUT:]]
 )
 
 
