@@ -31,7 +31,7 @@ def test_the_limit_that_rows_exceed_is_the_field_or_the_context(context: int | N
     config = load_config(None, ["data.max_length=20", "data.max_rejected_fraction=0.9"], {"model": "a"})
     for role in ("demonstrations", "pretraining"):
         rows = [{"prompt": "a", "completion": "sea " * length} for length in (2, 50)]
-        load_rows(role, config, cast(Any, run), tiny_tokenizer(), context_length=context, rows=rows)
+        load_rows(role, config, cast(Any, run), tiny_tokenizer(), room=context, rows=rows)
         [reason] = run.data.roles[role].dropped
         assert named in reason
 

@@ -44,35 +44,10 @@ CONTEXT_LEAVES: Final = {
 """By limit: its name where the context allows less than the field."""
 
 
-def load_prompts(
-    config: Config,
-    run: Run,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    room: int | None,
-    prompts: Sequence[Any] | None = None,
-    role: Literal["prompts", "eval_prompts"] = "prompts",
-) -> list[Prompt]:
-    """Read `config.data.prompts`, or prompts in its place; a column that any row has is present in all of them.
-
-    Args:
-        config: Names the data and its limits.
-        run: Its folder receives the unusable rows.
-        tokenizer: The policy's tokenizer; renders conversations and measures lengths.
-        room: Longest prompt that the context allows, from `room_for_prompt`.
-        prompts: Texts or rows instead of the configured ones.
-        role: The field of `data` that names the prompts.
-
-    Raises:
-        DataError: The data cannot be read, or too many rows are unusable.
-    """
-    return _with_all_columns(_load(role, "prompts", config, run, tokenizer, room=room, rows=prompts))
-
-
 def given_prompts(
     prompts: Sequence[Any], config: Config, tokenizer: PreTrainedTokenizerBase, *, room: int | None
 ) -> list[Prompt]:
-    """Read prompts that a caller passes during a run, as `load_prompts` does; each of them has to be usable.
+    """Read prompts that a caller passes during a run, as `load_rows` does; each of them has to be usable.
 
     Args:
         prompts: Texts or rows.
@@ -125,41 +100,30 @@ def prompt_columns(prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
 
 
 def load_rows(
-    role: Literal["demonstrations", "comparisons", "pretraining"],
-    config: Config,
-    run: Run,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    context_length: int | None,
-    rows: Sequence[Any] | None = None,
-) -> list[Any]:
-    """Read the rows of a role that `config.data` names, or rows in their place.
-
-    Args:
-        role: The field of `data` that names them.
-        config: Names the data and its limits.
-        run: Its folder receives the unusable rows.
-        tokenizer: Renders conversations and measures lengths.
-        context_length: Context of the model, in tokens; None for no limit.
-        rows: Rows instead of the configured data.
-
-    Raises:
-        DataError: The data cannot be read, or too many rows are unusable.
-    """
-    return _load(role, role, config, run, tokenizer, room=context_length, rows=rows)
-
-
-def _load(
-    field: str,
-    role: Role,
+    field: Literal["demonstrations", "comparisons", "prompts", "eval_prompts", "pretraining"],
     config: Config,
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
     *,
     room: int | None,
-    rows: Sequence[Any] | None,
+    rows: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Read the data that a field of `config.data` names, or rows in its place, and note what became of it."""
+    """Read the data that a field of `config.data` names, or rows in its place, and note what became of it.
+
+    A column that any prompt has is present in all of them.
+
+    Args:
+        field: The field.
+        config: Names the data and its limits.
+        run: Its folder receives the unusable rows.
+        tokenizer: Renders conversations and measures lengths.
+        room: Longest prompt or, with its answer, longest row that a model allows, tokens; None for no limit.
+        rows: Texts or rows instead of the configured data.
+
+    Raises:
+        DataError: The data cannot be read, or too many rows are unusable.
+    """
+    role: Role = "prompts" if field == "eval_prompts" else field
     data = config.data
     sources = tuple(getattr(data, field)) if rows is None else ()
     options = reading(config, role, tokenizer, room=room)
@@ -172,7 +136,7 @@ def _load(
     )
     run.data.note(field, table, sources, tokenizer, _limit_names(options, data))
     _note_text(field, role, table.records, run, tokenizer, data.template)
-    return table.records
+    return _with_all_columns(table.records) if role == "prompts" else table.records
 
 
 def _limit_names(options: Mapping[str, Any], data: DataConfig) -> dict[str, str]:

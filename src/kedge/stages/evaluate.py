@@ -23,7 +23,7 @@ from kedge.logs.progress import say
 from kedge.models import load_tokenizer
 from kedge.rewards import RewardSpec
 from kedge.runs.ending import say_results
-from kedge.runs.inputs import load_player, load_prompts, prompt_columns
+from kedge.runs.inputs import load_player, load_rows, prompt_columns
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Run, open_run
 from kedge.runs.shown_result import shows_its_run
@@ -188,7 +188,7 @@ def _opened(
     sampling = sampling_settings(config, num_responses=config.generate.num_responses)
     player = load_player(config, run, environment, tokens=sampling.max_new_tokens, by_turn=False)
     room = policy.room(sampling.max_new_tokens)
-    all_prompts = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
+    all_prompts = load_rows("prompts", config, run, policy.tokenizer, room=room, rows=prompts)
     chosen = all_prompts[: settings.num_prompts]
     if len(chosen) < len(all_prompts):
         run.data.add("prompts", used=len(chosen), note="evaluate.num_prompts leaves out the rest")

@@ -21,7 +21,7 @@ from kedge.logs.table import print_table
 from kedge.rewards import Responses, ScoredTerms, Scores, WeightedReward
 from kedge.rewards.source import free_names
 from kedge.runs.ending import say_results
-from kedge.runs.inputs import Rewards, configured_rewards, load_player, load_prompts, load_rewards, prompt_columns
+from kedge.runs.inputs import Rewards, configured_rewards, load_player, load_rewards, load_rows, prompt_columns
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
@@ -100,7 +100,7 @@ def run_generate(
     player = load_player(config, run, environment, tokens=sampling.max_new_tokens, by_turn=False)
     policy = load_policy(str(config.model), config, run)
     room = policy.room(sampling.max_new_tokens)
-    distinct = load_prompts(config, run, policy.tokenizer, room=room, prompts=prompts)
+    distinct = load_rows("prompts", config, run, policy.tokenizer, room=room, rows=prompts)
     scorer = None
     if player is not None:
         player.begin(policy.stop_tokens.ids, room, policy.tokenizer, distinct[:1])

@@ -133,9 +133,9 @@ def load_reward_inputs(
     hold_bases_of([model], config, run.device)
     shard_model(model, run.ranks)  # gathered in fp32, as the scores are normalized in it
     context = model.context_length
-    records = load_rows("comparisons", config, run, tokenizer, context_length=context, rows=comparisons)
+    records = load_rows("comparisons", config, run, tokenizer, room=context, rows=comparisons)
     zeroed = (
-        load_rows("demonstrations", config, run, tokenizer, context_length=context, rows=demonstrations)
+        load_rows("demonstrations", config, run, tokenizer, room=context, rows=demonstrations)
         if demonstrations or config.data.demonstrations
         else []
     )

@@ -30,14 +30,7 @@ from kedge.logs.table import Cell, print_table
 from kedge.models import load_scalar_model, load_tokenizer
 from kedge.rewards import RewardSpec, RewardTerm, WeightedReward
 from kedge.runs.ending import chain_report, publish, resumable, say_next
-from kedge.runs.inputs import (
-    Rewards,
-    configured_rewards,
-    load_prompts,
-    load_rewards,
-    load_rows,
-    prompt_columns,
-)
+from kedge.runs.inputs import Rewards, configured_rewards, load_rewards, load_rows, prompt_columns
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, describe_in_memory, open_run
 from kedge.runs.shown_result import shows_its_run
@@ -249,12 +242,12 @@ def check_inputs(config: Config, run: Run, given: Mapping[str, Any]) -> RlhfInpu
     tokenizer = policy.tokenizer
     context = policy.model.context_length
     demonstrations = given["demonstrations"]
-    load_rows("demonstrations", config, run, tokenizer, context_length=context, rows=demonstrations)
+    load_rows("demonstrations", config, run, tokenizer, room=context, rows=demonstrations)
     base = existing.reward_model.base
     reader, base_context = (tokenizer, context) if base is None else _reward_base(base, config, run)
-    load_rows("comparisons", config, run, reader, context_length=base_context, rows=given["comparisons"])
+    load_rows("comparisons", config, run, reader, room=base_context, rows=given["comparisons"])
     room = policy.room(config.rollout.max_new_tokens)
-    prompts = load_prompts(config, run, tokenizer, room=room, prompts=given["prompts"])
+    prompts = load_rows("prompts", config, run, tokenizer, room=room, rows=given["prompts"])
     rewards = configured_rewards(config) if given["reward"] is None else given["reward"]
     scorer = load_rewards(rewards, config, run, tokenizer) if rewards else WeightedReward([], may_be_empty=True)
     check_roles(existing, run, policy, scorer, prompts)

@@ -128,7 +128,7 @@ def load_sft_inputs(
     shard_model(model, run.ranks, run.precision)
     hold_bases_of([model], config, run.device)
     context = model.context_length
-    records = load_rows("demonstrations", config, run, tokenizer, context_length=context, rows=demonstrations)
+    records = load_rows("demonstrations", config, run, tokenizer, room=context, rows=demonstrations)
     return split_inputs(config, run, model, tokenizer, records, role="demonstrations")
 
 

@@ -35,7 +35,6 @@ from kedge.runs.inputs import (
     Rewards,
     configured_rewards,
     load_player,
-    load_prompts,
     load_rewards,
     load_rows,
     prompt_columns,
@@ -141,7 +140,7 @@ def load_roles(
     records = RunPrompts([], [], None)
     room = longest_prompt(config, actor_critic, rewards.weighted_models)
     if has_prompts:
-        all_prompts = load_prompts(config, run, tokenizer, room=room, prompts=prompts)
+        all_prompts = load_rows("prompts", config, run, tokenizer, room=room, rows=prompts)
         records = hold_out_prompts(config, run, tokenizer, all_prompts, room=room, eval_prompts=eval_prompts)
     if player is not None:
         player.begin(stop_tokens.ids, room, tokenizer, records.train[:1])
@@ -315,7 +314,7 @@ def _load_pretraining(
 ) -> PretrainingMix | None:
     if not config.ppo.ptx_coef:
         return None
-    records = load_rows("pretraining", config, run, tokenizer, context_length=policy.context_length)
+    records = load_rows("pretraining", config, run, tokenizer, room=policy.context_length)
     return PretrainingMix(
         CompletionLoss(policy, run.precision),
         [encode_example(tokenizer, record.prompt, record.completion, read=record.read) for record in records],
@@ -374,7 +373,7 @@ def hold_out_prompts(
     held_out: list[Prompt] = []
     rows: list[int] | None = None
     if evaluation.holds_out and (data.eval_prompts or eval_prompts is not None):
-        every = load_prompts(config, run, tokenizer, room=room, prompts=eval_prompts, role="eval_prompts")
+        every = load_rows("eval_prompts", config, run, tokenizer, room=room, rows=eval_prompts)
         held_out = every[: evaluation.num_held_out]
         run.data.add("eval_prompts", used=len(held_out))
     elif evaluation.holds_out:
