@@ -151,7 +151,7 @@ def run_rlhf(
     objects: dict[str, Any] = {"demonstrations": demonstrations, "comparisons": comparisons, "prompts": prompts}
     objects |= {"reward": reward, "labeler": labeler}
     run = open_run(config, "rlhf", in_memory=_in_memory(objects), resume=resume)
-    inputs = check_inputs(config, run, objects)
+    all_prompts, ranker = check_inputs(config, run, objects)
     with (
         resumable(config, run),
         run.started(),
@@ -173,7 +173,7 @@ def run_rlhf(
         for number in range(1, config.rlhf.num_rounds + 1):
             suffix = _suffix(number)
             if number > 1:
-                config = label_round(config, run, inputs, policy, number)
+                config = label_round(config, run, all_prompts, ranker, policy, number)
             for_reward = stage_config(config, run, f"reward{suffix}")
             trained = run_reward(for_reward, demonstrations=demonstrations, planned=plans.get("reward"), **then)
             start = sft.model if config.rlhf.restart_policy else policy
@@ -206,31 +206,21 @@ def _suffix(number: int) -> str:
     return "" if number == 1 else f"-{number}"
 
 
-@dataclass(frozen=True)
-class RlhfInputs:
-    """Inputs of the rounds.
-
-    Attributes:
-        prompts: All prompts.
-        labeler: Ranks responses from round 2 on; None for a single round.
-    """
-
-    prompts: list[Prompt]
-    labeler: WeightedReward | None
-
-
 def _in_memory(given: Mapping[str, Any]) -> dict[str, Any]:
     """The Python objects by the fields that they replace."""
     return {field: given[name] for name, field in find_stage("rlhf").arguments.items() if given[name] is not None}
 
 
-def check_inputs(config: Config, run: Run, given: Mapping[str, Any]) -> RlhfInputs:
+def check_inputs(config: Config, run: Run, given: Mapping[str, Any]) -> tuple[list[Prompt], WeightedReward | None]:
     """Load and read the inputs of all stages, so that a mistake in any of them shows before hours of fine-tuning.
 
     Args:
         config: The resolved configuration.
         run: The run, opened.
         given: The objects that `run_rlhf` got instead of configured fields, by its arguments.
+
+    Returns:
+        All prompts; and what ranks responses from round 2 on, None for a single round.
 
     Raises:
         KedgeError: A stage cannot run with this configuration; or an input cannot be read or does not fit the others.
@@ -254,10 +244,10 @@ def check_inputs(config: Config, run: Run, given: Mapping[str, Any]) -> RlhfInpu
     if config.rlhf.train_critic and existing.critic.names_base:
         load_saved_critic(with_critic(existing, Path(existing.critic.base)), run, tokenizer)
     if config.rlhf.num_rounds == 1:
-        return RlhfInputs(prompts, None)
+        return prompts, None
     labeler = load_rewards(given["labeler"] or str(config.rlhf.labeler), config, run, tokenizer)
     labeler.check(prompt_columns(prompts))
-    return RlhfInputs(prompts, labeler)
+    return prompts, labeler
 
 
 def _check_stages(config: Config, run: Run) -> None:
@@ -323,20 +313,23 @@ def with_trained(model: Path, reward: Rewards) -> list[RewardSpec | RewardTerm]:
     return [RewardTerm(str(model)), *given]
 
 
-def label_round(config: Config, run: Run, inputs: RlhfInputs, policy: Path, number: int) -> Config:
+def label_round(
+    config: Config, run: Run, prompts: Sequence[Prompt], labeler: WeightedReward | None, policy: Path, number: int
+) -> Config:
     """Rank responses of a policy; the configuration of the round, with the rankings among its comparisons.
 
     Args:
         config: Configuration of the previous round.
         run: The run; its folder receives `comparisons-NUMBER.jsonl`.
-        inputs: Prompts and labeler.
+        prompts: All prompts.
+        labeler: Ranks the responses.
         policy: Folder of the newest policy.
         number: Number of the round, from 2.
 
     Raises:
         RewardError: The labeler failed, or preferred no response to another.
     """
-    assert inputs.labeler is not None, "a further round has a labeler"
+    assert labeler is not None, "a further round has a labeler"
     settings = config.rlhf
     rollout = config_at(config, config.ppo.num_updates).rollout
     seed = config.runtime.seed
@@ -345,12 +338,12 @@ def label_round(config: Config, run: Run, inputs: RlhfInputs, policy: Path, numb
     told = with_values(config, {"data.comparisons": [*earlier, str(path)]})
     if run.ranks.first(path.exists):  # written before the run was resumed
         return told
-    stream = PromptStream(inputs.prompts, seed=stream_seed(seed, "labelled", number))
+    stream = PromptStream(prompts, seed=stream_seed(seed, "labelled", number))
     with stopping_together(run.ranks) as check_stop:
         rankings = collect_rankings(
             load_policy(str(policy), config, run),
-            stream.next(min(settings.num_prompts, len(inputs.prompts))),
-            inputs.labeler,
+            stream.next(min(settings.num_prompts, len(prompts))),
+            labeler,
             # Sampled as in training, not as in evaluation: near temperature 0 all responses to a prompt are alike.
             SamplingSettings(
                 max_new_tokens=rollout.max_new_tokens,
