@@ -56,7 +56,9 @@ def _command_of(stage: Stage) -> Callable[..., None]:
         arguments: dict[str, Any] = {name: announced(each) for name, each in texts.items()}
         if stage.resumes:
             arguments["resume"] = resume_from(resume, given["allow_changes"], stage.name)
-            if resume is not None and (folder := _finished(config)):
+            from kedge.runs.resuming import finished_run
+
+            if resume is not None and (folder := finished_run(config)):
                 imported(stage.run)(config, **arguments)  # refuses other settings and data, and does nothing else
                 extend = f" To extend it, raise {stage.length}." if stage.length else ""
                 typer.echo(f"{printable(str(folder))} has finished: there is nothing to resume.{extend}")
@@ -142,13 +144,6 @@ def _check_same_stage(folder: Path, stage: str) -> None:
         check_same_stage(folder, stage)
     except ConfigError as error:
         raise ConfigError(f"--resume: {error}") from None
-
-
-def _finished(config: Config) -> Path | None:
-    """The folder of a run that has finished and is not extended."""
-    from kedge.runs.resuming import finished_run
-
-    return finished_run(config)
 
 
 def resume_from(resume: str | None, allow_changes: list[str] | None, stage: str) -> Any:

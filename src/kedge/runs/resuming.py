@@ -37,10 +37,10 @@ def lengthening(folder: Path, config: Config, stage: str) -> list[str]:
     described = find_stage(stage)
     if not described.length or not is_run(folder):
         return []
-    saved, now = (each.model_dump(mode="json") for each in (load_config(folder / CONFIG_FILE), config))
+    saved = load_config(folder / CONFIG_FILE)
     length = described.length
-    longer = [length] if _value(now, length) > _value(saved, length) else []
-    return longer + [name for name in described.bounds if _is_looser(_value(saved, name), _value(now, name))]
+    longer = [length] if value_of(config, length) > value_of(saved, length) else []
+    return longer + [name for name in described.bounds if _is_looser(value_of(saved, name), value_of(config, name))]
 
 
 def check_extension(folder: Path, checkpoint: Checkpoint | None) -> None:
@@ -99,11 +99,6 @@ def _stretched(config: Config, stage: Stage) -> list[str]:
 
 def _is_looser(saved: float | None, now: float | None) -> bool:
     return saved is not None and (now is None or now > saved)
-
-
-def _value(settings: Mapping[str, Any], dotted: str) -> Any:
-    section, _, name = dotted.partition(".")
-    return settings[section][name]
 
 
 T = TypeVar("T")
