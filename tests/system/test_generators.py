@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kedge.system.generators import random_state, restore_random_state, seeded
+from kedge.system.generators import random_state, restore_random_state, seed_generators, seeded
 
 
 def draw() -> list[float]:
@@ -22,6 +22,15 @@ def kept() -> Iterator[None]:
     state = random_state()
     yield
     restore_random_state(*state)
+
+
+def test_seeding_covers_all_three_generators() -> None:
+    seed_generators(3)
+    first = draw()
+    seed_generators(3)
+    assert draw() == first
+    seed_generators(4)
+    assert not set(draw()) & set(first)
 
 
 def test_a_seeded_call_draws_the_same_and_disturbs_nothing() -> None:

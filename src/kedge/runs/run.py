@@ -51,6 +51,7 @@ from kedge.runs.resuming import (
     threads_before,
 )
 from kedge.system.durable import make_folder, remove_parts, sync_folder
+from kedge.system.generators import seed_generators
 from kedge.system.output import (
     CHECKPOINTS,
     DIAGNOSTIC_FILES,
@@ -70,7 +71,6 @@ from kedge.training.optimizer_kinds import check_optimizer
 from kedge.training.runtime import (
     avoid_kernels_per_shape,
     resolve_device,
-    seed_everything,
     set_threads,
     tune_memory,
     use_deterministic_kernels,
@@ -338,7 +338,7 @@ def open_run(
     tune_memory()
     avoid_kernels_per_shape(device)
     threads = set_threads(config.runtime.num_threads or (threads_before(shared) if resumed else None))
-    seed_everything(config.runtime.seed)
+    seed_generators(config.runtime.seed)
     if config.runtime.deterministic and device.type == "cuda":
         use_deterministic_kernels()
     _say_without_effect(config, stage, device)

@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import os
 import platform
-import random
 import sys
 import time
 import warnings
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import psutil
 import torch
 
@@ -111,13 +109,6 @@ def avoid_kernels_per_shape(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and torch, on all devices."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def stream_seed(seed: int, *names: str | int) -> int:
