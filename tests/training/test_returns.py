@@ -87,7 +87,7 @@ def test_the_loss_and_the_explained_variance_are_those_of_a_slow_loop(parts: lis
     expected = float(explained_variance(values[rows], both.returns[rows], both.mask[rows]))
     assert metrics["eval/explained_variance"] == pytest.approx(expected, abs=1e-4)
     assert set(metrics) == {"eval/loss", "eval/explained_variance"}
-    assert measure_explained(loss, rows).whole.value == pytest.approx(expected, abs=1e-4)
+    assert measure_explained(loss, rows)["explained_variance"]["value"] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["separate", "shared"])
@@ -100,6 +100,6 @@ def test_a_fitted_head_finds_returns_that_its_states_carry(parts: list[SampledRe
     before = [each.clone() for each in model.policy.causal.parameters()]
     fit_head(loss, range(8))
     explained = measure_explained(loss, range(8))
-    assert explained.whole.value > 0.97, "16 weights from about 25 slots"
-    assert all(third is not None and third > 0.9 for third in explained.thirds)
+    assert explained["explained_variance"]["value"] > 0.97, "16 weights from about 25 slots"
+    assert all(third is not None and third > 0.9 for third in explained["explained_by_third"])
     assert all(torch.equal(old, new) for old, new in zip(before, model.policy.causal.parameters(), strict=True))

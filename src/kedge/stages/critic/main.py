@@ -101,7 +101,7 @@ def run_critic(
                 "kind": config.critic.kind,
                 "num_steps": outcome.num_steps,
                 "measured_on": "held-out prompts" if held_out else "training prompts",
-                **measure_explained(loss, held_out or sampled.train_rows, **passes).summary(),
+                **measure_explained(loss, held_out or sampled.train_rows, **passes),
                 **sampled.summary(),
             }
             return Trained(outcome, _facts(summary), {"summary": summary})

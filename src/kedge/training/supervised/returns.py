@@ -18,7 +18,6 @@ from kedge.algorithm.readout import ReadoutSums, explained_variance_interval, fi
 from kedge.errors import ModelError
 from kedge.models import ActorCritic, Precision
 from kedge.models.pretrained import inner_matrices
-from kedge.system.intervals import Interval
 from kedge.system.memory import in_phase
 from kedge.system.ranks import ALONE, PassTokens, Ranks, evaluate_in_passes, within_memory
 from kedge.training.checkpoint.state import TrainingState
@@ -285,30 +284,16 @@ def train_critic(
     return outcome
 
 
-@dataclass(frozen=True)
-class Explained:
-    """Explained variance of a critic on returns.
-
-    Attributes:
-        whole: The explained variance over all slots, with an interval over prompts.
-        thirds: The same over the first, middle and last third of each response; relative to the variance there. None if
-            no response has a slot there.
-    """
-
-    whole: Interval
-    thirds: tuple[float | None, ...]
-
-    def summary(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {"explained_variance": self.whole.as_json(), "explained_by_third": list(self.thirds)}
-
-
 @in_phase("evaluation")
 @torch.no_grad()
 def measure_explained(
     loss: ReturnsLoss, rows: Sequence[int], *, micro_batch_tokens: PassTokens = None, ranks: Ranks = ALONE
-) -> Explained:
-    """The explained variance of the critic's values on some rows, such as the held-out ones."""
+) -> dict[str, Any]:
+    """The explained variance of the critic's values on some rows, such as the held-out ones, for `summary.json`.
+
+    `explained_variance` is over all slots, with an interval over prompts. `explained_by_third` is over the first,
+    middle and last third of each response, relative to the variance there; None if no response has a slot there.
+    """
     chosen = loss.sampled.select(rows)
 
     def evaluate(places: list[int]) -> list[Tensor]:
@@ -319,10 +304,7 @@ def measure_explained(
     lengths = [loss.length(row) for row in rows]
     [values] = evaluate_in_passes(evaluate, lengths, micro_batch_tokens or FIT_TOKENS, ranks=ranks)
     places = (chosen.mask.cumsum(1) - 1) * NUM_PARTS // chosen.mask.sum(1, keepdim=True)
-    return Explained(
-        explained_variance_interval(values, chosen.returns, chosen.mask, chosen.rollout.group),
-        tuple(
-            float(explained_variance(values, chosen.returns, part)) if part.any() else None
-            for part in (chosen.mask & (places == number) for number in range(NUM_PARTS))
-        ),
-    )
+    whole = explained_variance_interval(values, chosen.returns, chosen.mask, chosen.rollout.group)
+    thirds = (chosen.mask & (places == number) for number in range(NUM_PARTS))
+    by_third = [float(explained_variance(values, chosen.returns, part)) if part.any() else None for part in thirds]
+    return {"explained_variance": whole.as_json(), "explained_by_third": by_third}
