@@ -79,15 +79,7 @@ def _find_bad_weight(modules: Mapping[str, nn.Module], ranks: Ranks) -> str | No
 
 def _row(incident: Incident, roles: Roles) -> dict[str, object]:
     """An incident as a row of `incidents.jsonl`, with the response concerned."""
-    row: dict[str, object] = {
-        "update": incident.update,
-        "kind": incident.kind,
-        "what": incident.what,
-        "consequence": incident.consequence,
-        "row": incident.row,
-        "token": incident.token,
-        "figures": incident.figures,
-    }
+    row = {name: value for name, value in vars(incident).items() if name != "evidence"}
     if incident.row is not None and (evidence := incident.evidence) is not None:
         row |= describe_row(evidence, incident.row, roles.tokenizer)
         if incident.token is not None:  # its place among the tokens listed, which are the actions
