@@ -47,43 +47,36 @@ class Trainer:
         run: The run.
         roles: Its models.
         run_settings: The run's settings.
+        settings: The current update's settings.
         coefficients: The current coefficients.
         warmup: The critic's warm-up; None for no warm-up.
         guard: Checks experience and steps; None checks nothing.
         update: The current update, from 1.
-        settings: The current update's settings.
-        learning_rates: Those of the current update, by argument of `set_learning_rate`.
         staleness: Updates between the sampling weights and the trained ones.
     """
 
     run: Run
     roles: Roles
     run_settings: PpoSettings
+    settings: PpoSettings
     coefficients: Coefficients
     warmup: ValueWarmup | None = None
     guard: Guard | None = None
     update: int = 1
-    settings: PpoSettings = field(init=False)
-    learning_rates: dict[str, float] = field(init=False)
     staleness: int = 0
     _learner: LanguageLearner | None = field(default=None, init=False)
     _published: tuple[int, int] | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self.settings = self.run_settings
-        self.learning_rates = self._learning_rates()
 
     @classmethod
     def of(cls, config: Config, run: Run, roles: Roles) -> Trainer:
         """The trainer at the start of a run."""
         settings = PpoSettings.of(config, exact=roles.engine.is_exact, own=roles.own)
-        return cls(run, roles, settings, coefficients_of(config), value_warmup_of(config))
+        return cls(run, roles, settings, settings, coefficients_of(config), value_warmup_of(config))
 
     def begin(self, update: int) -> None:
         """Start an update: scheduled settings and coefficients take their values."""
         self.update = update
         self.settings = self.run_settings.at(update)
-        self.learning_rates = self._learning_rates()
         if self.warmup is not None:
             if self.warmup.ends_by_result:
                 controllers = self.coefficients.controllers
@@ -246,7 +239,9 @@ class Trainer:
         result.reused_first_pass = learner.reused_first_pass
         return result
 
-    def _learning_rates(self) -> dict[str, float]:
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """The learning rates of the current update, by argument of `set_learning_rate`."""
         warmup_updates = 0 if self.warmup is None else self.warmup.num_updates
         return self.settings.learning_rates(self.update, warmup_updates=warmup_updates, train_policy=self.trains_policy)
 
@@ -260,15 +255,12 @@ class Trainer:
             tokenizer: A copy for that thread: tokenizers are not safe to use from two.
         """
         roles = replace(self.roles, engine=engine, tokenizer=tokenizer)
-        ahead = replace(self, roles=roles, guard=None, update=update, staleness=update - 1 - version)
-        ahead.settings = self.run_settings.at(update)
-        return ahead
+        settings = self.run_settings.at(update)
+        return replace(self, roles=roles, settings=settings, guard=None, update=update, staleness=update - 1 - version)
 
     def scored_by(self, reward: WeightedReward) -> Trainer:
         """A trainer that scores this update's responses with another reward."""
-        other = replace(self, roles=replace(self.roles, reward=reward))
-        other.settings = self.settings
-        return other
+        return replace(self, roles=replace(self.roles, reward=reward))
 
     def measuring(self, *, exact: bool) -> Trainer:
         """A trainer for figures of responses that are not trained on; it sets nothing that training uses.
@@ -276,10 +268,9 @@ class Trainer:
         Args:
             exact: The current weights sampled them, so log probabilities and values of sampling are theirs.
         """
-        other = replace(self, roles=replace(self.roles, missing_eos=copy(self.roles.missing_eos)))
+        roles = replace(self.roles, missing_eos=copy(self.roles.missing_eos))
         settings = self.run_settings.at(self.update)
-        other.settings = settings if exact else settings.inexact()
-        return other
+        return replace(self, roles=roles, settings=settings if exact else settings.inexact())
 
     def logprobs(self, rollout: Rollout) -> Tensor:
         """Log probabilities (nats) of the actions under the current policy, `[batch, time]`; 0 elsewhere."""
@@ -290,7 +281,7 @@ class Trainer:
 
     def unscheduled(self) -> Trainer:
         """A trainer with the run's settings in every update, for measurements that are to be comparable."""
-        return replace(self, guard=None)
+        return replace(self, settings=self.run_settings, guard=None)
 
     @property
     def models(self) -> Models:
