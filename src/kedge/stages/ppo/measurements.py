@@ -78,7 +78,8 @@ class Measurements:
         self._loop = loop
         self._is_start = loop.done == 0
         self._last = config.ppo.num_updates
-        self._fixed = FixedPrompts(trainer, log)
+        self._fixed = trainer.roles.prompts[: config.runtime.num_fixed_prompts]
+        self._fixed_every = max(MIN_INTERVAL, math.ceil(self._last / TIMES))
         self._held_out = trainer.roles.held_out[: self._config.eval_num_prompts]
         inputs = trainer.run.fingerprint
         self._compared = {
@@ -100,7 +101,7 @@ class Measurements:
         if self._is_start:
             self._is_start = False
             with clock.paused():
-                self._fixed.sample(0)
+                self._sample_fixed(0)
                 evaluated = self._evaluated(0)
                 self._loop.observe(0, evaluated)
                 self._checked(0)
@@ -116,8 +117,8 @@ class Measurements:
 
     def sample_fixed(self, event: Ended) -> None:
         """Sample the fixed prompts if this is due."""
-        if self._fixed.is_due(event.update) or event.update == self._last:
-            self._fixed.sample(event.update)
+        if self._is_due(event.update, self._fixed_every):
+            self._sample_fixed(event.update)
 
     def at_end(self, update: int) -> None:
         """Measure the end of a run that ends early, after this update, unless it was measured there.
@@ -130,8 +131,8 @@ class Measurements:
             self._loop.observe(update, self._evaluated(update))
         if update % (self._config.critic_check or 1):
             self._checked(update)
-        if not self._fixed.is_due(update):
-            self._fixed.sample(update)
+        if update % self._fixed_every:
+            self._sample_fixed(update)
 
     def state_dict(self) -> dict[str, Any]:
         """The start's responses to the held-out prompts and their scores, which later ones are compared with."""
@@ -152,6 +153,23 @@ class Measurements:
             values_changed = wins_changed if best.metric == "eval/win_rate" else scores_changed
             if values_changed:
                 best.start_again()
+
+    def _sample_fixed(self, update: int) -> None:
+        """Sample a few fixed prompts, and log the responses, which show what changes."""
+        prompts = self._fixed
+        if not prompts:
+            return
+        with _measuring("time/fixed_prompts"):
+            self._trainer.publish(update)
+            trainer = self._trainer.unscheduled()
+            rollout = trainer.sample(prompts, "fixed prompts", groups=range(len(prompts)), policy_version=update)
+            try:
+                scored = trainer.score(rollout, prompts, "reward", update)
+            except (UnscoredError, NonfiniteScoreError):  # not an error, because nothing is trained on it
+                return
+            samples = _described(trainer, scored, trainer.evaluate(scored))
+            numbered = zip(scored.rollout.group.tolist(), samples, strict=True)
+            self._log.samples.write(update, [sample.as_fixed(number) for number, sample in numbered])
 
     def _is_due(self, update: int, every: int | None) -> bool:
         return bool(every) and (update % every == 0 or update == self._last)
@@ -253,49 +271,6 @@ class Measurements:
         self._log.critic_checks.append(update, check_row(test, sample.listed()))
         self._log.progress.say(check_line(test, update))
         return describe_check(test)
-
-
-class FixedPrompts:
-    """Samples a few fixed prompts every few updates, always with the same random numbers, to show what changes.
-
-    Args:
-        trainer: The run's trainer.
-        log: The run's log; the responses go to `samples.jsonl`.
-    """
-
-    def __init__(self, trainer: Trainer, log: PpoLog) -> None:
-        self._trainer = trainer
-        self._log = log
-        self._prompts = trainer.roles.prompts[: trainer.run_settings.config.runtime.num_fixed_prompts]
-        self._every = max(MIN_INTERVAL, math.ceil(trainer.run_settings.ppo.num_updates / TIMES))
-
-    def is_due(self, update: int) -> bool:
-        """True if the prompts are sampled after this update, even if it is not the last one."""
-        return update % self._every == 0
-
-    def sample(self, update: int) -> None:
-        """Sample the prompts, and log the responses.
-
-        Args:
-            update: Updates that the policy has completed; 0 is the start.
-        """
-        if not self._prompts:
-            return
-        with _measuring("time/fixed_prompts"):
-            self._sample(update)
-
-    def _sample(self, update: int) -> None:
-        self._trainer.publish(update)
-        trainer = self._trainer.unscheduled()
-        groups = range(len(self._prompts))
-        rollout = trainer.sample(self._prompts, "fixed prompts", groups=groups, policy_version=update)
-        try:
-            scored = trainer.score(rollout, self._prompts, "reward", update)
-        except (UnscoredError, NonfiniteScoreError):  # unlike a training batch without scores, this is not an error
-            return
-        experience = trainer.evaluate(scored)
-        samples = zip(scored.rollout.group.tolist(), _described(trainer, scored, experience), strict=True)
-        self._log.samples.write(update, [sample.as_fixed(number) for number, sample in samples])
 
 
 def _described(trainer: Trainer, scored: ScoredRollout, experience: Experience) -> list[Sample]:
