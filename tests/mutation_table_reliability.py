@@ -90,8 +90,8 @@ RELIABILITY = (
     Mutation(
         "best-checkpoint-not-kept",
         "_delete_surplus",
-        "_update_of(path) in protected",
-        "False",
+        "{*past} & {*protected}",
+        "set()",
         "tests/stages/ppo/test_held_out.py::test_the_run_ends_when_the_held_out_metric_has_not_improved",
     ),
     Mutation(

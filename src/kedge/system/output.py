@@ -150,8 +150,13 @@ def checkpoint_folder(run: Path, update: int) -> Path:
 
 def kept_checkpoints(run: Path) -> list[int]:
     """The updates of a run's existing checkpoints, in order."""
-    found = (re.fullmatch(r"update-(\d{6,})", path.name) for path in (run / CHECKPOINTS).glob("update-*"))
-    return sorted(int(match[1]) for match in found if match)
+    return [update for update, _ in checkpoints_in(run / CHECKPOINTS)]
+
+
+def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
+    """The entries of a folder with a checkpoint's name, each after its update, in order."""
+    found = ((re.fullmatch(r"update-(\d{6,})", path.name), path) for path in folder.glob("update-*"))
+    return sorted((int(match[1]), path) for match, path in found if match)
 
 
 def best_checkpoint(run: Path) -> int | None:

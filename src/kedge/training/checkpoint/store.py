@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from kedge.system.durable import (
     sync_tree,
     temporary_name,
 )
-from kedge.system.output import MODEL_FOLDER, refusal
+from kedge.system.output import MODEL_FOLDER, checkpoints_in, refusal
 from kedge.system.ranks import ALONE, Ranks
 from kedge.system.ranks.sharding import StoredTensors, shard_name
 from kedge.system.version import __version__
@@ -58,7 +57,6 @@ from kedge.training.checkpoint.model_folder import (
 from kedge.training.checkpoint.shards import write_shards
 
 STATE_FILE = "state.json"
-NAME = re.compile(r"update-(\d{6,})")
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,7 @@ def newest_valid(folder: Path, *, on_rejected: Callable[[str], None], ranks: Ran
         on_rejected: Receives one line for each newer invalid checkpoint: the file and its fault.
         ranks: Share the checks out: all of them call this, and get the same.
     """
-    for path in reversed(_checkpoints(folder)):
+    for _, path in reversed(checkpoints_in(folder)):
         try:
             return open_checkpoint(path, ranks)
         except DataError as error:
@@ -250,10 +248,11 @@ def _opened(path: Path, ranks: Ranks) -> Checkpoint:
 
 def _delete_surplus(folder: Path, *, update: int, keep: int, protected: Collection[int]) -> None:
     """Rename checkpoints before deleting them, so that a partly deleted one is never mistaken for a checkpoint."""
-    found = _checkpoints(folder)
-    past = [path for path in found if _update_of(path) <= update]
-    for path in found:
-        if path not in past[-keep:] and not (path in past and _update_of(path) in protected):
+    found = checkpoints_in(folder)
+    past = [number for number, _ in found if number <= update]
+    kept = {*past[-keep:]} | ({*past} & {*protected})
+    for number, path in found:
+        if number not in kept:
             path.rename(temporary_name(path))
     remove_parts(folder)
 
@@ -264,16 +263,6 @@ def _is_valid(path: Path) -> bool:
     except DataError:
         return False
     return True
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """All entries with a checkpoint's name, ordered by update."""
-    found = folder.iterdir() if folder.is_dir() else ()
-    return sorted((path for path in found if NAME.fullmatch(path.name)), key=_update_of)
-
-
-def _update_of(path: Path) -> int:
-    return int(path.name.removeprefix("update-"))
 
 
 def _tensor_file(group: str) -> str:
