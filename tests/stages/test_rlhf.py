@@ -124,7 +124,8 @@ def test_a_second_round_learns_from_the_labelers_rankings(tmp_path):
     assert all(torch.equal(final[name], last[name]) for name in last)
 
 
-def test_a_round_may_start_afresh_and_rewards_may_be_added(tmp_path, capsys):
+@pytest.mark.parametrize("weight", [0.5, 0.0])
+def test_a_round_may_start_afresh_and_rewards_and_judges_may_be_added(tmp_path, capsys, weight):
     more = [
         "preset=[small-cpu,s2-defaults]",
         "rlhf.num_rounds=2",
@@ -133,14 +134,14 @@ def test_a_round_may_start_afresh_and_rewards_may_be_added(tmp_path, capsys):
         "data.eval_fraction=0",
     ]
     more.append(f"reward_model.base={tmp_path / 'base'}")
-    penalty = "reward={source: 'kedge.rewards.penalties:too_long', weight: 0.5}"
+    penalty = f"reward={{source: 'kedge.rewards.penalties:too_long', weight: {weight}}}"
     result = run_rlhf(config_for(tmp_path, *more, penalty, "ppo.num_updates=1"), **ROWS, labeler=like_vowels)
     run = tmp_path / "run"
     assert capsys.readouterr().err.count("presets differ, and the later one counts: ppo.learning_rate=1e-05") == 1
     assert stage(run / "ppo-2").preset == ["small-cpu", "s2-defaults"]
     assert stage(run / "reward-2").data.comparisons == [str(run / "comparisons-2.jsonl")]
     assert stage(run / "ppo-2").model == str(run / "sft" / "model")
-    assert [term.weight for term in stage(run / "ppo-2").reward] == [1.0, 0.5]
+    assert [term.weight for term in stage(run / "ppo-2").reward] == [1.0, weight]
     assert "score/too_long" in result.rounds[1].ppo.metrics[0]
 
 

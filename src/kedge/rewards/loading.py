@@ -56,6 +56,7 @@ def load_reward(
     bases: Bases | None = None,
     ranks: Ranks = ALONE,
     more: Sequence[RewardSource] = (),
+    may_be_empty: bool = False,
 ) -> WeightedReward:
     """Load one reward, or several, as a weighted sum.
 
@@ -75,6 +76,7 @@ def load_reward(
         bases: Where reward models find the weights of their bases.
         ranks: They share the models' passes; functions run on the first of them.
         more: Sources that exist already, which have weight 1.
+        may_be_empty: See `WeightedReward`.
 
     Raises:
         RewardError: A function that cannot be loaded or has the wrong signature; settings for a model.
@@ -120,7 +122,8 @@ def load_reward(
 
     return WeightedReward(
         [(functions.get(place) or load_model(term), term.weight) for place, term in enumerate(wanted)]
-        + [(source, 1.0) for source in more]
+        + [(source, 1.0) for source in more],
+        may_be_empty=may_be_empty,
     )
 
 

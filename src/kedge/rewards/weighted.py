@@ -129,7 +129,7 @@ class WeightedReward:
 
     Args:
         terms: Pairs of a source and its weight. Sources of the same name are numbered.
-        may_be_empty: There may be no terms; then every score is 0.
+        may_be_empty: There may be no terms; then every score is 0. Or none with a weight, where others are added later.
 
     Raises:
         RewardError: No terms, all weights are 0, or a weight is not finite.
@@ -141,7 +141,7 @@ class WeightedReward:
         for source, weight in terms:
             if not math.isfinite(weight):
                 raise RewardError(f"the weight of reward {source.name!r} is {weight}; expected a finite number")
-        if terms and not any(weight for _, weight in terms):
+        if not any(weight for _, weight in terms) and not may_be_empty:
             raise RewardError("every reward has weight 0, so there is nothing to learn from; give one of them a weight")
         self.sources = [source for source, _ in terms]
         self.weights = [float(weight) for _, weight in terms]

@@ -174,6 +174,7 @@ def load_rewards(
     freeze: bool = True,
     bases: Bases | None = None,
     more: Sequence[RewardSource] = (),
+    may_be_empty: bool = False,
 ) -> WeightedReward:
     """Load rewards on the run's device, and freeze their models; errors as in `load_reward`.
 
@@ -185,6 +186,7 @@ def load_rewards(
         freeze: False if the caller freezes the models, once it has copied a critic from them.
         bases: Where they find the weights of their bases.
         more: Sources that exist already, such as what an environment pays.
+        may_be_empty: See `WeightedReward`.
     """
     loaded = load_reward(
         rewards,
@@ -198,6 +200,7 @@ def load_rewards(
         bases=bases,
         ranks=run.ranks,
         more=more,
+        may_be_empty=may_be_empty,
     )
     if freeze:
         freeze_models((each.model for each in loaded.models.values()), config, run)

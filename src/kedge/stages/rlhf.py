@@ -239,7 +239,7 @@ def check_inputs(config: Config, run: Run, given: Mapping[str, Any]) -> tuple[li
     room = policy.room(config.rollout.max_new_tokens)
     prompts = load_rows("prompts", config, run, tokenizer, room=room, rows=given["prompts"])
     rewards = configured_rewards(config) if given["reward"] is None else given["reward"]
-    scorer = load_rewards(rewards, config, run, tokenizer) if rewards else WeightedReward([], may_be_empty=True)
+    scorer = load_rewards(rewards, config, run, tokenizer, may_be_empty=True)  # the trained one is added
     check_roles(existing, run, policy, scorer, prompts)
     if config.rlhf.train_critic and existing.critic.names_base:
         load_saved_critic(with_critic(existing, Path(existing.critic.base)), run, tokenizer)
