@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import math
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -448,19 +449,21 @@ def test_an_interrupt_in_an_update_that_is_still_made_ends_no_loop(policy: Path,
     assert [row["update"] for row in rows(tmp_path / "run")] == [1, 2, 3]
 
 
-def forgetful_loop(policy: Path, folder: Path) -> None:
-    trainer = kedge.PpoTrainer(model=policy, out=folder, **SIZES)
-    batch = trainer.sample(PROMPTS)
-    trainer.update(batch, scored(batch.responses))
-    atexit._run_exitfuncs()  # a forked process ends without them
+FORGETFUL = """
+import sys, kedge
+trainer = kedge.PpoTrainer(model=sys.argv[1], out="run", num_updates=3, num_prompts=4, max_new_tokens=8)
+trainer.update(trainer.sample(["The boat"] * 4), [1.0, 0.0, 1.0, 0.0])
+"""
 
 
-def test_a_trainer_that_is_never_closed_saves_when_the_process_ends(policy: Path, tmp_path: Path) -> None:
-    process = fork_context().Process(target=forgetful_loop, args=(policy, tmp_path / "run"))
-    process.start()
-    process.join(120)
-    assert process.exitcode == 0
-    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+@pytest.mark.parametrize("ending", ["", "raise ZeroDivisionError"])
+def test_a_trainer_that_is_never_closed_saves_when_the_process_ends(policy: Path, tmp_path: Path, ending: str) -> None:
+    command = [sys.executable, "-c", FORGETFUL + ending, policy]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ("Traceback" in done.stderr, "ignored" in done.stderr) == (bool(ending), False), done.stderr
+    left = {path.name for path in (tmp_path / "run").glob("*")}
+    assert left >= {"model", "report.html"}
+    assert (tmp_path / "run" / "checkpoints" / "update-000001").exists()
     assert json.loads((tmp_path / "run" / "finished.json").read_text())["updates"] == 1
 
 

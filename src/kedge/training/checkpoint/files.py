@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,8 +41,8 @@ class FileRecord:
 def write_files(folder: Path, contents: Mapping[str, Iterable[bytes | memoryview]]) -> dict[str, FileRecord]:
     """Write new files in pieces and sync them to disk.
 
-    A second thread hashes each file while this one writes the next and syncs. All files are written before the first
-    is synced, because syncing them together takes hardly longer than syncing one.
+    All files are written before the first is synced, because syncing them together takes hardly longer than syncing
+    one. No thread hashes them meanwhile: a run may be saved while the interpreter exits, which starts no thread.
 
     Args:
         folder: The files' folder.
@@ -55,16 +54,14 @@ def write_files(folder: Path, contents: Mapping[str, Iterable[bytes | memoryview
     Raises:
         OSError: A file exists already, or cannot be written.
     """
-    hashing: dict[str, Future[FileRecord]] = {}
-    with ThreadPoolExecutor(1) as thread, ExitStack() as opened:
+    with ExitStack() as opened:
         files = {name: opened.enter_context((folder / name).open("xb")) for name in contents}
         for name, pieces in contents.items():
             files[name].writelines(pieces)
             files[name].flush()
-            hashing[name] = thread.submit(record_file, folder / name)
         for file in files.values():
             sync(file.fileno())
-        return {name: each.result() for name, each in hashing.items()}
+    return {name: record_file(folder / name) for name in contents}
 
 
 def record_file(path: Path) -> FileRecord:
