@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +344,37 @@ def test_a_sweep_keeps_the_values_of_python(monkeypatch):
             swept(field, values, **more)
     with pytest.raises(ConfigError, match=r"ppo\.gamma is given twice"):
         kedge.sweep("ppo", {"gamma": [1, 0.5], "ppo.gamma": [1, 0.9]}, model="m", prompts="p", reward="r")
+
+
+@contextmanager
+def modes_of_a_caller() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+            yield
+            assert torch.is_inference_mode_enabled()
+            assert torch.is_autocast_enabled("cpu")
+            assert (torch.get_default_dtype(), torch.empty(()).device.type) == (torch.float64, "meta")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_run_is_the_same_whatever_modes_of_torch_its_caller_has_set(models, tmp_path):
+    def weights(out: Path) -> dict[str, bytes]:
+        sft: dict[str, Any] = {"model": models / "policy", "demonstrations": DEMONSTRATIONS, **QUIET}
+        kedge.dry_run("sft", **sft)
+        result = kedge.sft(**sft, out=out / "sft", adapter={"kind": "lora"})
+        kedge.merge(result.model, out / "merged")
+        kedge.ppo(model=models / "policy", prompts=PROMPTS, reward=count_letters, out=out / "ppo", **PPO)
+        with kedge.PpoTrainer(model=models / "policy", out=out / "loop", **PPO) as trainer:
+            batch = trainer.sample(PROMPTS)
+            trainer.update(batch, count_letters(batch.responses))
+        return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.safetensors")}
+
+    expected = weights(tmp_path / "usual")
+    with modes_of_a_caller():
+        found = weights(tmp_path / "unusual")
+    assert found == expected
 
 
 def test_loaded_models_are_saved_into_the_run_and_stay_as_they_are(models, tmp_path):

@@ -60,6 +60,7 @@ from kedge.stages.arguments import (
 )
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.stage import find_stage, imported, stages
+from kedge.training.runtime import default_modes
 
 if TYPE_CHECKING:
     from kedge.stages.check_critic import CriticCheckResult
@@ -478,6 +479,7 @@ def push(model: StrPath, repo: str, *, private: bool = False, existing: bool = F
     return push_model(model, repo, private=private, existing=existing, say=say)
 
 
+@default_modes()
 def merge(adapter: StrPath, out: StrPath, *, trust_remote_code: bool = False) -> Path:
     """Save an adapter and its base, or the shards of a checkpoint, as one model; returns its folder.
 

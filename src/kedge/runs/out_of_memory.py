@@ -17,6 +17,7 @@ from kedge.system.invocation import refuse_nested_run
 from kedge.system.memory import Exhaustion, is_out_of_memory, release
 from kedge.system.stage import Stage, find_stage
 from kedge.system.streams import lasting_streams
+from kedge.training.runtime import default_modes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,7 +29,8 @@ def stage_function(stage: str, finished: Callable[[Path], object] | None = None)
     """Decorates a stage's function; its first argument is the configuration.
 
     Memory that runs out is reported as in `memory_in_one_line`; without a noted phase, it ran out while models and data
-    were loaded. The run's folder is claimed until the function ends. Output that cannot be written is dropped.
+    were loaded. The run's folder is claimed until the function ends. Output that cannot be written is dropped. Within,
+    torch has its `default_modes`.
 
     Args:
         stage: The stage.
@@ -41,7 +43,7 @@ def stage_function(stage: str, finished: Callable[[Path], object] | None = None)
             refuse_nested_run()
             if finished is not None and kwargs.get("resume"):
                 kwargs["resume"] = replace(kwargs["resume"], skips_finished=True)
-            with lasting_streams(), memory_in_one_line(config, stage), claims():
+            with lasting_streams(), default_modes(), memory_in_one_line(config, stage), claims():
                 try:
                     return run(config, *args, **kwargs)
                 except RunFinished as ended:

@@ -32,7 +32,7 @@ from kedge.stages.sft import load_sft_inputs, train_sft
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.ranks import tokens_of
 from kedge.system.stage import find_stage
-from kedge.training.runtime import Stopwatch, stream_seed
+from kedge.training.runtime import Stopwatch, default_modes, stream_seed
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.returns import SampledReturns, train_critic
 
@@ -84,6 +84,7 @@ class DryRun:
         return f"DryRun of {self.stage}: about {format_duration(self.seconds)} in all ({phases})"
 
 
+@default_modes()
 def dry_run(config: Config, stage: str, **given: Any) -> DryRun:
     """Load and check everything that a stage reads, time a few rows of each phase, and print an estimate.
 

@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -109,6 +109,24 @@ def avoid_kernels_per_shape(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+@contextmanager
+def default_modes() -> Iterator[None]:
+    """Within this context, torch has the modes of a new process: gradients, float32, no autocast, tensors on the CPU.
+
+    A run trains the same under modes that its caller has set, such as `torch.no_grad()`; they are restored afterwards.
+    """
+    with ExitStack() as modes:
+        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.enable_grad())
+        for kind in (kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)):
+            modes.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            modes.enter_context(torch.device("cpu"))
+        modes.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        yield
 
 
 def stream_seed(seed: int, *names: str | int) -> int:

@@ -178,6 +178,17 @@ def test_the_example_to_blame_is_named(row, target, loss):
     assert objective.point.item() == 0.0
 
 
+def test_a_step_without_a_gradient_fails():
+    class Detached(WeightedPull):
+        def sums(self, examples: Sequence[Pull]) -> dict[str, Tensor]:
+            return {name: term.detach() for name, term in super().sums(examples).items()}
+
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        run(Detached())
+    with torch.no_grad(), pytest.raises(AssertionError, match="changes nothing"):
+        run(WeightedPull())
+
+
 def test_nothing_to_learn_from_is_refused():
     with pytest.raises(ConfigError, match="no training examples"):
         run(WeightedPull(), [])

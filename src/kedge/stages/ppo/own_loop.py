@@ -50,7 +50,7 @@ from kedge.stages.ppo.sampling import SampledBatch, Sampling
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.stage import find_stage
-from kedge.training.runtime import Stopwatch
+from kedge.training.runtime import Stopwatch, default_modes
 from kedge.training.stopping import Stopping, Terminated, listening
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class PpoTrainer:
         self._closed_by = ""
         # A notebook runs every cell in another context; what a context manager sets has to be reset in the same one.
         self._context = copy_context()
-        self._context.run(self._open, given, how, on_update)
+        self._inside(self._open, given, how, on_update)
 
     def _open(self, given: Mapping[str, Any], resume: Resume | None, on_update: Callback | None) -> None:
         with ExitStack() as opening:
@@ -547,6 +547,10 @@ class PpoTrainer:
     def _say(self, line: str) -> None:
         self._updates.log.progress.say(line)
 
+    def _inside(self, do: Callable[..., T], *args: Any) -> T:
+        """Call a function in the trainer's context, with torch's modes as in `kedge.ppo`."""
+        return self._context.run(default_modes()(do), *args)
+
     def _call(self, do: Callable[[], T]) -> T:
         """Do something with the models; signals are requests meanwhile, as in `kedge.ppo`.
 
@@ -564,7 +568,7 @@ class PpoTrainer:
                     raise
 
         try:
-            return self._context.run(listened)
+            return self._inside(listened)
         except BaseException as error:
             if self._loop.is_changing:
                 self._closed_by = f" after an error in update {self.done + 1}"
@@ -584,10 +588,10 @@ class PpoTrainer:
         if error is None:
             if self.done < self.num_updates and self._loop.ended is None:
                 self._loop.ended = "the loop ended it"
-            self._context.run(self._loop.save)
+            self._inside(self._loop.save)
             self._summary |= self._loop.summary()
         try:
-            self._context.run(self._stack.__exit__, kind, error, trace)
+            self._inside(self._stack.__exit__, kind, error, trace)
         except _NothingDone:
             say("No update was made, so no run is left.")
             return

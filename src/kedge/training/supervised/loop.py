@@ -291,7 +291,8 @@ def accumulate_gradients(
         sums: dict[str, float] = {}
         for part in ranks.plan(lengths, tokens_of(micro_batch_tokens)):
             terms = objective.sums([batch[row] for row in part.rows])
-            if (loss := terms["loss"]).requires_grad:
+            if torch.is_grad_enabled():  # off in `evaluate`
+                loss = terms["loss"]
                 (loss / total if part.counts else loss * 0.0).backward()
             for name, term in terms.items():
                 sums[name] = sums.get(name, 0.0) + (float(term.detach()) if part.counts else 0.0)
@@ -316,6 +317,7 @@ def _take_step(
     rows: Sequence[int],
     settings: TrainingSettings,
 ) -> dict[str, float]:
+    assert torch.is_grad_enabled(), "without gradients a step changes nothing"
     started = time.perf_counter()
     batch = [examples[row] for row in rows]
     metrics = accumulate_gradients(objective, batch, **settings.passes, begin=optimizer.zero_grad)
