@@ -90,6 +90,13 @@ def test_rewards_are_paid_at_the_last_token_of_each_turn():
     assert not played.rollout.cut_off[0]
 
 
+def test_an_environment_may_change_its_row():
+    row = {"hand": {"cards": [1, 2, 3]}}
+    played = play(worlds.Deck, [["a", "a"]], rows=(row, row))
+    assert played.answers == [{0: "2 left.\n", 1: "2 left.\n"}]
+    assert row == {"hand": {"cards": [1, 2, 3]}}
+
+
 def test_every_ending_has_its_word():
     played = play(worlds.Guess, [["a"], ["b"]], turns=2)
     assert endings(played) == ["max_turns"]

@@ -26,6 +26,17 @@ class Guess:
         return Step("no.\n", reward=0.25)
 
 
+class Deck:
+    """Draws a card of its row each time it is asked, and says how many are left."""
+
+    def reset(self, row, seed):
+        self.cards = row["hand"]["cards"]
+
+    def step(self, text):
+        self.cards.pop()
+        return Step(f"{len(self.cards)} left.\n")
+
+
 class Drawn:
     """Draws from the global generator, of which each episode has its own stream."""
 

@@ -103,15 +103,19 @@ def test_a_conversation_is_text_and_its_messages_are_a_column():
 
 
 def test_a_function_that_empties_its_lists_changes_nothing():
-    batch = responses(answer=[1, 2, 3])
+    cards = [1, 2]  # of a prompt with three responses
 
-    def greedy(prompts, completions, answer):
-        prompts.clear()
-        answer.clear()
-        return [1.0 for _ in completions]
+    def greedy(prompts, completion_ids, cards, answer):
+        left = [float(len(hand)) for hand in cards if hand.pop()]
+        for each in (prompts, completion_ids[0], answer[0]["of"]):
+            each.clear()
+        return left
 
-    FunctionReward(greedy).score(batch)
-    assert batch == responses(answer=[1, 2, 3])
+    answer = [{"of": [each]} for each in "abc"]
+    batch = responses(answer=answer, cards=[cards] * 3)
+    terms = WeightedReward([(FunctionReward(greedy, name=name), 1.0) for name in ("first", "second")])
+    assert terms.score_terms(batch).scores == [2.0, 2.0, 2.0]
+    assert batch == responses(answer=[{"of": [each]} for each in "abc"], cards=[[1, 2]] * 3)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from kedge.data.turns import PlainTurns, TemplateTurns, Turns
 from kedge.environments.client import Environment
 from kedge.environments.shapes import Turn
 from kedge.errors import DataError
+from kedge.system.workers.codec import own_copy
 
 CUT_OFF = ("truncated", "context_overflow", "timeout")
 """Endings that are not of the task: the state has a value, which the critic's stands for."""
@@ -276,10 +277,9 @@ class Episodes:
         for row in rows:
             known = self._states.get(row)
             self._states[row] = _State(next(_NUMBERS) if known is None else known.number)
-        asked = {
-            self._states[row].number: ({**self.prompts[row].columns, "prompt": self.prompts[row].text}, self.seeds[row])
-            for row in rows
-        }
+        # Copies: an environment may change its row, which other episodes and a resumed run read again.
+        given = {row: own_copy({**self.prompts[row].columns, "prompt": self.prompts[row].text}) for row in rows}
+        asked = {self._states[row].number: (given[row], self.seeds[row]) for row in rows}
         with self._timed():
             said = self.environment.open(asked)
         return [self._opening(row, said[self._states[row].number]) for row in rows]

@@ -22,6 +22,7 @@ from kedge.rewards.source import Responses, Score, Verdict, checked_scores, free
 from kedge.system.generators import seeded
 from kedge.system.importing import find_named
 from kedge.system.texts import place_of, typed_error_text
+from kedge.system.workers.codec import own_copy
 from kedge.system.workers.event_loop import event_loop
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
@@ -215,10 +216,10 @@ class FunctionReward:
             "prompt_ids": responses.prompt_ids,
             "completion_ids": responses.response_ids,
             "stopped": responses.stopped,
+            "seed": responses.seed,
         }
-        # Copies: a function that sorts or clears its lists must not change them for the next source.
-        available = {name: list(entries) for name, entries in available.items()}
-        available["seed"] = responses.seed
+        # A copy: a function that sorts or empties a list must not change it for the next source, or the next call.
+        available = own_copy(available)
         if responses.max_new_tokens is not None:
             available["max_new_tokens"] = responses.max_new_tokens
         available.update(self.settings)

@@ -485,8 +485,10 @@ def test_conversations_rows_and_scores_per_token(tmp_path: Path) -> None:
         batch = trainer.sample(talks)
         assert batch.prompts[0].endswith("<|assistant|>\n")
         trainer.update(batch, [torch.full((len(ids),), 0.1) for ids in batch.response_ids])
-        batch = trainer.sample([{"prompt": text, "answer": n} for n, text in enumerate(PROMPTS)])
-        assert batch.columns["answer"] == [0, 1, 2, 3]
+        asked = [{"prompt": text, "answer": [n]} for n, text in enumerate(PROMPTS)]
+        batch = trainer.sample(asked)
+        assert [answer.pop() for answer in batch.columns["answer"]] == [0, 1, 2, 3]
+        assert [row["answer"] for row in asked] == [[0], [1], [2], [3]]
         metrics = trainer.update(batch, [1.0, None, 0.0, 1.0])
     assert metrics["reward/unscored"] == 1
 

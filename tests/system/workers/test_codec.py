@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 from decimal import Decimal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.system.workers.codec import decode, encode
+from kedge.system.workers.codec import decode, encode, own_copy
 
 texts = st.text(st.characters())
 scalars = st.one_of(
@@ -33,6 +34,18 @@ def test_what_goes_in_comes_out(message):
 def test_not_a_number_passes_and_lone_surrogates_do():
     back = decode(encode({"x": [float("nan"), float("-inf"), "\ud800"]}))
     assert repr(back) == "{'x': [nan, -inf, '\\ud800']}"
+
+
+def test_a_copy_has_nothing_in_common_with_its_value_but_other_objects():
+    shared = object()
+    value = {"a": [1, ({2}, [shared])], "b": np.zeros(2)}
+    copy = own_copy(value)
+    copy["a"][1][0].add(3)
+    copy["a"][1][1].append(4)
+    copy["b"][0] = 5.0
+    assert value["a"] == [1, ({2}, [shared])]
+    assert value["b"].tolist() == [0.0, 0.0]
+    assert copy["a"] == [1, ({2, 3}, [shared, 4])]
 
 
 def itself() -> list:

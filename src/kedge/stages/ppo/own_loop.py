@@ -50,6 +50,7 @@ from kedge.stages.ppo.sampling import SampledBatch, Sampling
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.stage import find_stage
+from kedge.system.workers.codec import own_copy
 from kedge.training.runtime import Stopwatch, default_modes
 from kedge.training.stopping import Stopping, Terminated, listening
 
@@ -457,7 +458,7 @@ class PpoTrainer:
         return Batch(
             texts.prompts,
             texts.completions,
-            texts.columns,
+            own_copy(texts.columns),
             texts.prompt_ids,
             texts.response_ids,
             listed(rollout.action_mask),

@@ -7,6 +7,7 @@ import datetime
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
 from decimal import Decimal
 from typing import Any
 
@@ -20,6 +21,8 @@ _TYPES: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "decimal": (Decimal, str, Decimal),
     "bytes": (bytes, lambda value: base64.b64encode(value).decode("ascii"), base64.b64decode),
 }
+
+_UNCHANGING = frozenset({str, int, float, bool, type(None)})
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -45,6 +48,20 @@ def decode(line: bytes) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise ValueError(f"not a message: {line[:60]!r}")
     return message
+
+
+def own_copy(value: Any) -> Any:
+    """A value that user code in this process may change, as if it were sent to another process.
+
+    Lists, tuples, sets, dictionaries and arrays are copied, with what they contain. Other objects are not: one may be
+    shared on purpose, or refuse to be copied.
+    """
+    kind = type(value)
+    if kind is dict:
+        return {key: own_copy(entry) for key, entry in value.items()}
+    if kind in (list, tuple, set):
+        return kind([entry if type(entry) in _UNCHANGING else own_copy(entry) for entry in value])
+    return deepcopy(value) if hasattr(value, "tolist") else value
 
 
 def _tagged(value: object) -> dict[str, str]:
