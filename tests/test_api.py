@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from kedge.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge.rewards import RewardTerm
 from kedge.runs.loaded_models import NamedModels
 from kedge.stages.arguments import resolved_arguments
+from kedge.system.generators import random_state, restore_random_state
 from kedge.system.stage import find_stage
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
@@ -375,6 +377,18 @@ def test_a_run_is_the_same_whatever_modes_of_torch_its_caller_has_set(models, tm
     with modes_of_a_caller():
         found = weights(tmp_path / "unusual")
     assert found == expected
+
+
+@pytest.mark.parametrize("call", [kedge.sft, lambda **given: kedge.dry_run("sft", **given)], ids=["sft", "dry_run"])
+def test_what_the_caller_draws_next_does_not_depend_on_a_call(models, tmp_path, call: Callable[..., object]):
+    def draws() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+    before = random_state()
+    expected = draws()
+    restore_random_state(*before)
+    call(model=models / "policy", demonstrations=DEMONSTRATIONS, out=tmp_path / "run", **QUIET)
+    assert draws() == expected
 
 
 def test_loaded_models_are_saved_into_the_run_and_stay_as_they_are(models, tmp_path):

@@ -13,6 +13,7 @@ from kedge.config import Config
 from kedge.errors import ModelError, OutOfMemoryError
 from kedge.runs.claim import claims
 from kedge.runs.resuming import RunFinished
+from kedge.system.generators import kept_random_state
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.memory import Exhaustion, is_out_of_memory, release
 from kedge.system.stage import Stage, find_stage
@@ -30,7 +31,7 @@ def stage_function(stage: str, finished: Callable[[Path], object] | None = None)
 
     Memory that runs out is reported as in `memory_in_one_line`; without a noted phase, it ran out while models and data
     were loaded. The run's folder is claimed until the function ends. Output that cannot be written is dropped. Within,
-    torch has its `default_modes`.
+    torch has its `default_modes`; afterwards, the global generators are as before.
 
     Args:
         stage: The stage.
@@ -43,7 +44,7 @@ def stage_function(stage: str, finished: Callable[[Path], object] | None = None)
             refuse_nested_run()
             if finished is not None and kwargs.get("resume"):
                 kwargs["resume"] = replace(kwargs["resume"], skips_finished=True)
-            with lasting_streams(), default_modes(), memory_in_one_line(config, stage), claims():
+            with lasting_streams(), kept_random_state(), default_modes(), memory_in_one_line(config, stage), claims():
                 try:
                     return run(config, *args, **kwargs)
                 except RunFinished as ended:

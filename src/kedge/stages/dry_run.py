@@ -29,6 +29,7 @@ from kedge.stages.ppo.trainer import Trainer
 from kedge.stages.reward import load_reward_inputs, train_reward_model
 from kedge.stages.rlhf import check_inputs, scored_config, stage_config, with_trained
 from kedge.stages.sft import load_sft_inputs, train_sft
+from kedge.system.generators import kept_random_state
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.ranks import tokens_of
 from kedge.system.stage import find_stage
@@ -84,6 +85,7 @@ class DryRun:
         return f"DryRun of {self.stage}: about {format_duration(self.seconds)} in all ({phases})"
 
 
+@kept_random_state()
 @default_modes()
 def dry_run(config: Config, stage: str, **given: Any) -> DryRun:
     """Load and check everything that a stage reads, time a few rows of each phase, and print an estimate.

@@ -39,6 +39,16 @@ def restore_random_state(tensors: Mapping[str, Tensor], state: Mapping[str, Any]
 
 
 @contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Restore the global generators at the end of the block: a run seeds them, and its caller may draw from them."""
+    before = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(*before)
+
+
+@contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Context of a user's call that may draw from the global generators: they are seeded, and restored afterwards.
 
