@@ -394,6 +394,8 @@ def test_invalid_sources(tmp_path):
     for source in (3, None, {"prompt": "a"}):
         with pytest.raises(DataError, match="the data must be a file, a hub id, a list of rows"):
             values(source)
+    with pytest.raises(DataError, match=r"^python:in_memory is data that was passed from Python, or as text; pass it"):
+        values("python:in_memory")
     for name in ("", "a:b:c:d", "::"):
         with pytest.raises(DataError, match="is not a data source"):
             values(name)

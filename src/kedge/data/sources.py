@@ -15,7 +15,7 @@ from kedge.data.records import Row, check_row_count, listed_rows, one_line_error
 from kedge.data.text_files import COMPRESSIONS, csv_rows, json_rows
 from kedge.errors import DataError
 from kedge.system.memory import free_memory, memory_limit, private_memory
-from kedge.system.texts import pointer_fault
+from kedge.system.texts import IN_MEMORY, pointer_fault
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     **{".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows, ".parquet": parquet_rows},
@@ -105,6 +105,8 @@ def _named_rows(name: str) -> Iterator[Row]:
 
 
 def _open_rows(name: str) -> Iterator[Row]:
+    if name == IN_MEMORY:
+        raise DataError(f"{name} is data that was passed from Python, or as text; pass it again, or name its file")
     if name.startswith(PREFIX):
         return listed_rows(generated_rows(name), name)
     if os.path.isfile(name):

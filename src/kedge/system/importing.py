@@ -56,6 +56,8 @@ def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[...
         error: Raised if there is no such file, module or function, the import raised, or it is not callable.
     """
     kind = _Kind(word, error)
+    if spec.startswith("python:"):
+        raise error(f"{word} {spec} is a {kind.named} that was passed from Python; pass it again, or name its file")
     source, _, attribute = spec.rpartition(":")
     if not source or not DOTTED_NAME.fullmatch(attribute):
         raise error(f"{word} {spec!r} is not the name of a {kind.named}; expected {kind.expected}")

@@ -80,8 +80,6 @@ def _loaded(field: str, name: object) -> Callable[..., object] | None:
     """The function that a field names; None if it has another value."""
     if not isinstance(name, str) or ":" not in name:
         return None
-    if name.startswith("python:"):
-        raise ConfigError(f"{field}={name} is a function that was passed from Python; pass it again, or name its file")
     return find_named(name, word=field, error=ConfigError)
 
 
