@@ -149,22 +149,23 @@ def _lock(folder: Path) -> int | None:
     except BlockingIOError as error:
         inode = os.fstat(place).st_ino
         os.close(place)
-        raise OutputError(
-            f"another process is training in {folder}{_owner(inode)}; wait until it ends, or stop it, before the run "
-            "is resumed"
-        ) from error
+        raise OutputError(_refusal(folder, inode)) from error
     except OSError:  # such as a network file system without locks
         os.close(place)
         return None
     return place
 
 
-def _owner(inode: int) -> str:
-    """The process of this machine that has locked an inode, in words; empty if the system does not tell."""
+def _refusal(folder: Path, inode: int) -> str:
+    """The error for a locked folder, with the process of this machine that has locked it if the system tells."""
+    owner = ""
     try:
         rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
         [number] = {row[4] for row in rows if row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode)}
         command = Path("/proc", number, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        if number == str(os.getpid()):
+            return f"this process is training in {folder} already; first close() the PpoTrainer that is open there"
+        owner = f": process {number} ({command[:LONGEST_COMMAND]})"
     except (OSError, ValueError, IndexError):
-        return ""
-    return f": process {number} ({command[:LONGEST_COMMAND]})"
+        pass
+    return f"another process is training in {folder}{owner}; wait until it ends, or stop it, before the run is resumed"
