@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 import kedge
 from kedge.errors import ConfigError, DataError, OutputError, RewardError
 from kedge.logs.json_lines import MEASURED, read_samples
+from kedge.runs.claim import claim
 from tests.forking import fork_context
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
@@ -465,6 +467,39 @@ def test_a_trainer_that_is_never_closed_saves_when_the_process_ends(policy: Path
     assert left >= {"model", "report.html"}
     assert (tmp_path / "run" / "checkpoints" / "update-000001").exists()
     assert json.loads((tmp_path / "run" / "finished.json").read_text())["updates"] == 1
+
+
+def test_a_trainer_that_nothing_refers_to_is_closed(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES)
+    batch = trainer.sample(PROMPTS)
+    trainer.update(batch, scored(batch.responses))
+    del batch, trainer
+    gc.collect()
+    [resume] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Resume")]
+    assert resume.startswith("Resume: the same loop with kedge.PpoTrainer(")
+    assert json.loads((tmp_path / "run" / "finished.json").read_text())["updates"] == 1
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_a_trainer_that_cannot_be_saved_is_closed(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_collected: bool
+) -> None:
+    def fail() -> None:
+        raise OutputError("the disk is full")
+
+    trainer = kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES)
+    batch = trainer.sample(PROMPTS)
+    trainer.update(batch, scored(batch.responses))
+    trainer._loop.save = fail
+    if not is_collected:
+        with pytest.raises(OutputError, match="the disk is full"):
+            trainer.close()
+    del batch, trainer
+    gc.collect()
+    assert ("error: the disk is full" in capsys.readouterr().err) == is_collected
+    claim(tmp_path / "run")  # which is free
 
 
 def test_evaluating_and_generating_change_no_training(policy: Path, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class PpoTrainer:
     (`ppo.constant_groups=resample`), and measurements on held-out prompts without `prompts` and `reward`.
 
     The trainer saves checkpoints as `checkpoint` says. It is closed at the end of the `with` block, by `close()`, or
-    when the process ends; then it saves the model, the last state, and the report.
+    when nothing refers to it any more or the process ends; then it saves the model, the last state, and the report.
 
     Args:
         model: Folder, hub id or `LoadedModel` of the policy to start from.
@@ -131,6 +131,8 @@ class PpoTrainer:
     Raises:
         KedgeError: An invalid input, or a setting that cannot act here.
     """
+
+    _is_open = False
 
     def __init__(
         self,
@@ -154,8 +156,6 @@ class PpoTrainer:
         named |= {"advantage": advantage, "surrogate": surrogate, "environment": environment, "critic": critic}
         # None of a setting, unlike that of an argument, is a value.
         given = {**settings, **{name: value for name, value in named.items() if value is not None}}
-        self._stack = ExitStack()
-        self._is_open = False
         self._closed_by = ""
         # A notebook runs every cell in another context; what a context manager sets has to be reset in the same one.
         self._context = copy_context()
@@ -177,7 +177,8 @@ class PpoTrainer:
             self._open_run(config, own, opening, objects, resume, on_update)
             self._stack = opening.pop_all()
         self._is_open = True
-        self._close_at_exit = partial(_close, weakref.ref(self))
+        # It keeps what the stack closes: generators that are collected with the trainer may end before it is closed.
+        self._close_at_exit = partial(_close, weakref.ref(self), self._stack)
         atexit.register(self._close_at_exit)
 
     def _open_run(
@@ -190,7 +191,12 @@ class PpoTrainer:
         on_update: Callback | None,
     ) -> None:
         prompts, eval_prompts, reward = (objects.get(name) for name in ("prompts", "eval_prompts", "reward"))
-        own = RewardTerm(self._given_scores, name="scores")
+        scores = self._scores  # without a reference to the trainer, which is closed when nothing refers to it
+
+        def _given_scores(completions: list[str]) -> list[Any]:
+            return scores
+
+        own = RewardTerm(_given_scores, name="scores")
         environment = objects.get("environment")
         pays = environment is not None or config.environment.source is not None
         if has_no_reward := reward is None and not config.reward and not pays:
@@ -224,6 +230,7 @@ class PpoTrainer:
         self._updates = opening.enter_context(opened_updates(config, run, roles, self._loop, callback=on_update))
         self._trainer = self._updates.trainer
         self._stream = prompt_stream(config, self._trainer, self._loop) if has_prompts else None
+        self._say = self._updates.log.progress.say
         self._sampling = Sampling(None, self._trainer, check=self._updates.guard.check_rollout, say=self._say)
         self._published: Mapping[str, float] = {}
         self._updates.restore()
@@ -355,7 +362,7 @@ class PpoTrainer:
         self._check_scores(batch, given, "evaluate")
 
         def evaluated() -> Mapping[str, float]:
-            self._scores = given or []
+            self._scores[:] = given or []
             trainer = self._trainer.measuring(exact=batch._is_of(self.done))
             scorer = trainer if given is None else trainer.scored_by(self._own_reward)
             return describe_experience(trainer.evaluate(scorer.score(batch.rollout, batch._rows)))
@@ -396,7 +403,13 @@ class PpoTrainer:
 
     def close(self) -> None:
         """Save, write the report, print what the doctor finds, and end the processes of the trainer."""
-        self._close(None, None, None)
+        self._close(None)
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except KedgeError as error:  # which no caller gets
+            say(f"error: {error}")
 
     def __enter__(self) -> PpoTrainer:
         return self
@@ -404,7 +417,7 @@ class PpoTrainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(kind, error, trace)
+        self._close(error)
 
     def __repr__(self) -> str:
         state = f"closed{self._closed_by}" if not self._is_open else self.ended or "open"
@@ -475,7 +488,7 @@ class PpoTrainer:
     def _update(self, batch: Batch, scores: list[Any] | None) -> Mapping[str, float]:
         number = self._begin()
         assert self._clock is not None
-        self._scores = scores or []
+        self._scores[:] = scores or []
         reward = None if scores is None else self._own_reward
         given = _GivenBatch(batch, self._trainer, reward, self._sampling, self._published)
         metrics = self._updates.make(number, given, self._clock)
@@ -516,9 +529,6 @@ class PpoTrainer:
         rows = [{"messages": each} if is_conversation(each) else each for each in prompts]
         return given_prompts(rows, self._config, self._roles.tokenizer, room=self._room)
 
-    def _given_scores(self, completions: list[str]) -> list[Any]:
-        return self._scores
-
     def _check_update(self, batch: Batch, scores: list[Any] | None) -> None:
         self._check_scores(batch, scores, "update")
         if batch._trained:
@@ -545,9 +555,6 @@ class PpoTrainer:
         """The first rank's value, on every rank."""
         return self._run.ranks.first(value)
 
-    def _say(self, line: str) -> None:
-        self._updates.log.progress.say(line)
-
     def _inside(self, do: Callable[..., T], *args: Any) -> T:
         """Call a function in the trainer's context, with torch's modes as in `kedge.ppo`."""
         return self._context.run(default_modes()(do), *args)
@@ -573,32 +580,35 @@ class PpoTrainer:
         except BaseException as error:
             if self._loop.is_changing:
                 self._closed_by = f" after an error in update {self.done + 1}"
-                self._close(type(error), error, error.__traceback__)
+                self._close(error)
             raise
 
-    def _close(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _close(self, error: BaseException | None) -> None:
         if not self._is_open:
             return
         self._is_open = False
         atexit.unregister(self._close_at_exit)
-        if error is None and not self.done:
-            error = _NothingDone("no update was made")
-            kind = _NothingDone
-        if error is None:
-            if self.done < self.num_updates and self._loop.ended is None:
-                self._loop.ended = "the loop ended it"
-            self._inside(self._loop.save)
-            self._summary |= self._loop.summary()
+        stopped = True
         try:
-            self._inside(self._stack.__exit__, kind, error, trace)
+            self._inside(self._finish, error)
+            stopped = error is not None
         except _NothingDone:
             say("No update was made, so no run is left.")
-            return
         finally:
             if self.done:
-                self._say_ending(stopped=error is not None)
+                self._say_ending(stopped=stopped)
+
+    def _finish(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._stack.__exit__(type(error), error, error.__traceback__)
+            return
+        with self._stack:  # which also ends the run if it cannot be saved
+            if not self.done:
+                raise _NothingDone("no update was made")
+            if self.done < self.num_updates and self._loop.ended is None:
+                self._loop.ended = "the loop ended it"
+            self._loop.save()
+            self._summary |= self._loop.summary()
 
     def _say_ending(self, *, stopped: bool) -> None:
         if stopped or self.done < self.num_updates:
@@ -611,9 +621,9 @@ class _NothingDone(KedgeError):
     """Leaves a run in which no update was made."""
 
 
-def _close(trainer: weakref.ref[PpoTrainer]) -> None:
+def _close(trainer: weakref.ref[PpoTrainer], stack: ExitStack) -> None:
     if (found := trainer()) is not None:
-        found.close()
+        found.__del__()
 
 
 def _listed(name: str, given: Iterable[Any], call: str) -> list[Any]:
