@@ -19,6 +19,7 @@ import kedge
 from kedge.config import load_config, parse_value
 from kedge.data import read_rows
 from kedge.errors import ConfigError, DataError, KedgeError, OutputError
+from kedge.inspect.record import read_run
 from kedge.rewards import RewardTerm
 from kedge.runs.loaded_models import NamedModels
 from kedge.stages.arguments import resolved_arguments
@@ -38,6 +39,10 @@ PPO: dict[str, Any] = {
     "ppo.num_epochs": 1,
     "ppo.num_minibatches": 2,
 }
+FIVE: Any = 5
+TEXT: Any = "8"
+LISTED: Any = ["ppo"]
+NOTHING: Any = None
 COMPARED = ("reward/score_mean", "policy/loss", "value/loss", "objective/kl", "policy/entropy")
 
 
@@ -260,6 +265,72 @@ def test_mistakes_are_one_line(call, changed, kind, said, models, tmp_path):
         call(**{**arguments, **changed})
     assert isinstance(caught.value, KedgeError)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: kedge.preview_data(["a"], model=FIVE), "model must be a folder, a hub id or kedge.Loaded"),
+        (lambda: kedge.preview_data(["a"], stage=LISTED), r"stage \['ppo'\] reads no data"),
+        (lambda: kedge.preview_data(["a"], num_rows=-1), "num_rows must be a whole number of 1 or more; it is -1"),
+        (lambda: kedge.preview_data(["a"], num_examples=TEXT), "num_examples must be a whole number of 0 "),
+        (lambda: kedge.doctor(FIVE), "run must be a path, or the result of a run, not a int"),
+        (lambda: kedge.write_report("a", out=FIVE), "out must be a path"),
+        (lambda: kedge.write_report(NOTHING), "run must be a path, .* not a NoneType"),
+        (lambda: kedge.push(FIVE, "a/b"), "model must be a path, .* not a int"),
+        (lambda: kedge.merge(LISTED, "b"), "adapter must be a path, .* not a list"),
+        (lambda: kedge.merge("a", FIVE), "out must be a path"),
+        (lambda: read_run(FIVE), "run must be a path"),
+        (
+            lambda: kedge.pass_at_k(model="m", prompts="p", num_responses=TEXT),
+            "num_responses must be .*'8'",
+        ),
+        (
+            lambda: kedge.pass_at_k(model="m", prompts="p", num_responses=NOTHING),
+            "num_responses must be .*None",
+        ),
+        (lambda: kedge.check_critic(critic=NOTHING, prompts="p"), "critic is missing"),
+        (
+            lambda: kedge.sft(model="m", demonstrations="d", resume=FIVE),
+            "resume must be True, False, or a l.*5",
+        ),
+        (lambda: kedge.sft(model="m", demonstrations="d", resume=[FIVE]), r"resume must be .* it is \[5\]"),
+        (lambda: kedge.dry_run(LISTED), r"stage \['ppo'\] does not exist"),
+        (lambda: kedge.sweep("ppo", LISTED), r"fields must be a mapping .* it is \['ppo'\]"),
+        (lambda: kedge.sweep("ppo", {"gamma": [1]}, num_random=TEXT), "num_random must be a whole number"),
+        (lambda: kedge.sweep("ppo", {"gamma": [1]}, num_processes=0), "num_processes must be a whole number"),
+        (lambda: kedge.sweep("ppo", {"gamma": [1]}, goal="up"), "goal max or min; they are None and 'up'"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_one_line(call: Callable[[], object], said: str):
+    with pytest.raises(KedgeError, match=said):
+        call()
+
+
+def test_a_result_stands_for_its_folder(models, tmp_path):
+    sft = kedge.sft(
+        model=models / "policy",
+        demonstrations=DEMONSTRATIONS,
+        out=tmp_path / "run",
+        adapter={"kind": "lora"},
+        **QUIET,
+    )
+    assert kedge.doctor(sft) == kedge.doctor(sft.folder)
+    assert kedge.write_report(sft) == sft.folder / "report.html"
+    assert kedge.merge(sft, tmp_path / "merged") == tmp_path / "merged"
+    assert read_run(sft) == read_run(str(sft.folder))
+    with pytest.raises(ConfigError, match=r"an adapter on .* is of no use on the hub"):
+        kedge.push(sft, "a/b")
+    with pytest.raises(ConfigError, match="None is not a name on the hub"):
+        kedge.push(models / "policy", NOTHING)
+
+
+def test_a_preview_reads_with_the_tokenizer_of_a_loaded_model(models):
+    policy = loaded(models / "policy", "policy")
+    by_name = str(kedge.preview_data(PROMPTS, model=models / "policy"))
+    assert str(kedge.preview_data(PROMPTS, model=policy)) == by_name
+    assert str(kedge.preview_data(PROMPTS, model=(policy.model, policy.tokenizer))) == by_name
+    assert "in tokens" in by_name
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from kedge.inspect.report import write_report as make_report
 from kedge.logs.progress import say
 from kedge.models import saving
 from kedge.models.pushing import push_model
+from kedge.models.tokenizers import save_tokenizer
 from kedge.rewards import RewardSpec
 from kedge.runs.claim import claims
 from kedge.runs.loaded_models import LoadedModel, NamedModels
@@ -53,12 +54,14 @@ from kedge.stages.arguments import (
     Model,
     StrPath,
     Weighted,
+    check_whole,
     named_models,
     read_argument,
     resolved_arguments,
     with_named_models,
 )
 from kedge.system.invocation import refuse_nested_run
+from kedge.system.output import Result, folder_of
 from kedge.system.stage import find_stage, imported, stages
 from kedge.training.runtime import default_modes
 
@@ -344,8 +347,7 @@ def pass_at_k(
     Raises:
         KedgeError: An invalid input.
     """
-    if num_responses < 2:
-        raise ConfigError(f"num_responses={num_responses} is too few for pass@k; use at least 2")
+    check_whole("num_responses", num_responses, least=2)
     return _run("evaluate", locals())
 
 
@@ -372,6 +374,8 @@ def check_critic(
     Raises:
         KedgeError: An invalid input.
     """
+    if critic is None:
+        raise ConfigError("critic is missing: name a run of PPO or of critic, or a trained critic")
     return _run("evaluate", locals())
 
 
@@ -416,23 +420,23 @@ def _run(stage: str, arguments: dict[str, Any]) -> Any:
         return imported(described.run)(config, **objects, **control)
 
 
-def doctor(run: StrPath) -> list[Finding]:
+def doctor(run: StrPath | Result) -> list[Finding]:
     """Problems of a run, most serious first; see `kedge.inspect.diagnosis.diagnose_run`.
 
     Args:
-        run: The run's folder, or a folder with the runs of several stages.
+        run: The run's folder or result, or a folder with the runs of several stages.
 
     Raises:
         DataError: The folder holds no run, or a file in it is damaged.
     """
-    return diagnose_run(Path(os.path.expanduser(run)), advice=field_advice)
+    return diagnose_run(folder_of(run), advice=field_advice)
 
 
 def preview_data(
     source: Data,
     *,
     stage: str | None = None,
-    model: StrPath | None = None,
+    model: Model | None = None,
     num_examples: int = 2,
     num_rows: int | None = None,
     **settings: Any,
@@ -442,7 +446,7 @@ def preview_data(
     Args:
         source: A file, folder or hub id, or rows.
         stage: sft, reward, ppo, generate or evaluate; guessed from the columns if None.
-        model: Folder or hub id of a model; its tokenizer reads the rows. None counts characters.
+        model: Folder, hub id or `LoadedModel`; its tokenizer reads the rows. None counts characters.
         num_examples: Rows to show.
         num_rows: Rows to read; None for all.
         settings: Fields of `data`, such as `columns={"prompt": "dialogue"}`.
@@ -450,24 +454,32 @@ def preview_data(
     Raises:
         KedgeError: The source cannot be read, or a named column is missing.
     """
-    named = {} if model is None else {"model": os.fspath(model)}
-    config = config_from_settings(stage if stage and stage in stages() else "sft", settings, named)
-    return show_data(
-        config,
-        os.fspath(source) if isinstance(source, os.PathLike) else source,
-        stage=stage,
-        num_examples=num_examples,
-        num_rows=num_rows,
-    )
+    check_whole("num_examples", num_examples, least=0)
+    if num_rows is not None:
+        check_whole("num_rows", num_rows, least=1)
+    with tempfile.TemporaryDirectory(prefix="kedge-") as place:
+        models = NamedModels(Path(place))
+        reader = models.name(model, "model")
+        for loaded in models.models.values():
+            loaded.model.config.save_pretrained(reader)
+            save_tokenizer(loaded.tokenizer, Path(reader))
+        named = {} if model is None else read_argument("model", reader, "model")[0]
+        return show_data(
+            config_from_settings(stage if stage in list(stages()) else "sft", settings, named),
+            os.fspath(source) if isinstance(source, os.PathLike) else source,
+            stage=stage,
+            num_examples=num_examples,
+            num_rows=num_rows,
+        )
 
 
-def push(model: StrPath, repo: str, *, private: bool = False, existing: bool = False) -> str:
+def push(model: StrPath | Result, repo: str, *, private: bool = False, existing: bool = False) -> str:
     """Push a trained model to the Hugging Face hub; returns its address.
 
     `kedge.ppo(..., push={"repo": "org/name"})` pushes as soon as the training has finished.
 
     Args:
-        model: A run's folder, one of its checkpoints (`runs/ppo@8`), or a model's folder.
+        model: A run's folder or result, one of its checkpoints (`runs/ppo@8`), or a model's folder.
         repo: `org/name`; created if it does not exist.
         private: Whether a new repository is private.
         existing: Whether a repository with content that kedge did not push may get a commit.
@@ -476,15 +488,15 @@ def push(model: StrPath, repo: str, *, private: bool = False, existing: bool = F
         ConfigError: The push is not possible; nothing is pushed.
         PushError: The hub refused, or the connection failed.
     """
-    return push_model(model, repo, private=private, existing=existing, say=say)
+    return push_model(folder_of(model, "model"), repo, private=private, existing=existing, say=say)
 
 
 @default_modes()
-def merge(adapter: StrPath, out: StrPath, *, trust_remote_code: bool = False) -> Path:
+def merge(adapter: StrPath | Result, out: StrPath, *, trust_remote_code: bool = False) -> Path:
     """Save an adapter and its base, or the shards of a checkpoint, as one model; returns its folder.
 
     Args:
-        adapter: A folder that PEFT saved, or a checkpoint in shards, such as `runs/ppo@8`.
+        adapter: A folder that PEFT saved, a run's folder or result, or a checkpoint in shards, such as `runs/ppo@8`.
         out: The new model's folder.
         trust_remote_code: Run Python code from the base model's folder.
 
@@ -492,21 +504,21 @@ def merge(adapter: StrPath, out: StrPath, *, trust_remote_code: bool = False) ->
         ModelError: The source is neither, does not belong to its base, or is damaged.
         OutputError: The folder is not free, or cannot be written.
     """
-    return saving.merge(os.fspath(adapter), out, trust_remote_code=trust_remote_code)
+    return saving.merge(folder_of(adapter, "adapter"), folder_of(out, "out"), trust_remote_code=trust_remote_code)
 
 
-def write_report(*runs: StrPath, out: StrPath | None = None) -> Path:
+def write_report(*runs: StrPath | Result, out: StrPath | None = None) -> Path:
     """Write one HTML page about one or more runs; see `kedge.inspect.report.write_report`.
 
     Args:
-        runs: Folders of runs, or folders with the runs of several stages; runs in progress are allowed.
+        runs: Folders or results of runs, or folders with the runs of several stages; runs in progress are allowed.
         out: Path of the page; by default `report.html`, in the run's folder for one run, else in the current folder.
 
     Raises:
         KedgeError: A folder holds no run or is damaged, or `out` exists and is not a kedge report.
     """
-    page = None if out is None else Path(os.path.expanduser(out))
-    return make_report([Path(os.path.expanduser(run)) for run in runs], page, advice=field_advice)
+    page = None if out is None else folder_of(out, "out")
+    return make_report([folder_of(run) for run in runs], page, advice=field_advice)
 
 
 def sweep(
@@ -552,6 +564,13 @@ def sweep(
     swept = [each.name for each in stages().values() if each.is_swept]
     if stage not in swept:
         raise ConfigError(f"a sweep runs {', '.join(swept)}, not {stage!r}")
+    if not isinstance(fields, Mapping) or not all(isinstance(field, str) for field in fields):
+        raise ConfigError(f"fields must be a mapping from fields to lists of values to try; it is {fields!r}")
+    for name, value in (("num_random", num_random), ("num_processes", num_processes)):
+        if value is not None:
+            check_whole(name, value, least=1)
+    if goal not in (None, "max", "min") or not isinstance(metric, (str, type(None))):
+        raise ConfigError(f"metric must be the name of one, and goal max or min; they are {metric!r} and {goal!r}")
     from kedge.stages.sweep import plan_trials, run_sweep
 
     given: dict[str, Any] = {
@@ -579,7 +598,7 @@ def sweep(
 
     swept_texts = {field: _as_texts(field, values) for field, values in fields.items()}
     trials = plan_trials(swept_texts, _seeds(seeds), resolve, num_random=num_random)
-    folder = Path(out or Path("runs") / f"sweep-{stage}")
+    folder = folder_of(out or Path("runs") / f"sweep-{stage}", "out")
     return run_sweep(trials, stage, folder, num_processes=num_processes, metric=metric, goal=goal)
 
 

@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_said_before_any_sampling(tmp_path):
     assert not (tmp_path / "run").exists()
     with pytest.raises(DataError, match=r"prompts have no reference.* --samples 8"):
         run_evaluate(config_for(tmp_path, "generate.num_responses=1"), prompts=ROWS, judge=last_letter)
-    with pytest.raises(ConfigError, match="num_responses=1 is too few for pass@k"):
+    with pytest.raises(ConfigError, match="num_responses must be a whole number of 2 or more; it is 1"):
         kedge.pass_at_k(model=tmp_path / "policy", prompts=ROWS, judge=last_letter, num_responses=1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,9 @@ from kedge.system.output import (
     RESPONSES_FILE,
     ROLES_FILE,
     SUMMARY_FILE,
+    Result,
     best_checkpoint,
+    folder_of,
 )
 from kedge.system.term_names import distinct_names, source_name
 
@@ -127,16 +130,17 @@ class RunRecord:
         return sorted(name for name in judges if any(name in row for row in self.metrics))
 
 
-def read_run(folder: Path, *, on_skipped: Callable[[str], None] = say) -> RunRecord:
+def read_run(folder: str | os.PathLike[str] | Result, *, on_skipped: Callable[[str], None] = say) -> RunRecord:
     """Read a run's folder, also of a running run. Files that its stage does not write are empty.
 
     Args:
-        folder: The folder.
+        folder: The folder, or the run's result.
         on_skipped: Called with a message for each file with damaged lines; they are left out.
 
     Raises:
         DataError: The folder is not a run's, or a JSON or YAML file in it is damaged.
     """
+    folder = folder_of(folder)
     facts, config = read_config(folder)
 
     def rows(name: str, *, numbered: bool = True) -> list[dict[str, Any]]:

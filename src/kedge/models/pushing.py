@@ -181,7 +181,7 @@ def _check_name(repo: str) -> None:
         validate_repo_id(repo)
     except HFValidationError as error:
         raise ConfigError(f"{repo!r} is not a name on the hub: {_reason(error)}") from error
-    if "/" not in repo:
+    if "/" not in str(repo):
         raise ConfigError(f"{repo!r} is not a name on the hub; expected org/name or user/name")
 
 

@@ -130,7 +130,9 @@ def resumed(
     """
     if not resume:
         return None, out
-    names = [resume] if isinstance(resume, str) else [] if isinstance(resume, bool) else list(resume)
+    names: Any = [resume] if isinstance(resume, str) else [] if isinstance(resume, bool) else resume
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"resume must be True, False, or a list of fields that may differ; it is {resume!r}")
     allowed = tuple(full_change(name, stage, f"resume={names!r}") for name in names)
     return Resume(allowed), Path("runs") / stage if out is None else out
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -114,6 +115,17 @@ def read_argument(field: str, value: Any, name: str) -> tuple[Mapping[str, Any],
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(f"{name} must be a folder, a hub id or {LOADED}, not {_shown(value)}")
     return {field: os.fspath(cast("StrPath", value))}, None
+
+
+def is_whole(value: object) -> bool:
+    """True for a whole number, also one of NumPy."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_whole(name: str, value: Any, *, least: int) -> None:
+    """Check that an argument is a whole number (`ConfigError` if not)."""
+    if not is_whole(value) or value < least:
+        raise ConfigError(f"{name} must be a whole number of {least} or more; it is {value!r}")
 
 
 def _rows(field: str, data: Any) -> tuple[Mapping[str, Any], list[Any] | None]:

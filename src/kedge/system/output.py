@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
-from kedge.errors import KedgeError, OutputError
+from kedge.errors import ConfigError, KedgeError, OutputError
 from kedge.system.durable import is_part, replace_contents
 from kedge.system.invocation import is_command_line, named_out
 
@@ -75,6 +75,27 @@ DEEPEST = 200
 
 DIAGNOSTIC_FILES = frozenset({REJECTED_FILE, REWARD_LOG, VLLM_LOG, INCIDENTS_FILE})
 """Files that explain why a run failed. A folder with nothing else counts as free."""
+
+
+class Result(Protocol):
+    """The result of a run."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        ...
+
+
+def folder_of(run: str | os.PathLike[str] | Result, name: str = "run") -> Path:
+    """The path that an argument of this name is, or the folder of the run whose result it is.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    place: object = getattr(run, "folder", run)
+    if not isinstance(place, (str, os.PathLike)):
+        raise ConfigError(f"{name} must be a path, or the result of a run, not a {type(run).__name__}")
+    return Path(os.path.expanduser(cast("str | os.PathLike[str]", place)))
 
 
 def check_output(path: str | os.PathLike[str]) -> Path:

@@ -226,6 +226,6 @@ def find_stage(name: str) -> Stage:
     Raises:
         ConfigError: It does not exist.
     """
-    if name not in stages():
+    if name not in list(stages()):
         raise ConfigError(f"stage {name!r} does not exist; choose one of {', '.join(stages())}")
     return stages()[name]

@@ -10,6 +10,7 @@ from kedge.config import check_stage, config_from_settings, full_settings
 from kedge.errors import ConfigError
 from kedge.runs.run import resumed
 from kedge.runs.training import Callback
+from kedge.system.output import folder_of
 
 if TYPE_CHECKING:  # Gymnasium is an extra
     from kedge_control.stage.result import ControlResult
@@ -44,7 +45,7 @@ def control(
         if not (value is None or isinstance(value, str) or callable(value)):
             raise ConfigError(f"{name}={value!r} is not a function; expected a name, or a function that makes one")
     how, out = resumed(resume, out, "control")
-    named = {"control.env": env, "control.network": network, "out": None if out is None else os.fspath(out)}
+    named = {"control.env": env, "control.network": network, "out": None if out is None else str(folder_of(out, "out"))}
     texts = {
         name: value if isinstance(value, str) else f"python:{_name(value)}" for name, value in named.items() if value
     }

@@ -259,8 +259,8 @@ def test_turns_sampled_one_after_the_other_are_exact(policy: Path, tmp_path: Pat
     assert metrics["policy/sampler_k3"] < 1e-9
 
 
-@pytest.mark.parametrize("limit", [0, 9])
-def test_a_turn_has_at_most_the_tokens_of_a_response(policy: Path, tmp_path: Path, limit: int) -> None:
+@pytest.mark.parametrize("limit", [0, 9, "3", 1.5, True])
+def test_a_turn_has_at_most_the_tokens_of_a_response(policy: Path, tmp_path: Path, limit: Any) -> None:
     with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
         with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens allows 1 to 8"):
             trainer.sample(PROMPTS, max_new_tokens=limit)
@@ -330,6 +330,7 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
         ([[1.0], [1.0], [1.0], [1.0]], "scores"),
         ([None] * 4, "scored none"),
         ([1.0, math.nan, 1.0, 1.0], "scores gave response 1 nan"),
+        (0.5, r"scores are a float; pass a list"),
         (dict.fromkeys(range(4), 0.5), r"scores are a dict; pass a list: update\(batch, \[…\]\)"),
     ):
         with pytest.raises(RewardError, match=line):
@@ -370,6 +371,8 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
         ({"responses": ["a", 5]}, "response 1 is a int; expected a text"),
         ({"responses": ["a", [5]], "stopped": [True, True]}, "response 1 does not end with a stop token"),
         ({"responses": ["a", "b"], "groups": [0, 0]}, "responses 0 and 1 are in one group"),
+        ({"responses": ["a", "b"], "groups": 5}, "groups are a int; expected one per response"),
+        ({"responses": ["a", "b"], "logprobs": [-1.0, -1.0]}, "the log probabilities of response 0 are a float; exp"),
         ({"responses": ["a", "b"], "policy_version": 3}, "policy_version is 3; expected 0 to 0"),
     ],
 )
@@ -388,6 +391,7 @@ def test_a_batch_that_cannot_be_used_is_refused(
     [
         ("The boat", r"prompts are a str; pass a list: {}\(\[…\]"),
         ({"prompt": "The boat"}, r"prompts are a dict; pass a list: {}\(\[…\]"),
+        (5, r"prompts are a int; pass a list: {}\(\[…\]"),
         ([], "the list of prompts is empty"),
     ],
 )

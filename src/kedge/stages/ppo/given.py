@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
@@ -52,6 +52,8 @@ def given_rollout(
     if not responses:
         raise DataError("the batch has no responses")
     for name, entries in {"prompts": prompts, "logprobs": logprobs, "stopped": stopped, "groups": groups}.items():
+        if entries is not None and not isinstance(entries, Sized):
+            raise DataError(f"{name} are a {type(entries).__name__}; expected one per response")
         if entries is not None and len(entries) != len(responses):
             raise DataError(f"{len(entries)} {name} for {len(responses)} responses; expected one per response")
     version = done if policy_version is None else policy_version
@@ -225,6 +227,8 @@ def _checked(trainer: Trainer, ids: Any, name: str) -> list[int]:
 
 def _logprobs(place: int, given: Sequence[float], count: int) -> torch.Tensor:
     """The log probabilities of a response's own tokens."""
+    if not isinstance(given, Iterable):
+        raise DataError(f"the log probabilities of response {place} are a {type(given).__name__}; expected a list")
     numbers: Any = given.tolist() if hasattr(given, "tolist") else list(given)  # pyright: ignore[reportAttributeAccessIssue]
     if len(numbers) != count:
         raise DataError(

@@ -39,7 +39,15 @@ from kedge.runs.inputs import Rewards, given_prompts
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Resume, open_run, resumed
 from kedge.runs.training import Callback, running, stage_loop
-from kedge.stages.arguments import Data, Model, StrPath, Weighted, resolved_arguments, with_named_models
+from kedge.stages.arguments import (
+    Data,
+    Model,
+    StrPath,
+    Weighted,
+    is_whole,
+    resolved_arguments,
+    with_named_models,
+)
 from kedge.stages.ppo.ahead import prompt_stream
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.given import given_rollout, is_ids, rows_and_ids
@@ -428,8 +436,8 @@ class PpoTrainer:
             raise ConfigError("sample() needs prompts: pass them, or give the trainer prompts=")
         number = self._begin()
         longest = self._trainer.settings.rollout.max_new_tokens
-        if max_new_tokens is not None and not 1 <= max_new_tokens <= longest:
-            raise ConfigError(f"max_new_tokens is {max_new_tokens}; rollout.max_new_tokens allows 1 to {longest}")
+        if max_new_tokens is not None and not (is_whole(max_new_tokens) and 1 <= max_new_tokens <= longest):
+            raise ConfigError(f"max_new_tokens is {max_new_tokens!r}; rollout.max_new_tokens allows 1 to {longest}")
         assert self._clock is not None
         if given is None:
             assert self._stream is not None
@@ -630,9 +638,9 @@ def _listed(name: str, given: Iterable[Any], call: str) -> list[Any]:
     """A list that a caller passes; a text or row in its place would be taken apart into characters or keys.
 
     Raises:
-        DataError: It is one text or row; `RewardError` for scores.
+        DataError: It is one text or row, or no list; `RewardError` for scores.
     """
-    if isinstance(given, (str, Mapping)):
+    if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
         kind = RewardError if name == "scores" else DataError
         raise kind(f"{name} are a {type(given).__name__}; pass a list: {call}")
     return list(given)
