@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -559,6 +560,24 @@ def test_callbacks_see_every_update_and_can_stop_the_run(models, tmp_path):
     stages = [(update.stage, update.number, update.num_updates) for update in seen[2:]]
     assert stages == [("sft", number, 4) for number in (1, 2, 3, 4)] + [("reward", number, 2) for number in (1, 2)]
     assert all("loss" in update.metrics for update in seen[2:])
+
+
+async def awaited(update: kedge.Update) -> None:
+    pass
+
+
+def yielding(update: kedge.Update) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("call", [kedge.ppo, kedge.PpoTrainer])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(5, "not a int"), (awaited, "is async"), (functools.partial(awaited), "is async"), (yielding, "or a generator")],
+)
+def test_a_callback_that_would_never_run_is_refused(call: Callable[..., object], given: Any, said: str):
+    with pytest.raises(ConfigError, match=f"on_update .*{said}"):
+        call(model="absent", prompts=PROMPTS, on_update=given, **PPO)
 
 
 def test_what_a_callback_raises_ends_the_run(models, tmp_path):

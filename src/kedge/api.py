@@ -48,7 +48,7 @@ from kedge.runs.claim import claims
 from kedge.runs.loaded_models import LoadedModel, NamedModels
 from kedge.runs.preview import preview_data as show_data
 from kedge.runs.run import resumed
-from kedge.runs.training import Callback
+from kedge.runs.training import Callback, check_callback
 from kedge.stages.arguments import (
     Data,
     Model,
@@ -413,6 +413,7 @@ def _run(stage: str, arguments: dict[str, Any]) -> Any:
     given = {**arguments.pop("settings"), **arguments}
     control: dict[str, Any] = {}
     if described.resumes:
+        check_callback(given["on_update"])
         resume, given["out"] = resumed(given.pop("resume"), given["out"], stage)
         control = {"resume": resume, "callback": given.pop("on_update")}
     with claims(), with_named_models(described, given) as named:

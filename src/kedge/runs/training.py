@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -85,6 +86,21 @@ class Update:
 
 Callback: TypeAlias = Callable[[Update], object]
 """Called with each update; its result is ignored, and an exception ends the run."""
+
+
+def check_callback(callback: object) -> None:
+    """Check, before a run is opened, that its callback does something when it is called.
+
+    Raises:
+        ConfigError: It is not a function, or an async one or a generator, whose call runs none of its code.
+    """
+    if callback is None:
+        return
+    if not callable(callback):
+        raise ConfigError(f"on_update must be a function of an update, not a {type(callback).__name__}")
+    lazy = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(is_lazy(called) for is_lazy in lazy for called in (callback, type(callback).__call__)):
+        raise ConfigError("on_update is async, or a generator, and would never run; pass a plain function")
 
 
 def watched(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kedge.config import check_stage, config_from_settings, full_settings
 from kedge.errors import ConfigError
 from kedge.runs.run import resumed
-from kedge.runs.training import Callback
+from kedge.runs.training import Callback, check_callback
 from kedge.system.output import folder_of
 
 if TYPE_CHECKING:  # Gymnasium is an extra
@@ -44,6 +44,7 @@ def control(
     for name, value in (("env", env), ("network", network)):
         if not (value is None or isinstance(value, str) or callable(value)):
             raise ConfigError(f"{name}={value!r} is not a function; expected a name, or a function that makes one")
+    check_callback(on_update)
     how, out = resumed(resume, out, "control")
     named = {"control.env": env, "control.network": network, "out": None if out is None else str(folder_of(out, "out"))}
     texts = {

@@ -38,7 +38,7 @@ from kedge.runs.ending import chained
 from kedge.runs.inputs import Rewards, given_prompts
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Resume, open_run, resumed
-from kedge.runs.training import Callback, running, stage_loop
+from kedge.runs.training import Callback, check_callback, running, stage_loop
 from kedge.stages.arguments import (
     Data,
     Model,
@@ -159,6 +159,7 @@ class PpoTrainer:
         **settings: Any,
     ) -> None:
         refuse_nested_run()
+        check_callback(on_update)
         how, out = resumed(resume, out, "ppo")
         named = {"model": model, "out": out, "reward": reward, "prompts": prompts, "eval_prompts": eval_prompts}
         named |= {"advantage": advantage, "surrogate": surrogate, "environment": environment, "critic": critic}
