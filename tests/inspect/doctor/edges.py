@@ -627,7 +627,7 @@ EDGES += [
     *(
         Edge(rule, severity if speaks else SILENT, synthetic_run(metrics=changed, settings=settings))
         for rule, severity, changed in (
-            ("beta_too_small", WARNING, {"objective/kl": step(0.0, 8.0), **FREE}),
+            ("beta_too_small", WARNING, {"objective/kl": step(0.0, 8.0), "objective/kl_coef": 1e-3}),
             ("beta_too_large", SERIOUS, {**FLAT, "objective/kl_coef": [9.0] * 16}),
         )
         for speaks, settings in (
@@ -638,6 +638,14 @@ EDGES += [
             (True, {"ppo.kl_in": "loss", "ppo.whiten_advantages": "auto", "ppo.advantage": "rloo"}),
             (True, {"ppo.kl_in": "score", "ppo.whiten_advantages": True}),
         )
+    ),
+    # Without any β, the penalty is absent on every scale.
+    Edge(
+        "beta_too_small",
+        WARNING,
+        synthetic_run(
+            metrics={"objective/kl": step(0.0, 8.0), "objective/kl_coef": 0.0}, settings={"ppo.kl_in": "loss"}
+        ),
     ),
     # The gain is 1: the standard deviation, since the score has risen by less.
     *metrics(
@@ -660,7 +668,7 @@ EDGES += [
 
 MIN_UPDATES: dict[str, tuple[int, dict[str, float]]] = {
     "steps_too_large": (4, {"policy/clip_fraction": 0.5}),
-    "no_exploration": (4, {"policy/entropy": 0.01}),
+    "no_exploration": (8, {"policy/entropy": 0.01, "reward/score_mean": 1.0}),
     "duplicated_prompts": (4, {"prompt/distinct": 0.5}),
     "truncated_at_cap": (4, {"response/eos_rate": 0.8}),
     "reward_dominates_time": (4, {"time/reward": 1.5}),

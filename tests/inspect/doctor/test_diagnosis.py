@@ -325,7 +325,7 @@ JUDGED_RUN = synthetic_run(
 def test_a_short_run_says_what_could_not_be_judged() -> None:
     found = examine(synthetic_run(6, state="running"))
     assert found.verdict == (
-        "nothing wrong in 15 checks so far; 16 could not be made: 15 need 8 to 12 updates, and the run has 6; "
+        "nothing wrong in 14 checks so far; 17 could not be made: 16 need 8 to 12 updates, and the run has 6; "
         "1 because no judge (a reward of weight 0) measures what the score misses"
     )
     assert {gap.rule for gap in found.gaps} >= {"reward_flat", "dead_critic", "proxy_up_judge_down"}

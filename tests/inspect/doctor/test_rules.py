@@ -126,7 +126,7 @@ def test_a_reference_far_from_the_start_is_not_a_kl_that_explodes() -> None:
 
 @pytest.mark.parametrize(
     ("start", "end", "responses", "updates"),
-    [(0.8, 0.95, 64, 200), (0.3, 0.6, 16, 200), (0.7, 0.9, 16, 200), (0.3, 0.6, 128, 16)],
+    [(0.8, 0.95, 64, 200), (0.3, 0.6, 16, 200), (0.7, 0.9, 16, 200), (0.3, 0.6, 128, 16), (0.02, 0.2, 64, 200)],
 )
 def test_a_noisy_rise_is_told_from_a_flat_score(start: float, end: float, responses: int, updates: int) -> None:
     """Of scores that are right or wrong."""

@@ -185,7 +185,6 @@ def _hold_back(run: RunRecord, kl: Series, per_token: float) -> tuple[Remedy, ..
     needs=("reward/score_mean", "reward/score_std", "objective/kl"),
     also=("objective/kl_coef", "response/length"),
     updates=MIN_TREND,
-    fits=weighs_scores,
 )
 def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series) -> Symptom | None:
     """Seen: `objective/kl` keeps rising, and β times the KL is negligible compared with the gain in score.
@@ -195,11 +194,11 @@ def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series)
 
     Threshold: At least 5 nats per response at a cost of at most a twentieth of the gain (or of the scores' standard
     deviation, if that is larger); the demo and N+ pay about 0.15. A warning; serious above 10 nats per response and 0.5
-    nats per token. Not with the KL in the loss and whitened or GRPO's advantages, whose size is not the scores'.
+    nats per token. Not with a β in the loss and whitened or GRPO's advantages, whose size is not the scores'.
     """
     beta = read(run, "objective/kl_coef")
     length = read(run, "response/length")
-    if beta is None or kl.late < DRIFTED or not rose(kl):
+    if beta is None or kl.late < DRIFTED or not rose(kl) or (beta.late > 0 and not weighs_scores(run)):
         return None
     cost = beta.late * kl.late
     far = length is not None and kl.late / max(length.late, 1.0) > FAR_PER_TOKEN and kl.late > FAR
@@ -219,8 +218,8 @@ def _charge_for_drift(run: RunRecord, gain: float) -> Iterable[Remedy]:
         return (LOWER_TARGET,)
     if gain <= 0:  # of constant scores
         return stronger_kl(run)
-    # At this β the first nats of a drift cost a quarter of the gain, which is 1 in units of GRPO's advantages.
-    worth = 1.0 if run.setting("ppo.advantage") == "grpo" else gain
+    # At this β the first nats of a drift cost a quarter of the gain, which is 1 in units of normalized advantages.
+    worth = 1.0 if run.setting("ppo.advantage") == "grpo" or not weighs_scores(run) else gain
     return stronger_kl(run, set_to("ppo.kl_coef", float(f"{worth / DRIFTED / 4:.2g}"), "too_low"))
 
 
@@ -301,7 +300,7 @@ def _of_responses(entropy: Series, length: Series) -> Series | None:
     "from.",
     needs=("policy/entropy", "response/length"),
     also=("reward/score_mean",),
-    updates=MIN_LEVEL,
+    updates=MIN_TREND,
     of_reward=True,
 )
 def no_exploration(run: RunRecord, nats: Series, length: Series) -> Symptom | None:

@@ -261,7 +261,7 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
     """
     if constant := _all_alike(run):
         return constant
-    if nearly_all_truncated(run) or _other_prompts(run) or _has_moved(run, score, max(score_std.start, score_std.late)):
+    if nearly_all_truncated(run) or _other_prompts(run) or _has_moved(run, score, score_std):
         return None
     reasons = _reasons(run)
     return Symptom(
@@ -274,14 +274,24 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
     )
 
 
-def _has_moved(run: RunRecord, score: Series, spread: float) -> bool:
-    """True if the score has moved away from its first value, its first few, or the first eighth of the run.
+def _has_moved(run: RunRecord, score: Series, score_std: Series) -> bool:
+    """True if the score has moved away from where it started."""
+    for move, error in _moves(score):
+        # A fall from near the top widens the spread, and must not pass for flat because of it.
+        spread = score_std.start if move < 0 else max(score_std.start, score_std.late)
+        of_update = spread / math.sqrt(num_responses(run))
+        # Where most updates score alike, consecutive ones show no noise.
+        if abs(move) > max(FLAT * spread, SIGNIFICANT * min(of_update, error or of_update)):
+            return True
+    return False
 
-    A single update is noisy, and an eighth of a long run hides a quick rise.
+
+def _moves(score: Series) -> Iterator[tuple[float, float]]:
+    """How far the score is from its first value, its first few, and the first eighth of the run; with the errors.
+
+    A single update is noisy, and an eighth of a long run hides a quick change.
     """
-    of_update = spread / math.sqrt(num_responses(run))
-    moves = map(score.since, (1, WINDOW, max(WINDOW, len(score) // 8)))
-    return any(abs(move) > max(FLAT * spread, SIGNIFICANT * min(of_update, error)) for move, error in moves)
+    return map(score.since, (1, WINDOW, max(WINDOW, len(score) // 8)))
 
 
 def _fallen_at_once(run: RunRecord) -> Symptom | None:
@@ -292,15 +302,13 @@ def _fallen_at_once(run: RunRecord) -> Symptom | None:
         return None
     last = score.values[-1]
     is_far = 0 < FAR_BELOW * score_std.start < score.first - last
-    return _fallen(run, score, score_std, last, span(score.updates)) if is_far else None
+    return _fallen(score.first, last, span(score.updates), score_std) if is_far and not _other_prompts(run) else None
 
 
-def _fallen(run: RunRecord, score: Series, score_std: Series, last: float, where: str) -> Symptom | None:
-    if last >= score.first or _other_prompts(run):
-        return None
+def _fallen(first: float, last: float, where: str, score_std: Series) -> Symptom:
     return Symptom(
         "serious",
-        f"the mean score falls from {fmt(score.first)} to {fmt(last)} ({where}); the scores' standard deviation was "
+        f"the mean score falls from {fmt(first)} to {fmt(last)} ({where}); the scores' standard deviation was "
         f"{fmt(score_std.start)} at the start",
         (SMALLER_STEPS,),
     )
@@ -315,7 +323,7 @@ def _fallen(run: RunRecord, score: Series, score_std: Series, last: float, where
     lacks=_other_prompts,
 )
 def score_falling(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
-    """Seen: `reward/score_mean` is lower than in the first update, or than in the first three.
+    """Seen: `reward/score_mean` is lower than in the first update, the first three or the first eighth of the run.
 
     Try: Lower `ppo.learning_rate` to a third; if that does not help, look for the sign.
 
@@ -323,9 +331,10 @@ def score_falling(run: RunRecord, score: Series, score_std: Series) -> Symptom |
     Serious. Not with `data.curriculum`, `data.rest` or `data.draw`, where later prompts are harder or easier.
     """
     least = max(LOST, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.start
-    if all(-move <= max(least, SIGNIFICANT * error) for move, error in map(score.since, (1, WINDOW))):
-        return None
-    return _fallen(run, score, score_std, score.late, score.late_span)
+    for move, error in () if _other_prompts(run) else _moves(score):
+        if -move > max(least, SIGNIFICANT * error):
+            return _fallen(score.late - move, score.late, score.late_span, score_std)
+    return None
 
 
 @rule(

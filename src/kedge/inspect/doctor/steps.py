@@ -132,7 +132,7 @@ def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
     # With a shared critic, the policy's norm is that of the value head until the policy is trained.
     norm = read(run, name, at_least=MIN_TREND, of_policy=name == "policy/grad_norm")
     constant = read(run, "group/constant", at_least=1)
-    if norm and constant and compares_groups(run):
+    if name == "policy/grad_norm" and norm and constant and compares_groups(run):
         norm = combine(lambda each, share: each if share < 1 else None, norm, constant)
     if norm is None or len(norm) < MIN_TREND:
         return None
