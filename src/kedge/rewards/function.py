@@ -218,8 +218,6 @@ class FunctionReward:
             "stopped": responses.stopped,
             "seed": responses.seed,
         }
-        # A copy: a function that sorts or empties a list must not change it for the next source, or the next call.
-        available = own_copy(available)
         if responses.max_new_tokens is not None:
             available["max_new_tokens"] = responses.max_new_tokens
         available.update(self.settings)
@@ -236,7 +234,8 @@ class FunctionReward:
                     named[parameter.name] = value
             elif parameter.default is Parameter.empty and parameter.kind is not Parameter.VAR_POSITIONAL:
                 raise self._missing(parameter.name, responses.columns)
-        return positional, named
+        # Copies: a function that sorts or empties a list must not change it for the next source, or the next call.
+        return own_copy(positional), own_copy(named)
 
     def _check_settings(self) -> None:
         names = self.argument_names

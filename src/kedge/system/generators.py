@@ -41,11 +41,16 @@ def restore_random_state(tensors: Mapping[str, Tensor], state: Mapping[str, Any]
 @contextmanager
 def kept_random_state() -> Iterator[None]:
     """Restore the global generators at the end of the block: a run seeds them, and its caller may draw from them."""
+    import torch
+
     before = random_state()
+    had_cuda = torch.cuda.is_initialized()
     try:
         yield
     finally:
         restore_random_state(*before)
+        if torch.cuda.is_initialized() and not had_cuda:  # as if it had started with the caller's seed
+            torch.cuda.manual_seed_all(torch.initial_seed())
 
 
 @contextmanager

@@ -120,8 +120,9 @@ def default_modes() -> Iterator[None]:
     with ExitStack() as modes:
         modes.enter_context(torch.inference_mode(False))
         modes.enter_context(torch.enable_grad())
-        for kind in (kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)):
-            modes.enter_context(torch.autocast(kind, enabled=False))
+        for kind in ("cpu", "cuda", "mps"):
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                modes.enter_context(torch.autocast(kind, enabled=False))
         if torch.get_default_device().type != "cpu":
             modes.enter_context(torch.device("cpu"))
         modes.callback(torch.set_default_dtype, torch.get_default_dtype())

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +60,11 @@ def deep() -> list:
     for _ in range(100_000):
         nested = [nested]
     return nested
+
+
+@pytest.mark.parametrize("value", [itself(), deep(), memoryview(b"x"), torch.ones(1, requires_grad=True) * 2], ids=type)
+def test_what_cannot_be_copied_is_shared(value):
+    assert own_copy(value) is value
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, {Decimal(1): 2}, 1j, itself(), deep()], ids=type)

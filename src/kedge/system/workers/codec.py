@@ -56,12 +56,22 @@ def own_copy(value: Any) -> Any:
     Lists, tuples, sets, dictionaries and arrays are copied, with what they contain. Other objects are not: one may be
     shared on purpose, or refuse to be copied.
     """
+    try:
+        return _copied(value)
+    except RecursionError:  # hundreds of levels, or a list that contains itself
+        return value
+
+
+def _copied(value: Any) -> Any:
     kind = type(value)
     if kind is dict:
-        return {key: own_copy(entry) for key, entry in value.items()}
+        return {key: _copied(entry) for key, entry in value.items()}
     if kind in (list, tuple, set):
-        return kind([entry if type(entry) in _UNCHANGING else own_copy(entry) for entry in value])
-    return deepcopy(value) if hasattr(value, "tolist") else value
+        return kind([entry if type(entry) in _UNCHANGING else _copied(entry) for entry in value])
+    if hasattr(value, "tolist"):
+        with suppress(TypeError, RuntimeError):  # a memoryview, a tensor with a graph
+            return deepcopy(value)
+    return value
 
 
 def _tagged(value: object) -> dict[str, str]:
