@@ -44,7 +44,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
         assert f"process {other.pid} ({sys.executable} -c" in str(refused.value)
     with claims():
         claim(tmp_path)
-        who = "this process is training in .* already; first" if Path("/proc/locks").exists() else "another process"
+        who = "this process is training in .* already; wait" if Path("/proc/locks").exists() else "another process"
         with pytest.raises(OutputError, match=who):
             claim(tmp_path)
     claim(tmp_path)

@@ -103,7 +103,9 @@ def test_one_round_is_the_three_stages_in_a_chain(tmp_path, capsys):
 
 def test_a_second_round_learns_from_the_labelers_rankings(tmp_path):
     run = tmp_path / "run"
-    config = config_for(tmp_path, "rlhf.num_rounds=2", f"ppo.reference={run / 'sft' / 'model'}")
+    own = tmp_path / "link" / "run" / "sft" / "model"
+    (tmp_path / "link").symlink_to(tmp_path)
+    config = config_for(tmp_path, "rlhf.num_rounds=2", f"ppo.reference={own}")
     result = run_rlhf(config, **ROWS, labeler=like_vowels)
     rankings = read_json_lines(run / "comparisons-2.jsonl")
     assert 1 <= len(rankings) <= 4

@@ -131,6 +131,21 @@ def test_deterministic_kernels_are_a_switch_for_the_process():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_the_callers_dtype_comes_back_when_the_last_of_several_runs_ends():
+    torch.set_default_dtype(torch.float64)
+    try:
+        first = runtime.default_modes()
+        second = runtime.default_modes()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert torch.get_default_dtype() == torch.float32
+        second.__exit__(None, None, None)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_on_a_gpu_no_attention_plans_for_each_shape():
     before = torch.backends.cuda.cudnn_sdp_enabled()
     try:

@@ -164,7 +164,7 @@ def _refusal(folder: Path, inode: int) -> str:
         [number] = {row[4] for row in rows if row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode)}
         command = Path("/proc", number, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         if number == str(os.getpid()):
-            return f"this process is training in {folder} already; first close() the PpoTrainer that is open there"
+            return f"this process is training in {folder} already; wait until that run ends, or close() its PpoTrainer"
         owner = f": process {number} ({command[:LONGEST_COMMAND]})"
     except (OSError, ValueError, IndexError):
         pass

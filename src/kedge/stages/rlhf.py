@@ -265,8 +265,8 @@ def _check_stages(config: Config, run: Run) -> None:
 def _with_existing_models(config: Config, run: Run) -> Config:
     """The configuration without the models that the chain itself will make, such as `ppo.reference=OUT/sft/model`."""
     without = {"reward_model.base": None, "critic.base": "auto", "ppo.reference": None, "evaluate.judge": None}
-    folder = run.shared_folder.absolute()
-    named = {name: Path(str(value_of(config, name))).expanduser().absolute() for name in without}
+    folder = run.shared_folder.resolve()
+    named = {name: Path(str(value_of(config, name))).expanduser().resolve() for name in without}
     return with_values(config, {name: without[name] for name, path in named.items() if path.is_relative_to(folder)})
 
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -111,6 +112,10 @@ def avoid_kernels_per_shape(device: torch.device) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 
+_changing_dtype = threading.Lock()
+_callers_dtypes: list[torch.dtype] = []
+
+
 @contextmanager
 def default_modes() -> Iterator[None]:
     """Within this context, torch has the modes of a new process: gradients, float32, no autocast, tensors on the CPU.
@@ -125,9 +130,23 @@ def default_modes() -> Iterator[None]:
                 modes.enter_context(torch.autocast(kind, enabled=False))
         if torch.get_default_device().type != "cpu":
             modes.enter_context(torch.device("cpu"))
-        modes.callback(torch.set_default_dtype, torch.get_default_dtype())
-        torch.set_default_dtype(torch.float32)
+        modes.enter_context(_float32())
         yield
+
+
+@contextmanager
+def _float32() -> Iterator[None]:
+    """The default dtype of all threads; the caller's comes back when the last of several runs leaves."""
+    with _changing_dtype:
+        _callers_dtypes.append(_callers_dtypes[0] if _callers_dtypes else torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        with _changing_dtype:
+            dtype = _callers_dtypes.pop()
+            if not _callers_dtypes:
+                torch.set_default_dtype(dtype)
 
 
 def stream_seed(seed: int, *names: str | int) -> int:

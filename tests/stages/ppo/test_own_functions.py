@@ -114,7 +114,9 @@ def test_a_loss_that_is_nan_is_the_guards(policy: Path, tmp_path: Path, on_nonfi
 
     settings = {"surrogate": broken, "ppo": {"on_nonfinite": on_nonfinite, "max_skips": 100}}
     if on_nonfinite == "skip":
-        return run(policy, tmp_path / "run", **settings)
+        run(policy, tmp_path / "run", **settings)
+        assert "the loss of each response is nan" in (tmp_path / "run" / "incidents.jsonl").read_text()
+        return
     with pytest.raises(NumericsError, match=r"the loss of each response is nan"):
         run(policy, tmp_path / "run", **settings)
 

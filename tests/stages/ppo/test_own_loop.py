@@ -473,6 +473,19 @@ def test_a_trainer_that_is_never_closed_saves_when_the_process_ends(policy: Path
     assert json.loads((tmp_path / "run" / "finished.json").read_text())["updates"] == 1
 
 
+def test_a_forked_child_leaves_the_run_to_its_parent(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
+        batch = trainer.sample(PROMPTS)
+        trainer.update(batch, scored(batch.responses))
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: 1)
+            trainer.__del__()
+        assert not (tmp_path / "run" / "finished.json").exists()
+    assert (tmp_path / "run" / "finished.json").exists()
+
+
 def test_a_trainer_that_nothing_refers_to_is_closed(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ The updates are those of `kedge.ppo`: the same code makes them, logs them, and s
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -119,7 +120,7 @@ class PpoTrainer:
     (`ppo.constant_groups=resample`), and measurements on held-out prompts without `prompts` and `reward`.
 
     The trainer saves checkpoints as `checkpoint` says. It is closed at the end of the `with` block, by `close()`, or
-    when nothing refers to it any more or the process ends; then it saves the model, the last state, and the report.
+    when nothing refers to it any more, not even a callback, or the process ends; then it saves the model, the last state, and the report.
 
     Args:
         model: Folder, hub id or `LoadedModel` of the policy to start from.
@@ -185,6 +186,7 @@ class PpoTrainer:
             self._scores: list[Any] = []
             self._open_run(config, own, opening, objects, resume, on_update)
             self._stack = opening.pop_all()
+        self._process = os.getpid()
         self._is_open = True
         # It keeps what the stack closes: generators that are collected with the trainer may end before it is closed.
         self._close_at_exit = partial(_close, weakref.ref(self), self._stack)
@@ -415,6 +417,8 @@ class PpoTrainer:
         self._close(None)
 
     def __del__(self) -> None:
+        if not self._is_open or self._process != os.getpid():  # the run is not a forked child's
+            return
         try:
             self.close()
         except KedgeError as error:  # which no caller gets

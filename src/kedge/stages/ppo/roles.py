@@ -219,7 +219,8 @@ def check_roles(config: Config, run: Run, policy: Policy, rewards: WeightedRewar
     if config.ppo.reference is not None:
         _reference(config, run, tokenizer, None)
     _checked_judge(config, run, tokenizer, rewards, records)
-    _load_pretraining(config, run, tokenizer, policy.model)
+    if config.ppo.ptx_coef:
+        load_rows("pretraining", config, run, tokenizer, room=policy.model.context_length)
 
 
 def _check_teacher(source: str, tokenizer: PreTrainedTokenizerBase, *, trust_remote_code: bool) -> None:
