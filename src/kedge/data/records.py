@@ -232,11 +232,6 @@ def _decoded_size(column: Any) -> int:
 def check_row_count(name: str, *, num_rows: int, num_bytes: int) -> None:
     """Reject a file with an implausible row count: a few bytes can encode "the same row, a billion times".
 
-    Args:
-        name: The file, as the user named it.
-        num_rows: Row count in its metadata.
-        num_bytes: Its size on disk.
-
     Raises:
         DataError: The row count is implausible.
     """

@@ -292,10 +292,6 @@ def within_free_memory(rows: Iterable[T], name: str) -> Iterator[T]:
 
     A small file may expand to more than any machine holds: compression, or a million references to one long text.
 
-    Args:
-        rows: Rows, produced lazily.
-        name: The source, as the user named it.
-
     Raises:
         DataError: The next rows do not fit.
     """

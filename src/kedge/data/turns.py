@@ -43,10 +43,6 @@ class Turns(Protocol):
     def open(self, prompt: Prompt, messages: Messages) -> list[int]:
         """The tokens up to the policy's first turn.
 
-        Args:
-            prompt: A row of the data.
-            messages: What the environment adds to it.
-
         Raises:
             RowError: They cannot be rendered.
         """
@@ -54,10 +50,6 @@ class Turns(Protocol):
 
     def after(self, said: Sequence[int], messages: Messages) -> list[int]:
         """The tokens from a turn of the policy to its next one.
-
-        Args:
-            said: The turn, as sampled.
-            messages: The other side's answer.
 
         Raises:
             RowError: They cannot be rendered.

@@ -51,10 +51,6 @@ class Tools:
     def of(cls, environment: Any, name: str) -> Tools:
         """The tools of an environment.
 
-        Args:
-            environment: The user's object.
-            name: Its name in errors.
-
         Raises:
             EnvError: It has no tool, or one without a docstring or type hints.
         """

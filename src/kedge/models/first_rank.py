@@ -38,11 +38,6 @@ def load_on_first(load: Callable[[], Loaded], build: Callable[[], PreTrainedMode
 
     If it is then not the same model on all ranks, such as where the files decide whether weights are tied, all load it.
 
-    Args:
-        load: Loads it.
-        build: Builds it from its configuration alone.
-        ranks: The ranks.
-
     Raises:
         KedgeError: The first rank cannot load it; on every rank.
     """

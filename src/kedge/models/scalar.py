@@ -124,11 +124,7 @@ class ScalarModel(nn.Module):
         return head if isinstance(head, nn.Linear | HistogramHead) else None
 
     def predict_histogram(self, bins: Bins) -> ScalarModel:
-        """Replace the scalar head of a critic by a histogram of the return, with the same values; returns itself.
-
-        Args:
-            bins: The support.
-        """
+        """Replace the scalar head of a critic by a histogram of the return, with the same values; returns itself."""
         head = self.head
         assert head is not None, "a critic has a linear head"
         shift = float(self.shift)

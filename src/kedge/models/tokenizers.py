@@ -200,10 +200,6 @@ def own_stop_tokens(tokenizer: PreTrainedTokenizerBase, model: LanguageModel) ->
     An instruction-tuned model often ends its turns with a token that is not its tokenizer's EOS: `<end_of_turn>`,
     `<|eot_id|>`, `<|im_end|>`. Sampling that ignores it would train on what the model writes after its answer.
 
-    Args:
-        tokenizer: The policy's.
-        model: The policy.
-
     Raises:
         ModelError: There is no such token.
     """

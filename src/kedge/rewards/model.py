@@ -185,9 +185,6 @@ class Reader:
     def check(self, *, conversations: bool) -> None:
         """Check that the reward model can tell a complete text from the start of one.
 
-        Args:
-            conversations: The prompts are conversations.
-
         Raises:
             RewardError: Its tokenizer has no token for the end of a text.
         """

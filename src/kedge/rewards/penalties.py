@@ -138,10 +138,6 @@ def _expression(pattern: str) -> re.Pattern[str]:
 def ill_formed(completions: list[str], *, pattern: str) -> list[float]:
     """−1 for a response that a regular expression does not match in full (`.` also matches newlines).
 
-    Args:
-        completions: Responses as text.
-        pattern: The regular expression of a well-formed response.
-
     Raises:
         RewardError: The pattern is not a regular expression.
     """

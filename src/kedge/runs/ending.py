@@ -55,12 +55,7 @@ def chain_report(config: Config, run: Run) -> Iterator[None]:
 
 @contextmanager
 def resumable(config: Config, run: Run) -> Iterator[None]:
-    """If the block is interrupted or fails and left something to resume, print the call that resumes the run.
-
-    Args:
-        config: The run's configuration.
-        run: The run.
-    """
+    """If the block is interrupted or fails and left something to resume, print the call that resumes the run."""
     folder = run.folder
     try:
         yield

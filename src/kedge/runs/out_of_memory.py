@@ -60,10 +60,6 @@ def stage_function(stage: str, finished: Callable[[Path], object] | None = None)
 def memory_in_one_line(config: Config, stage: str) -> Iterator[None]:
     """If memory runs out in the block, raise one line instead of the exception, and free what the failure holds.
 
-    Args:
-        config: The stage's configuration.
-        stage: Its name.
-
     Raises:
         OutOfMemoryError: Memory ran out.
     """

@@ -27,13 +27,7 @@ from kedge.training.runtime import available_cores, set_threads
 
 
 def lengthening(folder: Path, config: Config, stage: str) -> list[str]:
-    """The fields by which a configuration makes the run in a folder longer, without any other effect on its past.
-
-    Args:
-        folder: The run's folder.
-        config: The configuration to resume it with.
-        stage: Its stage.
-    """
+    """The fields by which a configuration makes the run in a folder longer, without any other effect on its past."""
     described = find_stage(stage)
     if not described.length or not is_run(folder):
         return []
@@ -278,12 +272,6 @@ INPUTS = "inputs"
 def mark_finished(folder: Path, stage: str, summary: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
     """Write `finished.json`: the summary, and records of the model's files, which are on the disk by then.
 
-    Args:
-        folder: The run's folder.
-        stage: Its stage.
-        summary: The results.
-        fingerprint: Hashes of its inputs.
-
     Raises:
         OutputError: It cannot be written.
     """
@@ -356,10 +344,6 @@ def _ending(folder: Path) -> Mapping[str, Any]:
 
 def read_ending(folder: Path, *names: str) -> list[Any]:
     """Values from the summary written by `mark_finished`.
-
-    Args:
-        folder: The run's folder.
-        names: Keys of the summary.
 
     Raises:
         DataError: The file is damaged.

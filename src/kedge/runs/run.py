@@ -81,9 +81,6 @@ def describe_in_memory(in_memory: Mapping[str, object]) -> dict[str, Any]:
     """Values for the fields with content that was passed from Python, by dotted name.
 
     Rewards keep the name and weight of each term, so that readers of the run's folder can tell which term is a judge.
-
-    Args:
-        in_memory: Objects passed from Python, by dotted name.
     """
     return {name: _terms(value) if name == "reward" else IN_MEMORY for name, value in in_memory.items()}
 
@@ -139,11 +136,6 @@ def resumed(
 
 def full_change(name: str, stage: str, said: str) -> str:
     """The dotted name of something that may differ: a field, by the names that the stage's settings have, or a section.
-
-    Args:
-        name: As the user wrote it.
-        stage: The stage.
-        said: How it was asked for.
 
     Raises:
         ConfigError: It is neither.

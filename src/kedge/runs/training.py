@@ -139,13 +139,7 @@ def watched(
 
 
 def open_loggers(config: Config, run: Run, *, warn: Callable[[str], None]) -> LoggerGroup:
-    """The loggers of a started run; each one is opened with its first row.
-
-    Args:
-        config: The resolved configuration.
-        run: The run.
-        warn: Prints a warning line.
-    """
+    """The loggers of a started run; each one is opened with its first row."""
     state = LoggerState(run.folder)
     facts = {name: str(fact) for name, fact in run.facts.items()}
     settings = plain_json({**config.model_dump(mode="json"), "facts": facts})

@@ -179,10 +179,6 @@ class FoundCritic:
 def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
     """Find out what `config.evaluate.critic` names.
 
-    Args:
-        config: The configuration of the check.
-        has_reward: Rewards were passed from Python.
-
     Raises:
         ConfigError: The run has no critic or plays episodes, or something is missing or contradicts the run.
         ModelError: The run, checkpoint or model does not exist.

@@ -84,10 +84,6 @@ class Coefficients:
     def adapt(self, metrics: Mapping[str, float], *, num_responses: int) -> None:
         """Adapt the coefficients for the next update, from the metrics of this one, which trained the policy.
 
-        Args:
-            metrics: The update's metrics.
-            num_responses: Responses in the update.
-
         Source: spec §5.21, §6.27, §6.29.
         """
         use = self.controllers

@@ -180,10 +180,6 @@ class Guard:
     def watching(self, update: int, *, num_steps: int) -> Iterator[None]:
         """Context of one update. If its experience must not be trained on, leaves the block and sets `dropped`.
 
-        Args:
-            update: Its number.
-            num_steps: Its optimizer steps, if none is skipped.
-
         Raises:
             NumericsError: The run must stop.
         """

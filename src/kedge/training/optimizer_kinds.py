@@ -129,12 +129,6 @@ class OptimizersAsOne:
 def check_optimizer(kind: OptimizerKind, device: torch.device, *, named: str, is_sharded: bool = False) -> None:
     """Check that a kind of optimizer can be had.
 
-    Args:
-        kind: The kind.
-        device: The device of the weights.
-        named: The setting, for the message.
-        is_sharded: The weights are in parts.
-
     Raises:
         ConfigError: A library is missing or too old, or the kind does not work there.
     """

@@ -380,13 +380,6 @@ def search_minibatch(
 
     Slow; only for steps that failed. Overwrites the parameters' gradients.
 
-    Args:
-        learner: Evaluates policy and critic.
-        objective: The total loss.
-        minibatch: The rows of the step.
-        numbers: Their row numbers in the whole batch.
-        parameters: The trained parameters.
-
     Returns:
         The first non-finite value; if all are finite, the largest gradient norm of a row.
     """

@@ -36,14 +36,7 @@ class TrainedSection(Section):
 
 
 def schedule_field(default: Decay, *, source: str, over: str = "the run", further: str = "") -> Any:
-    """The schedule of a stage.
-
-    Args:
-        default: The default.
-        source: Its source.
-        over: What it stretches over.
-        further: Further sentences of the meaning.
-    """
+    """The schedule of a stage."""
     return field(
         default,
         meaning=f"How the learning rate decays to 0 over {over}; constant: not at all. {{{default}: 0.1}}: after a "

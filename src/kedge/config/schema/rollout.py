@@ -227,11 +227,6 @@ class RolloutConfig(Section):
 def check_responses(section: str, num_prompts: int, num_responses: int) -> None:
     """Refuse more responses at a time than tables of them would fit into memory.
 
-    Args:
-        section: Of the two fields.
-        num_prompts: Prompts.
-        num_responses: Responses to each.
-
     Raises:
         ValueError: There are over a million.
     """

@@ -13,12 +13,7 @@ from kedge.system.intervals import mean_interval
 
 
 def curves(record: RunRecord, *, most_points: int) -> dict[str, Any]:
-    """The metrics of a run as columns, with the update, responses and seconds of each point; see `mean_curves`.
-
-    Args:
-        record: The run.
-        most_points: Largest number of points of a curve.
-    """
+    """The metrics of a run as columns, with the update, responses and seconds of each point; see `mean_curves`."""
     found = mean_curves([record], most_points=most_points)
     return {name: found[name] for name in ("update", "seconds", "items", "every", "columns")}
 

@@ -140,9 +140,6 @@ def _grouped_findings(findings: Sequence[Sequence[Finding]]) -> list[dict[str, A
     Findings with the same field to change, of the same rule, or on the same figures are one group: symptoms of one
     cause, or one problem that several runs have.
 
-    Args:
-        findings: Findings of each run.
-
     Returns:
         Groups with the `severity` of their worst finding and their `findings`, the worst first, each with the index of
         its `run`.

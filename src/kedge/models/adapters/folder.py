@@ -170,9 +170,6 @@ class AdapterFolder:
     def check(self, model: nn.Module) -> None:
         """Refuse settings that would fill the memory or take forever, before PEFT creates the layers.
 
-        Args:
-            model: The base.
-
         Raises:
             ModelError: There are such settings, or the file is damaged.
         """
@@ -290,10 +287,6 @@ def under_present_names(model: Any, weights: dict[str, Tensor]) -> dict[str, Ten
 
     Before transformers 5, each expert of Mixtral and its relatives was a layer; now all are one stack of matrices.
     Names that the model knows stay: transformers' rules are for the files of its base, and can match them again.
-
-    Args:
-        model: A model with PEFT's layers.
-        weights: As the adapter's folder has them.
     """
     try:
         from peft.utils.transformers_weight_conversion import (  # pyright: ignore[reportMissingImports]

@@ -744,9 +744,6 @@ class PackedDecoder:
     def extend(self, texts: Sequence[Sequence[int]]) -> Float[Tensor, "rows dim"]:
         """Read some tokens of each row, one or more; `step` then needs its `running`.
 
-        Args:
-            texts: The tokens of each row.
-
         Returns:
             The hidden state at the last of them, which is also kept in `hidden`.
         """

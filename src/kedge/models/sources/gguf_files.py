@@ -78,10 +78,6 @@ def _packaged(source: str) -> Path:
 def gguf_folder(file: Path, source: str) -> str:
     """The folder of the cache with the model in a GGUF file, which is read unless it has been before.
 
-    Args:
-        file: The file.
-        source: The model's name, for messages.
-
     Raises:
         ModelError: The file is damaged, of a kind that transformers does not read, or the packages for it are missing;
             or the cache cannot be written.

@@ -45,9 +45,6 @@ class Server(Protocol):
     def start(self, stopped: Event) -> None:
         """Return once the server answers; start it if that is kedge's part.
 
-        Args:
-            stopped: Ends the waiting when it is set.
-
         Raises:
             EngineError: It does not answer.
         """

@@ -93,10 +93,6 @@ def as_first_update(config: Config, *, holds_out: bool) -> Config:
 
     All that shapes a return is as in PPO: the discount, the slot of the score, the scale of the rewards, the score of
     a response without a stop token.
-
-    Args:
-        config: The stage's configuration.
-        holds_out: Whether there are prompts to measure with.
     """
     config = config_at(config, 1)
     settings = config.critic

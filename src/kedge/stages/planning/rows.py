@@ -122,11 +122,7 @@ class Rows:
         return replace(self, prompts=prompts, responses=responses)
 
     def rollout(self, *, values: bool) -> Rollout:
-        """Sampled responses of these lengths.
-
-        Args:
-            values: The sampler has noted the critic's values.
-        """
+        """Sampled responses of these lengths."""
         prompts, responses = (torch.tensor(each)[:, None] for each in (self.prompts, self.responses))
         prompt_mask = torch.arange(int(prompts.max())) >= prompts.max() - prompts
         mask = torch.arange(int(responses.max())) < responses

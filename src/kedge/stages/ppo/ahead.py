@@ -79,14 +79,7 @@ def _with_copy(engine: Engine) -> Engine:
 def open_sampling(
     config: Config, trainer: Trainer, loop: CheckpointedLoop, *, say: Callable[[str], None]
 ) -> Sampling | SamplingAhead:
-    """The sampling of a run's batches, each when it is needed, or ahead; resumed with the run.
-
-    Args:
-        config: The configuration of the data.
-        trainer: Samples and scores.
-        loop: The run's loop.
-        say: Prints a line to the user.
-    """
+    """The sampling of a run's batches, each when it is needed, or ahead; resumed with the run."""
     prompts = prompt_stream(config, trainer, loop)
     check = (lambda _: None) if trainer.guard is None else trainer.guard.check_rollout
     engine = trainer.roles.engine

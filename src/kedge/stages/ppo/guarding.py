@@ -31,15 +31,7 @@ SPIKE_HISTORY = 40
 
 
 def new_guard(config: Config, run: Run, roles: Roles, loop: CheckpointedLoop, *, warn: Callable[[str], None]) -> Guard:
-    """The configured guard of a run; resumed with it.
-
-    Args:
-        config: The configuration.
-        run: The run.
-        roles: Its models.
-        loop: Rolls the weights back.
-        warn: Prints a line to the user.
-    """
+    """The configured guard of a run; resumed with it."""
     options = config.ppo
     modules: dict[str, nn.Module | None] = {
         "policy and critic": roles.actor_critic,

@@ -120,7 +120,8 @@ class PpoTrainer:
     (`ppo.constant_groups=resample`), and measurements on held-out prompts without `prompts` and `reward`.
 
     The trainer saves checkpoints as `checkpoint` says. It is closed at the end of the `with` block, by `close()`, or
-    when nothing refers to it any more, not even a callback, or the process ends; then it saves the model, the last state, and the report.
+    when the process ends or nothing refers to it any more, not even a callback; then it saves the model, the last
+    state, and the report.
 
     Args:
         model: Folder, hub id or `LoadedModel` of the policy to start from.

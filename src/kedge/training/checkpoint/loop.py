@@ -112,9 +112,6 @@ class CheckpointedLoop:
     def steps(self, num_steps: int) -> Iterator[int]:
         """Yield the numbers of the remaining steps, counted from 1; save or stop between steps.
 
-        Args:
-            num_steps: Steps of the whole run.
-
         Raises:
             KeyboardInterrupt, Terminated: The run was interrupted between two steps; the state after the last is saved.
             OutputError: A checkpoint cannot be written.

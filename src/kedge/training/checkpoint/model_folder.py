@@ -57,9 +57,6 @@ class CheckpointModel:
     def try_saving(self, folder: Path) -> None:
         """Save everything but the weights, and delete it: a model that cannot be saved must be found before training.
 
-        Args:
-            folder: An existing folder.
-
         Raises:
             ModelError: transformers refuses, such as for settings in `config.json` that exclude each other.
             OutputError: The folder cannot be written.

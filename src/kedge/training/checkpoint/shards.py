@@ -44,12 +44,7 @@ def write_shards(part: Path, groups: Mapping[str, Mapping[str, Tensor]], ranks: 
 
 
 def shard_pieces(tensors: Mapping[str, Tensor], *, is_first: bool) -> Iterator[bytes | memoryview]:
-    """The contents of one rank's file: its rows of sharded tensors; on the first rank, also the other tensors.
-
-    Args:
-        tensors: All tensors of the group, by name.
-        is_first: This is the first rank.
-    """
+    """The contents of one rank's file: its rows of sharded tensors; on the first rank, also the other tensors."""
     parts: dict[str, Tensor] = {}
     begins: dict[str, object] = {}
     for name, tensor in tensors.items():
