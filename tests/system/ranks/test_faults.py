@@ -175,7 +175,7 @@ def chain_command(folder: Path, *more: str) -> list[str]:
     ("place", "kind", "line"),
     [
         ("2", "exception", "ZeroDivisionError: a bug on one rank"),
-        ("2", "SIGTERM", "ppo: interrupted after 2 of 2"),
+        ("2", "SIGTERM", "ppo: interrupted after 1 of 2"),  # before the first step of update 2
         ("sampled", "exception", "ZeroDivisionError: a bug on one rank"),
         ("sampled", "SIGKILL", "error: contact with another rank was lost"),
     ],
