@@ -47,7 +47,7 @@ class OwnAdvantage:
             raise ShapeError(f"{name} returned a {type(cast(object, found)).__name__}; expected (advantages, returns)")
         named = dict(zip(("advantages", "returns"), parts, strict=True))
         both = Advantages(*(own_values(value, mask, f"{name} returned {part}") for part, value in named.items()))
-        # What follows from the model's own NaN is the guard's matter.
+        # The guard reports NaN that the model itself makes.
         given = [rewards, *(value for value in known.values() if value is not None)]
         if all(bool(each.isfinite().all()) for each in given):
             for part, value in zip(named, both, strict=True):
@@ -65,7 +65,7 @@ def own_values(value: object, mask: Tensor, name: str) -> Tensor:
         name: Its name in errors, and a verb.
 
     Raises:
-        ShapeError: It is no tensor of this shape.
+        ShapeError: It is not a tensor of this shape.
     """
     expected = f"expected a tensor of shape {tuple(mask.shape)}"
     if not isinstance(value, Tensor):

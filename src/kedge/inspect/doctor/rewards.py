@@ -280,14 +280,14 @@ def _has_moved(run: RunRecord, score: Series, score_std: Series) -> bool:
         # A fall from near the top widens the spread, and must not pass for flat because of it.
         spread = score_std.start if move < 0 else max(score_std.start, score_std.late)
         of_update = spread / math.sqrt(num_responses(run))
-        # Where most updates score alike, consecutive ones show no noise.
+        # Consecutive updates show no noise where most of them score alike.
         if abs(move) > max(FLAT * spread, SIGNIFICANT * min(of_update, error or of_update)):
             return True
     return False
 
 
 def _moves(score: Series) -> Iterator[tuple[float, float]]:
-    """How far the score is from its first value, its first few, and the first eighth of the run; with the errors.
+    """Distances of the score from its first value, its first few, and the first eighth of the run; with errors.
 
     A single update is noisy, and an eighth of a long run hides a quick change.
     """
