@@ -372,6 +372,7 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
         ({"responses": ["a", [5]], "stopped": [True, True]}, "response 1 does not end with a stop token"),
         ({"responses": ["a", "b"], "groups": [0, 0]}, "responses 0 and 1 are in one group"),
         ({"responses": ["a", "b"], "groups": 5}, "groups are a int; expected one per response"),
+        ({"responses": ["a", "b"], "groups": [[0], [1]]}, "groups has a list; expected the number of each"),
         ({"responses": ["a", "b"], "logprobs": [-1.0, -1.0]}, "the log probabilities of response 0 are a float; exp"),
         ({"responses": ["a", "b"], "policy_version": 3}, "policy_version is 3; expected 0 to 0"),
     ],

@@ -133,6 +133,9 @@ def _groups(
         keys = [tuple(ids) for ids in prompt_ids]
     else:  # the entries of a tensor are never equal as keys
         keys = groups.tolist() if isinstance(groups, Tensor) else list(groups)
+        for key in keys:
+            if isinstance(key, (list, dict, set)):
+                raise DataError(f"groups has a {type(key).__name__}; expected the number of each response's prompt")
     firsts = {key: place for place, key in reversed(list(enumerate(keys)))}
     order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     for place, key in enumerate(keys):
