@@ -52,6 +52,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--precision")
+    parser.add_argument("--checkpointing", action="store_true")
     options = parser.parse_args()
     common: dict[str, Any] = {
         "output_dir": str(options.out / "trl"),
@@ -59,7 +60,7 @@ def main() -> None:
         "learning_rate": options.learning_rate,
         "bf16": options.precision == "bf16",
         "model_init_kwargs": {"dtype": "float32"},
-        "gradient_checkpointing": False,
+        "gradient_checkpointing": options.checkpointing,
         "use_cpu": True,
         "logging_steps": 1,
         "save_strategy": "no",

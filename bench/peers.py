@@ -61,7 +61,9 @@ INTRODUCTION = """\
 `make bench-peers`: SmolLM2-135M-Instruct in {precision}, with TRL 1.16, which has GRPO, RLOO, fine-tuning and reward
 models, but no PPO. An update of GRPO and RLOO is 4 prompts, 8 responses to each and at most 64 tokens, with a
 reference model and one pass over all responses; a step of the others is 8 rows of about 200 tokens, or pairs of them.
-The first step is not counted. Packing is not enabled in either; kedge never computes padding.
+The first step is not counted. Packing is not enabled in either; kedge never computes padding. With *checkpointing*,
+TRL's default and an option of kedge (`runtime.activation_checkpointing`), both compute activations again instead of
+keeping them.
 """
 
 QUESTION = "Write the documentation of {} in Python."
@@ -87,6 +89,8 @@ class Task:
     title: str
     kedge: Sequence[str]
     trl: str
+    checkpointing: bool = False
+    """Both compute activations again instead of keeping them, which is TRL's default and not kedge's."""
 
 
 def model_folder(model: str) -> str:
@@ -109,11 +113,15 @@ def tasks(model: str, precision: str) -> list[Task]:
     sampled += [f"num_responses={NUM_RESPONSES}", f"max_new_tokens={MAX_NEW_TOKENS}", "num_minibatches=1"]
     sampled += [f"ppo.learning_rate={LEARNING_RATE}", "missing_eos_score=null", "num_fixed_prompts=0", *precise]
     rows = [f"batch_size={BATCH}", f"learning_rate={LEARNING_RATE}", "eval_fraction=0", *precise]
-    return [
+    kept = [
         Task("GRPO", ["ppo", "--model", model, "--preset", "grpo", *sampled], "grpo"),
         Task("RLOO", ["ppo", "--model", model, "--preset", "rloo", *sampled], "rloo"),
         Task("SFT", ["sft", "--model", model, "--data", "demonstrations.jsonl", *rows], "sft"),
         Task("reward model", ["reward", "--model", model, "--data", "comparisons.jsonl", *rows], "reward"),
+    ]
+    again = "runtime.activation_checkpointing=true"
+    return kept + [
+        Task(f"{task.title}, checkpointing", [*task.kedge, again], task.trl, checkpointing=True) for task in kept
     ]
 
 
@@ -198,6 +206,7 @@ def compare(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str
             str(out),
         ]
         theirs += [f"--{name}={value}" for name, value in sizes(options).items()]
+        theirs += ["--checkpointing"] if task.checkpointing else []
         for number in range(options.rounds):
             for system, command in (("kedge", ours), ("TRL", theirs)):
                 result = measure(
@@ -262,33 +271,47 @@ def main() -> int:
     parser.add_argument("model", help="an instruction model with a chat template")
     parser.add_argument("--peer", type=Path, required=True, help="Python of an environment with TRL 1.16")
     parser.add_argument("--precision", choices=("fp32", "bf16"), help="of both; bf16 where the machine has it")
-    parser.add_argument("--only", nargs="*", help="tasks; the record is not replaced")
+    parser.add_argument("--only", nargs="*", help="tasks; those of the record that are not named stay")
     for name, default in (("rounds", 3), ("steps", 4), ("threads", available_cores())):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     if options.precision is None:
         native = describe_machine(options.threads)["bf16 in hardware"] != "no"
         options.precision = "bf16" if native else "fp32"
+    facts = {
+        "machine": describe_machine(options.threads),
+        "versions": describe_versions(options.peer),
+        "precision": options.precision,
+        "steps": options.steps,
+    }
     try:
+        kept = kept_results(facts) if options.only else {}
         options.model = model_folder(options.model)
         found = compare(options, print)
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    record = {
-        "machine": describe_machine(options.threads),
-        "versions": describe_versions(options.peer),
-        "precision": options.precision,
-        "steps": options.steps,
-        "results": {
-            title: {name: [asdict(run) for run in runs] for name, runs in systems.items()}
-            for title, systems in found.items()
-        },
+    results = {
+        title: {name: [asdict(run) for run in runs] for name, runs in systems.items()}
+        for title, systems in found.items()
     }
+    record = {**facts, "results": kept | results}
     print(f"\n{peers_section(record)}")
-    file = WORK / "partial.json" if options.only else RECORD
-    file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
+
+
+def kept_results(facts: dict[str, Any]) -> dict[str, Any]:
+    """The results of the record, to which others with the same facts may be added.
+
+    Raises:
+        BenchError: The record has other facts.
+    """
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    for name, value in facts.items():
+        if record[name] != value:
+            raise BenchError(f"{RECORD.name} has another {name}: {record[name]}; measure all tasks")
+    return record["results"]
 
 
 if __name__ == "__main__":
