@@ -163,6 +163,11 @@ def test_a_function_with_check_rows_reads_the_prompts_before_a_run():
         reward.check({"level": [7], "other": [1]})
 
 
+def test_a_verifier_checks_a_column_that_a_setting_gives():
+    with pytest.raises(RewardError, match=r"column 'pattern', prompt 2: '\(' is not usable; expected a regular"):
+        FunctionReward(pattern, settings={"pattern": ["a", "("]}).check({})
+
+
 def test_selected_rows_keep_their_reasons():
     ids = torch.arange(12).reshape(4, 3)
     mask = torch.ones(4, 3, dtype=torch.bool)

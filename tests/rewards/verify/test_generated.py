@@ -7,7 +7,7 @@ import pytest
 from kedge.data import generated
 from kedge.errors import RewardError
 from kedge.rewards.verify import reasoning_gym as verify
-from kedge.rewards.verify.generated import REFUSED, check_reasoning_gym
+from kedge.rewards.verify.generated import REFUSED, reasoning_gym
 from tests import reasoning
 
 SUMS = "reasoning-gym:sums,size=9#5"  # the answer is 5
@@ -85,7 +85,7 @@ def test_nothing_of_a_response_is_executed(task, text, evaluated):
 )
 def test_rows_are_checked_before_a_run(entry, line):
     with pytest.raises(RewardError, match=line):
-        check_reasoning_gym([entry])
+        reasoning_gym.check_rows(entry=[entry])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that the package leaves open

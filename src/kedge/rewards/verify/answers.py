@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -27,7 +26,7 @@ from kedge.rewards.verify.checking import (
     after_thoughts,
     deadline,
     read_rows,
-    reads,
+    reads_column,
     verdicts,
 )
 
@@ -238,17 +237,7 @@ def _number_answer(answer: object) -> Quantity:
     return found
 
 
-def check_gsm8k(answer: Sequence[Any]) -> list[Quantity]:
-    """Read the column `answer` of GSM8K."""
-    return read_rows("answer", answer, _gsm8k_answer)
-
-
-def check_number(answer: Sequence[Any]) -> list[Quantity]:
-    """Read a column `answer` of plain numbers."""
-    return read_rows("answer", answer, _number_answer)
-
-
-@reads(check_gsm8k)
+@reads_column("answer", _gsm8k_answer)
 def gsm8k(completions: list[str], answer: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a response's final number is that of a GSM8K row: after `####`, in `\boxed{}`, or its last number.
 
@@ -257,19 +246,19 @@ def gsm8k(completions: list[str], answer: list[str], stopped: list[bool] | None 
         answer: Solutions as in GSM8K: `… #### 42`.
         stopped: Whether each response ended with a stop token.
     """
-    return verdicts(completions, stopped, check_gsm8k(answer), _judge_number)
+    return verdicts(completions, stopped, read_rows("answer", answer, _gsm8k_answer), _judge_number)
 
 
-@reads(check_gsm8k)
+@reads_column("answer", _gsm8k_answer)
 def gsm8k_strict(completions: list[str], answer: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
     """`gsm8k` for responses that must end as the data's solutions do: only `#### 42` counts."""
-    return verdicts(completions, stopped, check_gsm8k(answer), _judge_strictly)
+    return verdicts(completions, stopped, read_rows("answer", answer, _gsm8k_answer), _judge_strictly)
 
 
-@reads(check_number)
+@reads_column("answer", _number_answer)
 def number(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """`gsm8k` for a column `answer` that has the number alone, as in SVAMP."""
-    return verdicts(completions, stopped, check_number(answer), _judge_number)
+    return verdicts(completions, stopped, read_rows("answer", answer, _number_answer), _judge_number)
 
 
 def _expression(answer: object) -> str:
@@ -281,12 +270,7 @@ def _expression(answer: object) -> str:
     return found
 
 
-def check_math(answer: Sequence[Any]) -> list[str]:
-    """Read a column `answer` of expressions."""
-    return read_rows("answer", answer, _expression)
-
-
-@reads(check_math)
+@reads_column("answer", _expression)
 def math(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a response's `\boxed{…}`, or what follows `####`, equals an expression in LaTeX (extra `math`).
 
@@ -303,7 +287,7 @@ def math(completions: list[str], answer: list[Any], stopped: list[bool] | None =
         RewardError: math-verify is not installed.
     """
     _math_verify()
-    return verdicts(completions, stopped, check_math(answer), _judge_expression)
+    return verdicts(completions, stopped, read_rows("answer", answer, _expression), _judge_expression)
 
 
 def _judge_expression(text: str, is_whole: bool, reference: str) -> str | tuple[str, str]:

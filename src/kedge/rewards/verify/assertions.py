@@ -19,16 +19,6 @@ _CONVERSIONS |= {"sorted", "str", "sum", "tuple"}
 
 
 @dataclass(frozen=True)
-class _Row:
-    tests: Any
-    imports: Any
-    setup: Any
-
-    def __repr__(self) -> str:
-        return repr(self.tests)
-
-
-@dataclass(frozen=True)
 class Assertion:
     """An assertion, taken apart.
 
@@ -65,19 +55,17 @@ def read_tests(tests: Sequence[Any], imports: Sequence[Any] | None, setups: Sequ
     Raises:
         RewardError: A row cannot be used.
     """
-    nothing = [None] * len(tests)
-    rows = [_Row(*each) for each in zip(tests, imports or nothing, setups or nothing, strict=True)]
-    return read_rows("test_list", rows, _read_tests)
+    return read_rows("test_list", tests, _read_tests, imports, setups)
 
 
-def _read_tests(row: _Row) -> Tests:
-    setup = (*_texts(row.imports), *_texts(row.setup))
+def _read_tests(tests: Any, imported_by: Any, setup_code: Any) -> Tests:
+    setup = (*_texts(imported_by), *_texts(setup_code))
     imports = [
         node for text in setup for node in ast.walk(_parsed(text)) if isinstance(node, (ast.Import, ast.ImportFrom))
     ]
     imported = {(name.asname or name.name).partition(".")[0] for node in imports for name in node.names}
     assertions: list[Assertion] = []
-    for text in _texts(row.tests):
+    for text in _texts(tests):
         for statement in _parsed(text.strip()).body:
             try:
                 if not isinstance(statement, ast.Assert):

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from inspect import Parameter, Signature
 from typing import Any, TypeVar
 
 from kedge.errors import RewardError
@@ -39,21 +40,35 @@ def reads(check: Callable[..., Any]) -> Callable[[_Function], _Function]:
     return decorate
 
 
-def read_rows(column: str, entries: Sequence[Any], read: Callable[[Any], _Reference]) -> list[_Reference]:
+def reads_column(column: str, read: Callable[[Any], Any]) -> Callable[[_Function], _Function]:
+    """`reads` for a function that needs one column; see `read_rows`."""
+
+    def check(**columns: Sequence[Any]) -> None:
+        read_rows(column, columns[column], read)
+
+    check.__dict__["__signature__"] = Signature([Parameter(column, Parameter.KEYWORD_ONLY)])  # it may be a setting
+    return reads(check)
+
+
+def read_rows(
+    column: str, entries: Sequence[Any], read: Callable[..., _Reference], *others: Sequence[Any] | None
+) -> list[_Reference]:
     """Read each row's entry of a column.
 
     Args:
         column: The column's name.
         entries: Its entries.
-        read: Reads one; raises `ValueError` with what is expected instead.
+        read: Reads one, with those of the other columns; raises `ValueError` with what is expected instead.
+        others: The other columns; None for one that is missing.
 
     Raises:
         RewardError: An entry cannot be read.
     """
     found = []
-    for row, entry in enumerate(entries, start=1):
+    given = [each or [None] * len(entries) for each in others]
+    for row, (entry, *more) in enumerate(zip(entries, *given, strict=True), start=1):
         try:
-            found.append(read(entry))
+            found.append(read(entry, *more))
         except ValueError as error:
             shown = " ".join(repr(entry).split())
             shown = shown if len(shown) <= 80 else f"{shown[:80]}…"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kedge.data.generated import find_entry
@@ -20,7 +20,7 @@ from kedge.rewards.verify.checking import (
     Expired,
     deadline,
     read_rows,
-    reads,
+    reads_column,
     without_thoughts,
 )
 
@@ -67,15 +67,6 @@ CHECKED: Mapping[str, Callable[[str], bool]] = {
 """Tasks that evaluate a response as Python, and what they may get."""
 
 
-def check_reasoning_gym(entry: Sequence[Any]) -> list[tuple[str, Any, dict[str, Any]]]:
-    """Read the column `entry`.
-
-    Raises:
-        RewardError: A row is not of reasoning-gym, or of a task that cannot be trusted with a response.
-    """
-    return read_rows("entry", entry, _read)
-
-
 def _read(entry: object) -> tuple[str, Any, dict[str, Any]]:
     try:
         name, task, found = find_entry(str(entry))
@@ -86,7 +77,7 @@ def _read(entry: object) -> tuple[str, Any, dict[str, Any]]:
     return name, task, found
 
 
-@reads(check_reasoning_gym)
+@reads_column("entry", _read)
 def reasoning_gym(completions: list[str], entry: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """The score of a response by its task of reasoning-gym, from 0 to 1; tasks may score what is partly right.
 
@@ -101,7 +92,7 @@ def reasoning_gym(completions: list[str], entry: list[Any], stopped: list[bool] 
         RewardError: A row cannot be used.
     """
     ended = [True] * len(completions) if stopped is None else stopped
-    rows = zip(completions, ended, check_reasoning_gym(entry), strict=True)
+    rows = zip(completions, ended, read_rows("entry", entry, _read), strict=True)
     return [_judged(text, is_whole, *reference) for text, is_whole, reference in rows]
 
 

@@ -11,14 +11,14 @@ import inspect
 import json as json_module
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Verdict
-from kedge.rewards.verify.checking import NO_ANSWER, RIGHT, decoded, read_rows, reads, without_thoughts
+from kedge.rewards.verify.checking import NO_ANSWER, RIGHT, decoded, read_rows, reads_column, without_thoughts
 
 EXAMPLE = '{"kind": "max_words", "count": 50}'
 
@@ -91,12 +91,14 @@ def instruction_text(kind: str, **parameters: Any) -> str:
     return known.text.format(**{name: _listed(value) for name, value in given.items()})
 
 
-def check_instructions(instructions: Sequence[Any]) -> list[list[tuple[Kind, dict[str, Any]]]]:
-    """Read the column `instructions`."""
-    return read_rows("instructions", instructions, _read)
+def _read(entry: object) -> list[tuple[Kind, dict[str, Any]]]:
+    entry = decoded(entry)
+    if not isinstance(entry, (list, tuple)) or not entry:
+        raise ValueError(f"a list of instructions such as {EXAMPLE}")
+    return [_read_one(each) for each in entry]
 
 
-@reads(check_instructions)
+@reads_column("instructions", _read)
 def instructions(completions: list[str], instructions: list[Any]) -> list[Verdict]:
     """Check whether a response follows all instructions of its row; the reason is `right` or the first broken kind.
 
@@ -107,7 +109,7 @@ def instructions(completions: list[str], instructions: list[Any]) -> list[Verdic
     return [Verdict(float(not share < 1), reason) for share, reason in _followed(completions, instructions)]
 
 
-@reads(check_instructions)
+@reads_column("instructions", _read)
 def instructions_partial(completions: list[str], instructions: list[Any]) -> list[Verdict]:
     """The share of its instructions that a response follows; reasons as of `instructions`."""
     return [Verdict(share, reason) for share, reason in _followed(completions, instructions)]
@@ -115,7 +117,7 @@ def instructions_partial(completions: list[str], instructions: list[Any]) -> lis
 
 def _followed(completions: list[str], rows: list[Any]) -> list[tuple[float, str]]:
     found = []
-    for completion, wanted in zip(completions, check_instructions(rows), strict=True):
+    for completion, wanted in zip(completions, read_rows("instructions", rows, _read), strict=True):
         text = without_thoughts(completion)
         if not text.strip():  # an empty text has no commas
             found.append((0.0, NO_ANSWER))
@@ -123,13 +125,6 @@ def _followed(completions: list[str], rows: list[Any]) -> list[tuple[float, str]
         broken = [kind.follows.__name__ for kind, parameters in wanted if not kind.follows(text.strip(), **parameters)]
         found.append((1 - len(broken) / len(wanted), broken[0] if broken else RIGHT))
     return found
-
-
-def _read(entry: object) -> list[tuple[Kind, dict[str, Any]]]:
-    entry = decoded(entry)
-    if not isinstance(entry, (list, tuple)) or not entry:
-        raise ValueError(f"a list of instructions such as {EXAMPLE}")
-    return [_read_one(each) for each in entry]
 
 
 def _read_one(entry: object) -> tuple[Kind, dict[str, Any]]:

@@ -22,6 +22,7 @@ from kedge.rewards.verify.checking import (
     decoded,
     read_rows,
     reads,
+    reads_column,
     verdicts,
     without_thoughts,
 )
@@ -59,24 +60,13 @@ class Choice:
     options: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class _Row:
-    answer: Any
-    choices: Any
-
-    def __repr__(self) -> str:
-        return repr(self.answer)
-
-
 def check_choice(answer: Sequence[Any], choices: Sequence[Any] | None = None) -> list[Choice]:
     """Read the columns `answer` and `choices`."""
-    rows = [_Row(*each) for each in zip(answer, choices or [None] * len(answer), strict=True)]
-    return read_rows("answer", rows, _read_choice)
+    return read_rows("answer", answer, _read_choice, choices)
 
 
-def _read_choice(row: _Row) -> Choice:
-    options = _options(row.choices)
-    answer = row.answer
+def _read_choice(answer: Any, choices: Any) -> Choice:
+    options = _options(choices)
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(options):
         return Choice(list(options)[answer], options)  # MMLU counts from 0
     if isinstance(answer, str):
@@ -87,7 +77,7 @@ def _read_choice(row: _Row) -> Choice:
         if len(same) == 1:
             return Choice(same[0], options)
         if not same and re.fullmatch("[0-9]{1,2}", answer.strip()):  # a cell of a table in text
-            return _read_choice(_Row(int(answer), options))
+            return _read_choice(int(answer), options)
     raise ValueError("a letter such as 'B', or the text of one of the column `choices`")
 
 
@@ -196,11 +186,6 @@ def _texts(answer: object) -> list[str]:
     return texts
 
 
-def check_texts(answer: Sequence[Any]) -> list[list[str]]:
-    """Read a column `answer` of texts."""
-    return read_rows("answer", answer, _texts)
-
-
 def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], str | tuple[str, str]]:
     def judge(text: str, is_whole: bool, answers: list[str]) -> str | tuple[str, str]:
         if not text.strip() or not is_whole:
@@ -211,16 +196,16 @@ def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], 
     return judge
 
 
-@reads(check_texts)
+@reads_column("answer", _texts)
 def exact(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """Check whether a response is the answer, or one of several, apart from spaces around it."""
-    return verdicts(completions, stopped, check_texts(answer), _judge_text(str.strip))
+    return verdicts(completions, stopped, read_rows("answer", answer, _texts), _judge_text(str.strip))
 
 
-@reads(check_texts)
+@reads_column("answer", _texts)
 def normalized(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """`exact` without regard to case, punctuation, articles and repeated spaces."""
-    return verdicts(completions, stopped, check_texts(answer), _judge_text(_normalized))
+    return verdicts(completions, stopped, read_rows("answer", answer, _texts), _judge_text(_normalized))
 
 
 # Patterns and tags
@@ -235,18 +220,13 @@ def _expression(entry: object) -> re.Pattern[str]:
     raise ValueError("a regular expression")
 
 
-def check_pattern(pattern: Sequence[Any]) -> list[re.Pattern[str]]:
-    """Read the column `pattern`."""
-    return read_rows("pattern", pattern, _expression)
-
-
-@reads(check_pattern)
+@reads_column("pattern", _expression)
 def pattern(completions: list[str], pattern: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a regular expression is found in a response (`\A…\Z` for the whole of it), within a second.
 
     Thoughts are part of the response only to an expression that names their tag.
     """
-    return verdicts(completions, stopped, check_pattern(pattern), _judge_pattern)
+    return verdicts(completions, stopped, read_rows("pattern", pattern, _expression), _judge_pattern)
 
 
 def _judge_pattern(text: str, is_whole: bool, expression: re.Pattern[str]) -> str:
