@@ -5,6 +5,8 @@ import math
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import islice, repeat
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from kedge.rollout import Sampler
 from kedge.training.learner import LanguageLearner
 from kedge.training.objective import Objective
 from kedge.training.optimizer import CRITIC, build_optimizer
+from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.update import distance_moved, ppo_update
 from tests.experience import collected
 from tests.tiny import tiny_causal_lm, tiny_reward_model, tiny_tokenizer
@@ -335,9 +338,16 @@ def test_a_pretraining_mix_of_weight_zero_is_ppo_bit_for_bit():
     experience = make_experience(models)
     plain, mixed = copy.deepcopy(models), copy.deepcopy(models)
     run_update(plain, experience)
-    run_update(mixed, experience, extra_loss=lambda: [0.0 * next(mixed.policy.causal.parameters()).sum()])
+    run_update(mixed, experience, extra_loss=repeat(lambda: [0.0 * next(mixed.policy.causal.parameters()).sum()]))
     for one, other in zip(plain.parameters(), mixed.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_repeated_pass_reads_the_same_pretraining_texts():
+    loss = SimpleNamespace(weight=float, length=int, sums=lambda batch: {"loss": torch.tensor(float(max(batch)))})
+    mix = PretrainingMix(loss, range(1, 100), coef=1.0, batch_size=4, micro_batch_tokens=None, seed=0)
+    first, second = islice(mix.draw(1), 2)
+    assert list(first()) == list(first()) != list(second())
 
 
 def test_every_epoch_is_a_fresh_shuffle_that_visits_each_response_once(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from kedge.data import EncodedExample
 from kedge.system.ranks import ALONE, PassTokens, Ranks
 from kedge.training.runtime import stream
 from kedge.training.supervised.losses import CompletionLoss
+from kedge.training.update import ExtraLoss
 
 
 @dataclass(frozen=True)
@@ -38,37 +40,19 @@ class PretrainingMix:
     seed: int
     ranks: Ranks = ALONE
 
-    def draw(self, update: int) -> PretrainingDraws:
-        """The batches of one update, from its own random stream, so they do not depend on earlier updates."""
-        return PretrainingDraws(self, stream(self.seed, "pretraining", update))
+    def draw(self, update: int) -> ExtraLoss:
+        """The losses of an update's steps, on texts drawn with replacement.
 
+        An update has its own random stream, so that its draws do not depend on earlier updates.
+        """
+        generator = stream(self.seed, "pretraining", update)
+        while True:
+            rows = torch.randint(len(self.examples), (self.batch_size,), generator=generator).tolist()
+            yield partial(self.shares, [self.examples[row] for row in rows])
 
-@dataclass(frozen=True)
-class PretrainingDraws:
-    """Called once per optimizer step: draws a batch with replacement."""
-
-    mix: PretrainingMix
-    generator: torch.Generator
-
-    def __call__(self) -> PretrainingBatch:
-        """The loss of the next batch."""
-        mix = self.mix
-        rows = torch.randint(len(mix.examples), (mix.batch_size,), generator=self.generator).tolist()
-        return PretrainingBatch(mix, [mix.examples[row] for row in rows])
-
-
-@dataclass(frozen=True)
-class PretrainingBatch:
-    """The loss of a batch, in parts that sum to it over all ranks; each iteration computes it again."""
-
-    mix: PretrainingMix
-    batch: Sequence[EncodedExample]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        """This rank's share of the loss, one micro-batch at a time."""
-        mix = self.mix
-        batch = self.batch
-        total = sum(mix.loss.weight(example) for example in batch)
-        for part in mix.ranks.plan([mix.loss.length(example) for example in batch], mix.micro_batch_tokens):
-            loss = mix.coef * mix.loss.sums([batch[row] for row in part.rows])["loss"] / total
+    def shares(self, batch: Sequence[EncodedExample]) -> Iterator[Tensor]:
+        """This rank's parts of the loss of a batch, one micro-batch at a time; they sum to it over all ranks."""
+        total = sum(map(self.loss.weight, batch))
+        for part in self.ranks.plan(list(map(self.loss.length, batch)), self.micro_batch_tokens):
+            loss = self.coef * self.loss.sums([batch[row] for row in part.rows])["loss"] / total
             yield loss if part.counts else loss * 0.0

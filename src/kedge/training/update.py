@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -22,8 +22,8 @@ from kedge.training.objective import Metric, Objective, Reduction
 from kedge.training.optimizer import all_parameters, clip_by_owner, clip_gradients, scale_output_gradients
 from kedge.training.optimizer_kinds import Optimizer
 
-ExtraLoss = Callable[[], Iterable[Tensor]]
-"""An additional loss for a step (ptx mixing), in parts that add up; each part is freed before the next."""
+ExtraLoss = Iterator[Callable[[], Iterable[Tensor]]]
+"""An additional loss for each step (ptx mixing), in parts that add up; each part is freed before the next."""
 
 # As in SB3 and Spinning Up, where, as here, only the policy's steps end; spec §6.31.
 EARLY_STOP_MARGIN = 1.5
@@ -255,7 +255,7 @@ def _policy_pass(
         minibatch = experience if len(minibatches) == 1 else experience.select(rows)
         if objective.whitens_minibatches:
             minibatch = objective.prepared(minibatch)
-        more = extra_loss() if extra_loss else ()
+        more = next(extra_loss) if extra_loss else tuple
         passes = partial(_gradients, learner, optimizer, objective, minibatch, rows, result.passes[-1], more)
         totals = learner.repeated(minibatch, passes)
         learner.ranks.sum_gradients(parameters)
@@ -283,7 +283,7 @@ def _gradients(
     minibatch: B,
     rows: Int[Tensor, " rows"],
     epoch: EpochPass,
-    more: Iterable[Tensor],
+    more: Callable[[], Iterable[Tensor]],
 ) -> MetricTotals:
     """The gradients of this rank's micro-batches and of the additional loss; note its rows in the epoch."""
     optimizer.zero_grad(set_to_none=True)
@@ -296,7 +296,7 @@ def _gradients(
         terms.loss.backward()
         totals.add(terms.metrics)
         epoch.record(rows[part_rows], outputs)
-    for share in more:
+    for share in more():
         share.backward()
         totals.add({"loss/ptx": Metric(share.detach())})
     return totals

@@ -23,7 +23,7 @@ from kedge.models import load_language_model
 from kedge.models.packing.trunk import Trunk
 from kedge.stages.ppo import critics, roles, run_ppo
 from kedge.stages.ppo import trainer as ppo_trainer
-from kedge.training.pretraining_mix import PretrainingDraws
+from kedge.training.pretraining_mix import PretrainingMix
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import save_speaker
 from tests.tiny import CHAT_TEMPLATE, FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
@@ -450,14 +450,13 @@ def test_pretraining_texts_are_mixed_in(tmp_path, policy):
 def test_a_step_reads_eight_pretraining_texts_per_response_if_asked(tmp_path, policy, monkeypatch):
     texts, drawn = tmp_path / "texts.jsonl", []
     texts.write_text("".join(json.dumps({"text": f"{prompt} and the sea."}) + "\n" for prompt in PROMPTS))
-    draw = PretrainingDraws.__call__
+    shares = PretrainingMix.shares
 
-    def counted(self):
-        batch = draw(self)
-        drawn.append(len(batch.batch))
-        return batch
+    def counted(self, batch):
+        drawn.append(len(batch))
+        return shares(self, batch)
 
-    monkeypatch.setattr(PretrainingDraws, "__call__", counted)
+    monkeypatch.setattr(PretrainingMix, "shares", counted)
     config = configure(policy, tmp_path / "run", ptx_coef=1.0, ptx_batch=8, pretraining=str(texts), num_minibatches=2)
     run_ppo(config, prompts=PROMPTS, reward=vowels)
     assert set(drawn) == {8 * config.responses_per_update // 2}

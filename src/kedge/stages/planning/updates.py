@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,7 +31,7 @@ from kedge.stages.ppo.trainer import Trainer
 from kedge.system.ranks import ALONE
 from kedge.system.stage import find_stage
 from kedge.training.optimizer import build_optimizer
-from kedge.training.pretraining_mix import PretrainingBatch, PretrainingMix
+from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.supervised.loop import TrainingSettings, count_steps, train_supervised
 from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
 from kedge.training.supervised.returns import FIT_TOKENS, ReturnsLoss, SampledReturns
@@ -264,8 +266,8 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
     steps = epochs * loop.num_minibatches / minibatches
     draw: Any = None
     if subject.texts is not None:
-        texts = _Texts(subject.texts, actor_critic.policy, subject.precision, phases, steps, then=epochs * passes)
-        draw = SimpleNamespace(draw=lambda update: texts)
+        given = (subject.texts, actor_critic.policy, subject.precision, phases, steps)
+        draw = SimpleNamespace(draw=lambda update: repeat(partial(_texts, *given, then=epochs * passes)))
     trainer = _trainer(subject, trial, actor_critic, reference, optimizer, draw)
     trainer.begin(trial.ppo.value_warmup_updates + 1)
     trained = filter(None, (actor_critic.policy, actor_critic.critic))
@@ -294,11 +296,12 @@ def _copied_ahead(config: Config, policy: LanguageModel) -> int:
     return copy + waiting * each
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """The pretraining loss of an optimizer step, counted as a separate phase; see `PretrainingDraws`.
+def _texts(
+    rows: Rows, policy: LanguageModel, precision: Precision, phases: Phases, steps: float, *, then: float
+) -> Iterator[Tensor]:
+    """The pretraining loss of an optimizer step, counted as a separate phase; see `PretrainingMix.draw`.
 
-    Attributes:
+    Args:
         rows: The texts.
         policy: Reads them.
         precision: Number format of the matrix products.
@@ -306,21 +309,12 @@ class _Texts:
         steps: Optimizer steps per update for each that is counted.
         then: Repetitions per update of the training that follows.
     """
-
-    rows: Rows
-    policy: LanguageModel
-    precision: Precision
-    phases: Phases
-    steps: float
-    then: float
-
-    def __call__(self) -> Iterator[Tensor]:
-        first = self.rows.shortened()
-        loss = CompletionLoss(self.policy, self.precision)
-        mix = PretrainingMix(loss, [], coef=1.0, batch_size=first.count, micro_batch_tokens=first.budget, seed=0)
-        self.phases.start("ptx", "policy", times=self.steps * self.rows.tokens / first.tokens)
-        yield from PretrainingBatch(mix, _examples(first))
-        self.phases.start("train", "policy", times=self.then)
+    first = rows.shortened()
+    loss = CompletionLoss(policy, precision)
+    mix = PretrainingMix(loss, [], coef=1.0, batch_size=first.count, micro_batch_tokens=first.budget, seed=0)
+    phases.start("ptx", "policy", times=steps * rows.tokens / first.tokens)
+    yield from mix.shares(_examples(first))
+    phases.start("train", "policy", times=then)
 
 
 def _trial_rows(rows: Rows, minibatches: int) -> tuple[Rows, int]:
