@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from kedge.algorithm.prefix_test import PrefixTest
@@ -28,27 +28,6 @@ FIGURES = {
 MOST_POINTS = 500
 
 
-@dataclass(frozen=True)
-class CheckedPrefix:
-    """One prefix.
-
-    Attributes:
-        prompt: Number of its prompt.
-        tokens: Length of the prefix, tokens.
-        of: Length of the response that it was cut from, tokens.
-        value: The critic's.
-        returns: Mean return of its continuations.
-        prompt_return: Mean return of other responses to the prompt.
-    """
-
-    prompt: int
-    tokens: int
-    of: int
-    value: float
-    returns: float
-    prompt_return: float
-
-
 def describe_check(test: PrefixTest) -> dict[str, float]:
     """The metrics of a check. Those that could not be determined are left out."""
     figures = asdict(test)
@@ -69,7 +48,7 @@ def check_line(test: PrefixTest, update: int) -> str:
     return f"critic check after update {update}: {found}"
 
 
-def check_row(test: PrefixTest, prefixes: Sequence[CheckedPrefix]) -> dict[str, Any]:
+def check_row(test: PrefixTest, prefixes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """All figures with their intervals, the calibration, and the prefixes themselves, evenly chosen of very many."""
     step = -(-len(prefixes) // MOST_POINTS) or 1
-    return {**asdict(test), "prefixes": [asdict(prefix) for prefix in prefixes[::step]]}
+    return {**asdict(test), "prefixes": prefixes[::step]}

@@ -28,7 +28,7 @@ from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.prefix_test import PrefixTest, prefix_test
 from kedge.data import Prompt
 from kedge.errors import NonfiniteScoreError, UnscoredError
-from kedge.logs.critic_checks import CheckedPrefix, check_line, check_row, describe_check
+from kedge.logs.critic_checks import check_line, check_row, describe_check
 from kedge.logs.experience_metrics import describe_experience, describe_samples, without_scores
 from kedge.logs.json_lines import Sample
 from kedge.rewards import Responses
@@ -338,12 +338,14 @@ class PrefixSample:
             raise UnscoredError("no response of two or more tokens has enough scored continuations")
         return prefix_test(self.values, self.returns, self.prompt_returns, self.prompts)
 
-    def listed(self) -> list[CheckedPrefix]:
-        """The prefixes one by one."""
-        columns = (
-            self.prompts, self.tokens, self.lengths, self.values, self.returns.nanmean(-1), self.prompt_returns
-        )  # fmt: skip
-        return [CheckedPrefix(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    def listed(self) -> list[dict[str, float]]:
+        """The prefixes one by one, with the mean returns of their continuations."""
+        columns = {
+            "prompt": self.prompts, "tokens": self.tokens, "of": self.lengths, "value": self.values,
+            "returns": self.returns.nanmean(-1), "prompt_return": self.prompt_returns,
+        }  # fmt: skip
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 @torch.no_grad()
