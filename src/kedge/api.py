@@ -9,6 +9,8 @@ the sections of the stage, and `preset="tldr-n+"` or `preset=["small-cpu", "grpo
 Each function writes to the folder `out` and returns a result that points to the files. By default it is `runs/STAGE`,
 or the first of `runs/STAGE-2`, … that is free; with `resume`, always `runs/STAGE`.
 `kedge.dry_run("ppo", ...)` takes the same arguments, writes nothing and returns an estimate of the time.
+
+Invalid input raises `kedge.KedgeError`: one line that states what is wrong, where, and what is expected.
 """
 
 from __future__ import annotations
@@ -116,9 +118,6 @@ def sft(
         resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
         on_update: Called with an `Update` after each optimizer step.
         settings: Fields of the configuration.
-
-    Raises:
-        KedgeError: An invalid input.
     """
     return _run("sft", locals())
 
@@ -144,9 +143,6 @@ def reward(
         resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
         on_update: Called with an `Update` after each optimizer step.
         settings: Fields of the configuration.
-
-    Raises:
-        KedgeError: An invalid input.
     """
     return _run("reward", locals())
 
@@ -176,9 +172,6 @@ def critic(
         resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
         on_update: Called with an `Update` after each optimizer step.
         settings: Fields of the configuration, such as `num_responses`.
-
-    Raises:
-        KedgeError: An invalid input.
     """
     return _run("critic", locals())
 
@@ -223,9 +216,6 @@ def ppo(
         resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
         on_update: Called with an `Update` after each update.
         settings: Fields of the configuration.
-
-    Raises:
-        KedgeError: An invalid input.
     """
     return _run("ppo", locals())
 
@@ -257,9 +247,6 @@ def rlhf(
         resume: Resume the run in `out`, if there is one; a list of fields or sections lets these differ.
         on_update: Called with an `Update` after each optimizer step, and each update of PPO.
         settings: Fields of the configuration, such as `num_rounds`.
-
-    Raises:
-        KedgeError: An invalid input.
     """
     return _run("rlhf", locals())
 
@@ -283,9 +270,6 @@ def generate(
         environment: As in `ppo`; the responses are episodes with it.
         out: The run's folder; must be empty.
         settings: Fields of the configuration, such as `temperature` or `best_of`.
-
-    Raises:
-        KedgeError: An invalid input.
     """
     return _run("generate", locals())
 
@@ -312,9 +296,6 @@ def evaluate(
         environment: As in `ppo`: episodes are compared, by what they are paid unless there is a judge.
         out: The run's folder; must be empty.
         settings: Fields of the configuration, such as `judge_mode`.
-
-    Raises:
-        KedgeError: An invalid input.
     """
     return _run("evaluate", locals())
 
@@ -343,9 +324,6 @@ def pass_at_k(
         environment: As in `ppo`: an episode that is paid 1 or more is right.
         out: The run's folder; must be empty.
         settings: Fields of the configuration, such as `generate.temperature`.
-
-    Raises:
-        KedgeError: An invalid input.
     """
     check_whole("num_responses", num_responses, least=2)
     return _run("evaluate", locals())
@@ -370,9 +348,6 @@ def check_critic(
         reward: As in `ppo`, instead of the run's.
         out: The run's folder; must be empty.
         settings: Fields of the configuration, such as `evaluate.num_prompts`.
-
-    Raises:
-        KedgeError: An invalid input.
     """
     if critic is None:
         raise ConfigError("critic is missing: name a run of PPO or of critic, or a trained critic")
@@ -558,9 +533,6 @@ def sweep(
         goal: `max` or `min`; None to go by the metric's name.
         out: The sweep's folder; `runs/sweep-STAGE` by default. The same call continues the sweep in it.
         settings: Fields of the configuration that all runs share.
-
-    Raises:
-        KedgeError: An invalid input.
     """
     swept = [each.name for each in stages().values() if each.is_swept]
     if stage not in swept:
