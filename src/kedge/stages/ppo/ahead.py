@@ -110,10 +110,9 @@ def prompt_stream(config: Config, trainer: Trainer, loop: CheckpointedLoop) -> P
 
 @dataclass(frozen=True)
 class _Sampled:
-    """A batch, what its sampling took, and the lines that it has for the user."""
+    """A batch, and the lines that it has for the user."""
 
     batch: SampledBatch
-    figures: Mapping[str, float]
     lines: tuple[str, ...] = ()
 
 
@@ -167,7 +166,6 @@ class SamplingAhead:
         self._tokenizer = deepcopy(trainer.roles.tokenizer)
         self._jobs: deque[_Job] = deque()
         self._idle_since: float | None = None
-        self._figures: Mapping[str, float] = {}
 
     def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
         """The responses of an update; the sampling of later ones is under way from here on.
@@ -198,12 +196,7 @@ class SamplingAhead:
             self._say(line)
         for rollout in sampled.batch.rollouts:
             self._check(rollout)
-        self._figures = {**published, **sampled.figures}
-        return sampled.batch
-
-    def metrics(self) -> dict[str, float]:
-        """Cost of sampling the last batch: seconds by phase, and seconds that the sampler waited before."""
-        return dict(self._figures)
+        return replace(sampled.batch, costs={**published, **sampled.batch.costs})
 
     def mark(self) -> tuple[_Job, ...]:
         """The batches under way, for a checkpoint; does not wait for them."""
@@ -227,7 +220,6 @@ class SamplingAhead:
             {
                 "update": job.update,
                 "prompts": dict(job.prompts),
-                "figures": dict(sampled.figures),
                 "batch": _packed(sampled.batch, tensors, self._trainer.roles.prompts),
             }
             for job, sampled in done
@@ -241,7 +233,7 @@ class SamplingAhead:
         for row in state["batches"]:
             batch = _unpacked(row["batch"], on_device, self._trainer.roles.prompts)
             future: Future[_Sampled] = Future()
-            future.set_result(_Sampled(batch, row["figures"]))
+            future.set_result(_Sampled(batch))
             self._jobs.append(_Job(row["update"], row["prompts"], future))
         if state["prompts"] is not None:
             self._prompts.load_state_dict(state["prompts"])
@@ -269,7 +261,7 @@ class SamplingAhead:
             self._idle_since = time.perf_counter()
         took = clock.metrics(num_tokens=batch.num_tokens)
         figures = {**sent, **{name: took[name] for name in PHASES}, "time/rollout_waiting": waited}
-        return _Sampled(batch, figures, tuple(self._lines))
+        return _Sampled(replace(batch, costs=figures), tuple(self._lines))
 
     def _note(self, rollout: Rollout) -> None:
         self._checked = rollout

@@ -26,7 +26,7 @@ from kedge.stages.ppo.log import Ended, Event, PpoLog, ppo_log, write_roles
 from kedge.stages.ppo.measurements import Measurements
 from kedge.stages.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles
-from kedge.stages.ppo.sampling import Batches
+from kedge.stages.ppo.sampling import SampledBatch
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
@@ -115,7 +115,7 @@ def train(
         sampling = open_sampling(config, updates.trainer, loop, say=updates.log.progress.say)
         updates.restore()
         for update in loop.steps(config.ppo.num_updates):
-            updates.make(update, sampling, Stopwatch(run.device))
+            updates.make(update, sampling.batch, Stopwatch(run.device))
 
 
 @contextmanager
@@ -190,18 +190,20 @@ class Updates:
         self.loop.restore(TrainingState({"actor_critic": roles.actor_critic}, roles.optimizer))
         write_roles(self.trainer.run, roles)
 
-    def make(self, update: int, sampling: Batches, clock: Stopwatch) -> Mapping[str, float]:
+    def make(
+        self, update: int, sample: Callable[[int, Stopwatch], SampledBatch], clock: Stopwatch
+    ) -> Mapping[str, float]:
         """Make an update, and return its metrics.
 
         Args:
             update: Its number, from 1.
-            sampling: Has its prompts, responses and scores.
+            sample: Gives its prompts, responses and scores.
             clock: Times it.
         """
         trainer = self.trainer
         trainer.begin(update)
         with self.guard.watching(update, num_steps=trainer.settings.num_steps):
-            batch = sampling.batch(update, clock)
+            batch = sample(update, clock)
             self.measurements.at_start(clock)
             with clock.phase("experience"):
                 experience = estimated = trainer.estimate(batch.trained, takes_steps=batch.takes_steps)
@@ -216,7 +218,7 @@ class Updates:
         metrics = {
             **self.log.describe(batch, estimated, result),  # scores and lengths are also of masked responses
             **clock.metrics(num_tokens=batch.num_tokens),
-            **sampling.metrics(),
+            **batch.costs,
         }
         self._finish(Event(update, metrics, batch, experience, result))
         return metrics

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -56,7 +56,6 @@ from kedge.stages.ppo.main import opened_updates
 from kedge.stages.ppo.result import checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles, longest_prompt
 from kedge.stages.ppo.sampling import SampledBatch, Sampling
-from kedge.stages.ppo.trainer import Trainer
 from kedge.system.invocation import refuse_nested_run
 from kedge.system.stage import find_stage
 from kedge.system.workers.codec import own_copy
@@ -503,9 +502,7 @@ class PpoTrainer:
         number = self._begin()
         assert self._clock is not None
         self._scores[:] = scores or []
-        reward = None if scores is None else self._own_reward
-        given = _GivenBatch(batch, self._trainer, reward, self._sampling, self._published)
-        metrics = self._updates.make(number, given, self._clock)
+        metrics = self._updates.make(number, partial(self._scored, batch, scores is not None), self._clock)
         batch._trained.append(number)
         self._clock = None
         self._num_sampled = 0
@@ -517,6 +514,14 @@ class PpoTrainer:
             self._next = next(self._steps, None)
             raise
         return {"update": number, **metrics}
+
+    def _scored(self, given: Batch, has_scores: bool, update: int, clock: Stopwatch) -> SampledBatch:
+        """The batch that the caller gives to `update`, with its scores."""
+        if not given._is_of(update - 1):
+            self._trainer.settings = self._trainer.settings.inexact()
+        scorer = self._trainer.scored_by(self._own_reward) if has_scores else self._trainer
+        batch = self._sampling.sampled(scorer, clock, lambda _: list(given._rows), given.rollout)
+        return replace(batch, costs=self._published)
 
     def _begin(self) -> int:
         """Begin the next update, unless it has begun; returns its number."""
@@ -680,33 +685,3 @@ def _check(config: Config, *, has_prompts: bool, has_reward: bool) -> None:
     for name, value in {"curriculum": config.data.curriculum, "mix": config.data.mix}.items():
         if value and not has_prompts:
             raise ConfigError(f"data.{name} orders the run's prompts: give the trainer prompts=")
-
-
-@dataclass(frozen=True)
-class _GivenBatch:
-    """A batch that the caller gives to `update`; see `Batches`.
-
-    Attributes:
-        given: The batch.
-        trainer: The run's.
-        own_reward: The scores that the caller gives; None to have the batch scored.
-        sampling: Scores it.
-        published: Cost of sending the weights to the engine.
-    """
-
-    given: Batch
-    trainer: Trainer
-    own_reward: Any
-    sampling: Sampling
-    published: Mapping[str, float]
-
-    def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
-        """The batch, with its scores."""
-        if not self.given._is_of(update - 1):
-            self.trainer.settings = self.trainer.settings.inexact()
-        scorer = self.trainer if self.own_reward is None else self.trainer.scored_by(self.own_reward)
-        return self.sampling.sampled(scorer, clock, lambda _: list(self.given._rows), self.given.rollout)
-
-    def metrics(self) -> dict[str, float]:
-        """Cost of sending the weights to the engine."""
-        return dict(self.published)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.shaping import GroupScores, group_scores
@@ -39,6 +39,8 @@ class SampledBatch:
         num_masked: Responses that were cut off and are left out of the steps; None if they are not to be.
         masked_share: Their share of those that the update would train on otherwise.
         takes_steps: False if no response is left to train on.
+        costs: Metrics that the update's clock lacks: sending the weights to the engine, resting prompts, and with
+            sampling ahead the seconds of its phases.
     """
 
     prompts: Sequence[Prompt]
@@ -51,6 +53,7 @@ class SampledBatch:
     num_masked: int | None = None
     masked_share: float | None = None
     takes_steps: bool = True
+    costs: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def num_tokens(self) -> int:
@@ -116,27 +119,6 @@ def sampling_of(rollout: Rollout, num_prompts: int) -> dict[str, Any]:
     return {"prompt_ids": ids, "max_new_tokens": rollout.response_ids.shape[1]}
 
 
-class Batches(Protocol):
-    """The batches that updates train on."""
-
-    def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
-        """The responses of an update.
-
-        Args:
-            update: Its number, from 1.
-            clock: Times the phases.
-
-        Raises:
-            RewardError: A reward failed or returned invalid scores.
-            UnscoredError: No response has a score.
-        """
-        ...
-
-    def metrics(self) -> dict[str, float]:
-        """Cost of the last batch that the clock does not have."""
-        ...
-
-
 class Sampling:
     """Draws prompts, samples and scores responses, and chooses those to train on.
 
@@ -165,11 +147,10 @@ class Sampling:
         self._say = say
         self._note = note
         self._shown: set[str] = set()
-        self._published: Mapping[str, float] = {}
 
     def batch(self, update: int, clock: Stopwatch) -> SampledBatch:
-        """The responses of an update; see `Batches`."""
-        self._published = self._trainer.publish(update - 1)
+        """The responses of an update, of which the clock times the phases; errors as in `sampled`."""
+        costs = self._trainer.publish(update - 1)
         assert self._prompts is not None
         batch = self.sampled(self._trainer, clock, self._prompts.next)
         if self._note is not None:
@@ -177,12 +158,8 @@ class Sampling:
             compared = groups.count > 1
             variances = (groups.std.square() * groups.has_spread)[compared].tolist()
             resting = self._note([batch.prompts[number] for number in groups.group[compared].tolist()], variances)
-            self._published = {**self._published, "prompt/resting": resting}
-        return batch
-
-    def metrics(self) -> dict[str, float]:
-        """Cost of sending the weights to the engine, which the clock of `batch` lacks, and the resting prompts."""
-        return dict(self._published)
+            costs = {**costs, "prompt/resting": resting}
+        return replace(batch, costs=costs)
 
     def sampled(
         self,
