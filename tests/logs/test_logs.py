@@ -22,8 +22,9 @@ from kedge.logs.json_lines import (
     plain_json,
     read_metrics,
     read_samples,
-    truncate_rows,
+    rows_until,
 )
+from kedge.system.output import replace_file
 
 SAMPLE = Sample(
     prompt="p", response="a b", tokens=["a", " b"], score=1 / 3, stopped=True, logprobs=[-1 / 3, -1.0],
@@ -161,7 +162,9 @@ def test_a_resumed_log_is_the_log_of_a_run_that_was_not_cut(tmp_path):
     for kept in range(8):
         for torn in (b"", b"{", b'{"update": 6, "lo', b'{"update": 6}', b"\0\0"):
             path.write_bytes(b"".join(whole.splitlines(keepends=True)[: kept + 2]) + torn)
-            assert truncate_rows(path, kept) == min(kept, 7)
+            rows = rows_until(path, kept)
+            assert len(rows) == min(kept, 7)
+            replace_file(path, rows)
             assert write_updates(tmp_path / "cut", range(kept + 1, 8)) == whole
     assert [entry.name for entry in path.parent.iterdir()] == [METRICS_FILE]
 
@@ -171,13 +174,9 @@ def test_all_samples_of_an_update_stay_or_go(tmp_path):
         for update in (1, 2, 3):
             log.write(update, [SAMPLE, SAMPLE])
         log.sync()
-    assert truncate_rows(tmp_path / SAMPLES_FILE, 2) == 4
+    path = tmp_path / SAMPLES_FILE
+    replace_file(path, rows_until(path, 2))
     assert [row["update"] for row in read_samples(tmp_path)] == [1, 1, 2, 2]
-
-
-def test_a_missing_log_has_no_rows_and_is_not_created(tmp_path):
-    assert truncate_rows(tmp_path / METRICS_FILE, 5) == 0
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("row", ['{"upd', "[]", "{}", '{"update": null}', "7", ""])
@@ -185,5 +184,5 @@ def test_a_log_with_an_invalid_line_is_left_unchanged(tmp_path, row):
     text = f'{{"update": 1}}\n{row}\n{{"update": 3}}\n'
     (tmp_path / METRICS_FILE).write_text(text)
     with pytest.raises(DataError, match=r"metrics.jsonl', line 2: not a row with an update"):
-        truncate_rows(tmp_path / METRICS_FILE, 1)
+        rows_until(tmp_path / METRICS_FILE, 1)
     assert (tmp_path / METRICS_FILE).read_text() == text

@@ -34,6 +34,8 @@ def assert_same(extended: Path, whole: Path) -> None:
     assert metrics_without_times(extended) == metrics_without_times(whole)
     weights = "model/model.safetensors"
     assert (extended / weights).read_bytes() == (whole / weights).read_bytes()
+    # A log that the run does not have is not created.
+    assert {path.name for path in extended.iterdir()} == {path.name for path in whole.iterdir()}
 
 
 def test_a_longer_ppo_run_is_the_same_to_the_bit_where_nothing_is_stretched(policy, tmp_path, capsys):

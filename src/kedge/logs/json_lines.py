@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from kedge.errors import DataError, ShapeError
 from kedge.system.durable import replace_contents, sync, sync_folder
-from kedge.system.output import replace_file, writing
+from kedge.system.output import writing
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
@@ -247,29 +247,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return read_json_lines(folder / METRICS_FILE)
 
 
-def truncate_rows(path: Path, last_update: int) -> int:
-    """Remove the rows of later updates and an incomplete last line; return how many rows stay.
-
-    A run resumed after `last_update` writes those rows again. The rows that stay keep their bytes, and the file is
-    replaced atomically, so a `JsonLines` that is open keeps writing to the old file. A missing file has no rows.
-
-    Args:
-        path: A log; its rows have an `update`.
-        last_update: The last update to keep.
+def rows_until(path: Path, last_update: int) -> list[bytes]:
+    """The lines of a log up to and including an update; those after it, and an incomplete last line, are left out.
 
     Raises:
-        DataError: A line before the last is not a row of a log.
-        OutputError: The file cannot be written.
+        DataError: A line is not a row with an update.
     """
-    kept = rows_until(path, last_update)
-    if path.is_file():
-        replace_file(path, kept)
-    return len(kept)
-
-
-def rows_until(path: Path, last_update: int) -> list[bytes]:
-    """The lines of a log that `truncate_rows` keeps; arguments and errors as there."""
-    whole = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # what follows the last newline is incomplete
+    whole = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is incomplete
     return [line + b"\n" for number, line in enumerate(whole, 1) if _update_of(line, path, number) <= last_update]
 
 

@@ -24,7 +24,6 @@ from kedge.logs.json_lines import (
     MetricsLog,
     plain_json,
     rows_until,
-    truncate_rows,
 )
 from kedge.logs.loggers import LoggedRun, LoggerGroup, LoggerState
 from kedge.logs.phases import PhaseLog
@@ -32,7 +31,7 @@ from kedge.logs.progress import Progress, say
 from kedge.runs.ending import end_stage, resumable
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Run
-from kedge.system.output import CHECKPOINTS
+from kedge.system.output import CHECKPOINTS, replace_file
 from kedge.system.ranks import AdaptiveTokens
 from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
 from kedge.training.checkpoint.model_folder import CheckpointModel
@@ -175,11 +174,11 @@ def stage_loop(
     def begin() -> None:
         # Samples of "update 0" precede the first update: a run that starts over writes them again.
         last = (run.checkpoint.update if run.checkpoint else 0) or -1
-        for name in LOGS:
-            rows_until(run.folder / name, last)  # refuses a damaged log while nothing has changed
+        # A damaged log is refused while nothing has changed.
+        kept = {path: rows_until(path, last) for name in LOGS if (path := run.folder / name).is_file()}
         run.start()
-        for name in LOGS:
-            truncate_rows(run.folder / name, last)
+        for path, rows in kept.items():
+            replace_file(path, rows)
         truncate_incidents(run.folder, last)
 
     with stopping(ranks=run.ranks) if stop is None else nullcontext(stop) as stop:
