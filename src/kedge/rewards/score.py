@@ -158,7 +158,8 @@ def score_rollout(
         per_token = _at_tokens([terms.token_scores[row] for row in rows], rollout.token_mask)
         token_scores = torch.where(rollout.action_mask, per_token, 0.0)  # tokens that were only read earn nothing
     reasons = [terms.reason(row) for row in rows] if terms.reasons else None
-    return ScoredRollout(rollout, scores, token_scores, [prompts[row].text for row in rows], terms, reasons=reasons)
+    texts = [str(prompts[row].text) for row in rows]  # a checkpoint stores plain texts
+    return ScoredRollout(rollout, scores, token_scores, texts, terms, reasons=reasons)
 
 
 def describe_responses(

@@ -220,7 +220,7 @@ def _checked_verdict(entry: Mapping[Any, Any], giver: str, *, row: int) -> Verdi
     if not (answer is None or isinstance(answer, str)):
         raise RewardError(f"{giver} the answer {_shown(answer)}; expected a text, or None")
     score = _checked_number(entry["score"], giver, "also with a reason", row=row)
-    return Verdict(score, " ".join(reason.split()), answer)
+    return Verdict(score, " ".join(reason.split()), None if answer is None else "".join(answer))
 
 
 _EXAMPLE = "{'score': 0.0, 'reason': 'wrong value'}"

@@ -30,7 +30,7 @@ class ScoredTerms:
     Attributes:
         scores: the weighted sum of the per-response numbers: 0 where a response has per-token numbers only, None where
             no source scored it, or a source with `on_error=drop` failed on it.
-        terms: each source's scores by name, before its weight.
+        terms: each source's scores by name, before its weight; plain numbers, without reasons.
         failures: failed calls, as metrics.
         token_scores: the weighted sum of the per-token numbers, one list per response, None where it has
             no token scores; None if no source returned any.
@@ -213,7 +213,7 @@ class WeightedReward:
         named = list(zip(self.names, results, strict=True))
         return ScoredTerms(
             scores=[_total(row) for row in entries] if not self.is_empty else [0.0] * len(responses),
-            terms={name: each.scores for name, each in named},
+            terms={name: [_number(score) for score in each.scores] for name, each in named},
             failures=failures,
             token_scores=None if all(row is None for row in token_scores) else token_scores,
             reasons={name: each.reasons for name, each in named if each.reasons is not None},
@@ -248,6 +248,11 @@ def _recorded(collect: Callable[[], CallResult], count: int) -> CallResult:
         return collect()
     except NonfiniteScoreError:
         return CallResult([None] * count)
+
+
+def _number(score: Score) -> Score:
+    """The score without its reason: a checkpoint stores plain numbers."""
+    return float(score) if isinstance(score, float) else score
 
 
 def _total(entries: Sequence[float | list[float]]) -> float | None:

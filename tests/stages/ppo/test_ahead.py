@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,9 +16,14 @@ from kedge.errors import ConfigError, RewardError
 from kedge.logs.json_lines import read_samples
 from kedge.rewards import Verdict
 from kedge.runs.run import Resume
+from kedge.runs.training import Callback, Update
 from kedge.stages.ppo import run_ppo
+from kedge.system.output import CHECKPOINTS
+from kedge.training.checkpoint.store import newest_valid
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times, varied
-from tests.tiny import save_tiny_policy
+from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
+
+CONVERSATIONS = [{"prompt": [{"role": "user", "content": text}]} for text in PROMPTS]
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +39,27 @@ def sampled(folder: Path) -> dict[int, list[list[int]]]:
     return found
 
 
+def interrupting(after: int) -> Callback:
+    """A callback that interrupts a run once an update is complete."""
+
+    def interrupt(update: Update) -> None:
+        if update.number == after:
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
+def under_way(folder: Path) -> list[int]:
+    """The updates with batches in the newest checkpoint."""
+    checkpoint = newest_valid(folder / CHECKPOINTS, on_rejected=print)
+    assert checkpoint is not None
+    return [row["update"] for row in checkpoint.state["ahead"]["batches"]]
+
+
 def drawing(completions: list[str], seed: int, **_: Any) -> list[Verdict]:
-    """Scores with noise of their own, and reasons."""
+    """Scores with noise of their own, reasons, and answers that are not plain texts."""
     scores = [score + random.Random(seed).random() for score in varied(completions)]
-    return [Verdict(score, "high" if score > 1 else "low") for score in scores]
+    return [Verdict(score, "high" if score > 1 else "low", np.str_(score)) for score in scores]
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
@@ -59,22 +82,22 @@ def test_an_update_is_sampled_by_the_weights_of_as_many_updates_ago(tmp_path, po
     assert found[staleness + 2] != start[staleness + 2]
 
 
-def test_a_run_that_samples_ahead_repeats_and_resumes_to_the_bit(tmp_path, policy):
+@pytest.mark.parametrize("prompts", [PROMPTS, CONVERSATIONS], ids=["texts", "conversations"])
+def test_a_run_that_samples_ahead_repeats_and_resumes_to_the_bit(tmp_path, prompts):
+    template = None if prompts is PROMPTS else CHAT_TEMPLATE
+    policy = save_tiny_policy(tmp_path / "policy", tokenizer=tiny_tokenizer(chat_template=template))
+
     def configured(name: str):
         return configure(
             policy, tmp_path / name, num_updates=5, max_staleness=2, num_responses=2, constant_groups="drop",
             eval_every=2, learning_rate=0.01, num_fixed_prompts=1,
         )  # fmt: skip
 
-    given: dict[str, Any] = {"prompts": PROMPTS, "eval_prompts": PROMPTS[:2], "reward": drawing}
+    given: dict[str, Any] = {"prompts": prompts, "eval_prompts": prompts[:2], "reward": drawing}
     whole = run_ppo(configured("whole"), **given)
-
-    def interrupt(update: int, *_: Any) -> None:
-        if update == 3:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run_ppo(configured("split"), **given, on_update=interrupt)
+        run_ppo(configured("split"), **given, callback=interrupting(3))
+    assert under_way(tmp_path / "split") == [4, 5]
     split = run_ppo(configured("split"), **given, resume=Resume())
     assert metrics_without_times(tmp_path / "split") == metrics_without_times(tmp_path / "whole")
     weights, expected = (load_file(run.model / "model.safetensors") for run in (split, whole))
@@ -86,10 +109,6 @@ def test_tokens_that_old_weights_saw_differently_are_masked_and_the_run_resumes_
         return configure(
             policy, tmp_path / name, num_updates=4, max_staleness=2, learning_rate=0.05, num_samples=100, **settings
         )
-
-    def interrupt(update: int, *_: Any) -> None:
-        if update == 3:
-            raise KeyboardInterrupt
 
     band = {"importance_mask": {"token": [0.9, 1.1]}}
     given: dict[str, Any] = {"prompts": PROMPTS, "reward": varied}
@@ -110,7 +129,8 @@ def test_tokens_that_old_weights_saw_differently_are_masked_and_the_run_resumes_
     assert not all(torch.equal(same[name], other[name]) for name in other)
 
     with pytest.raises(KeyboardInterrupt):
-        run_ppo(configured("split", **band), **given, on_update=interrupt)
+        run_ppo(configured("split", **band), **given, callback=interrupting(2))
+    assert under_way(tmp_path / "split") == [3, 4]
     split = run_ppo(configured("split", **band), **given, resume=Resume())
     assert metrics_without_times(tmp_path / "split") == metrics_without_times(tmp_path / "whole")
     again = load_file(split.model / "model.safetensors")
