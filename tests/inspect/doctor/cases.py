@@ -172,8 +172,14 @@ CASES = [
         "sampler_trainer_mismatch",
         "serious",
         {"policy/sampler_ratio_max": [1.0] * 15 + [1.6], "policy/staleness": 0.0},
-        {"policy/sampler_ratio_max": [1.0] + [1.6] * 15, "policy/staleness": [0.0] + [1.0] * 15},
+        {"policy/sampler_ratio_max": ([1.0] + [1.6] * 7) * 2, "policy/staleness": ([0.0] + [1.0] * 7) * 2},  # extended
         settings=AHEAD,
+    ),
+    metrics(  # sampling ahead until update 8, and no more from then on
+        "sampler_trainer_mismatch",
+        "serious",
+        {"policy/sampler_ratio_max": [1.0] * 15 + [1.6], "policy/staleness": [0.0] + [1.0] * 7 + [0.0] * 8},
+        {"policy/sampler_ratio_max": [1.0] + [1.6] * 7 + [1.0] * 8, "policy/staleness": [0.0] + [1.0] * 7 + [0.0] * 8},
     ),
     metrics(
         "sampler_trainer_mismatch",

@@ -23,15 +23,14 @@ def _beyond_rounding(run: RunRecord) -> tuple[str, Series] | None:
     """A description of the comparison with the largest ratio, and its ratios that rounding does not explain."""
     bound = MAX_RATIO.get(run.facts.get("precision", ""), MAX_RATIO["bf16"])
     measured = {between: read(run, name, at_least=1) for name, between in RATIOS.items()}
-    if run.setting("rollout.max_staleness") and (fresh := read(run, "policy/staleness", at_least=1)):
+    if ages := read(run, "policy/staleness", at_least=1):
         # Other weights have other probabilities: only updates that their own weights sampled are compared.
-        last = max(fresh.where(lambda age: age == 0).updates, default=0)
         names = ["policy/sampler_ratio_max"]
         if run.setting("ppo.old_logprobs") == "sampler":
             names.append("policy/first_ratio_max")
         for between in (RATIOS[name] for name in names):
             if ratios := measured[between]:
-                measured[between] = ratios.within(0, last)
+                measured[between] = combine(lambda ratio, age: None if age else ratio, ratios, ages)
     beyond = {between: ratios.where(lambda ratio: ratio > bound) for between, ratios in measured.items() if ratios}
     apart = {between: ratios for between, ratios in beyond.items() if len(ratios)}
     return max(apart.items(), key=lambda item: max(item[1].values)) if apart else None
