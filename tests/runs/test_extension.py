@@ -99,9 +99,10 @@ def test_what_is_stretched_is_said():
         "ppo.learning_rate=6e-5",
         "ppo.kl_controller=ziegler",
         "ppo.schedule={linear: 0.1}",
+        "rollout.max_staleness=1",
     ]
     said = describe_extension(load_config(None, settings), "ppo", 40)
-    assert "the linear decay of the learning rate, its warm-up, the KL controller's horizon" in said
+    assert "the linear decay of the learning rate, its warm-up, the KL controller's horizon, sampling ahead." in said
     assert "not that of a run that was this long" in said
     settings = ["ppo.schedule=constant", "ppo.eval_every=4", "ppo.num_updates=60"]
     changed = describe_extension(load_config(None, settings), "ppo", 40, changes=["ppo.kl_coef"])

@@ -80,7 +80,7 @@ def describe_extension(config: Config, stage: str, done: int, *, changes: Collec
 
 
 def _stretched(config: Config, stage: Stage) -> list[str]:
-    """The schedules that are planned over the whole run."""
+    """The schedules, and the sampling ahead, that are planned over the whole run."""
     [section] = stage.trains
     settings = value_of(config, section)
     adapted = word(getattr(settings, "kl_controller", "fixed"))
@@ -88,6 +88,8 @@ def _stretched(config: Config, stage: Stage) -> list[str]:
         *([] if settings.decay == "constant" else [f"the {settings.decay} decay of the learning rate"]),
         *(["its warm-up"] if settings.warmup_fraction else []),
         *([] if adapted == "fixed" else ["the KL controller's horizon"]),
+        # The old end had nothing sampled beyond it: the next update's weights sample for it themselves.
+        *(["sampling ahead"] if section == "ppo" and config.rollout.max_staleness else []),
     ]
 
 
