@@ -104,6 +104,8 @@ def test_what_is_stretched_is_said():
     said = describe_extension(load_config(None, settings), "ppo", 40)
     assert "the linear decay of the learning rate, its warm-up, the KL controller's horizon, sampling ahead." in said
     assert "not that of a run that was this long" in said
+    raised = describe_extension(load_config(None, settings), "ppo", 40, is_longer=False)  # only ppo.max_kl, say
+    assert raised.startswith("The run continues after update 40, bit for bit")
     settings = ["ppo.schedule=constant", "ppo.eval_every=4", "ppo.num_updates=60"]
     changed = describe_extension(load_config(None, settings), "ppo", 40, changes=["ppo.kl_coef"])
     assert changed == (

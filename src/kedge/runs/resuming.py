@@ -53,18 +53,23 @@ def check_extension(folder: Path, checkpoint: Checkpoint | None) -> None:
         )
 
 
-def describe_extension(config: Config, stage: str, done: int, *, changes: Collection[str] = ()) -> str:
+def describe_extension(
+    config: Config, stage: str, done: int, *, is_longer: bool = True, changes: Collection[str] = ()
+) -> str:
     """Describe the effect of a longer run on its schedules.
 
     Args:
         config: The configuration to resume with.
         stage: The stage.
         done: Updates, or optimizer steps, so far.
+        is_longer: Its length has grown; False if only limits that end it early have.
         changes: What else is allowed to differ from now on.
     """
     described = find_stage(stage)
     so_far = f"The run continues after {described.unit} {done}"
-    stretched = _stretched(config, described) if described.stretched is None else described.stretched(config)
+    stretched = list[str]()
+    if is_longer:
+        stretched = _stretched(config, described) if described.stretched is None else described.stretched(config)
     effects = [f"Stretched to the new length: {', '.join(stretched)}."] if stretched else []
     effects += [f"Allowed to change: {', '.join(changes)}."] if changes else []
     if effects:

@@ -512,7 +512,8 @@ def _checkpoint_to_resume(
     if longer:
         check_extension(folder, checkpoint)
         done = checkpoint.update if checkpoint else 0
-        say(describe_extension(config, stage, done, changes=resume.allow_changes))
+        is_longer = find_stage(stage).length in longer
+        say(describe_extension(config, stage, done, is_longer=is_longer, changes=resume.allow_changes))
     return checkpoint
 
 
