@@ -64,8 +64,13 @@ def test_a_field_missing_from_a_saved_file_is_reported():
 
 def test_a_run_from_before_auto_is_resumed_under_its_default():
     saved = load_config(overrides=["ppo.critic=shared", "ppo.whiten_advantages=true"])
-    assert changed_settings(effective_settings(saved), effective_settings(Config())) == []
+    assert changed_settings(*effective_settings(saved, Config())) == []
     without = load_config(overrides=["ppo.advantage=to_go"])
-    assert "ppo.critic: shared in the run, none now" in changed_settings(
-        effective_settings(saved), effective_settings(without)
-    )
+    assert "ppo.critic: shared in the run, none now" in changed_settings(*effective_settings(saved, without))
+
+
+@pytest.mark.parametrize("change", ["rollout.max_staleness=1", "rollout.engine=vllm", "ppo.advantage=to_go"])
+def test_a_setting_that_is_auto_in_both_is_not_named(change):
+    """It has other values there only because the setting that changed does."""
+    changes = changed_settings(*effective_settings(Config(), load_config(overrides=[change])))
+    assert [line.split(":")[0] for line in changes] == [change.split("=")[0]]

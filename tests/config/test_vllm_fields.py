@@ -41,13 +41,13 @@ def test_a_mistake_names_the_field_as_the_user_does(override: str, line: str) ->
 
 def test_a_run_may_be_resumed_on_other_servers_but_not_with_another_engine() -> None:
     builtin, one, two = (
-        effective_settings(load_config(overrides=overrides))
+        load_config(overrides=overrides)
         for overrides in ([], *(["engine=vllm", f"rollout.vllm.servers=http://{host}"] for host in ("one", "two")))
     )
-    assert changed_settings(one, two) == []
-    assert "rollout.engine: builtin in the run, vllm now" in changed_settings(builtin, one)
+    assert changed_settings(*effective_settings(one, two)) == []
+    assert "rollout.engine: builtin in the run, vllm now" in changed_settings(*effective_settings(builtin, one))
 
 
 def test_a_run_without_importance_weights_is_resumed_under_the_default() -> None:
     without, default = load_config(overrides=["ppo.importance_cap=null"]), load_config()
-    assert changed_settings(effective_settings(without), effective_settings(default)) == []
+    assert changed_settings(*effective_settings(without, default)) == []

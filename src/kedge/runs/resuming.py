@@ -207,8 +207,9 @@ def _changes(config: Config, folder: Path, allowed: Collection[str]) -> list[str
 
 def _before_and_now(config: Config, folder: Path) -> list[dict[str, Any]]:
     """The settings of the run in a folder, and those to resume it with."""
-    before = load_config(folder / CONFIG_FILE)
-    return [_placed(effective_settings(each), each.out, folder) for each in (before, config)]
+    both = (load_config(folder / CONFIG_FILE), config)
+    pairs = zip(effective_settings(*both), both, strict=True)
+    return [_placed(settings, each.out, folder) for settings, each in pairs]
 
 
 def changes_so_far(config: Config, folder: Path, stage: str, done: int) -> str:

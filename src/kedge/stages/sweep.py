@@ -228,7 +228,7 @@ def _prepare(trials: Sequence[Trial], folder: Path) -> None:
 
 def _changes(before: Config, now: Config) -> list[str]:
     """One line per setting that differs, as where a run is resumed."""
-    return changed_settings(*map(effective_settings, (before, now)))
+    return changed_settings(*effective_settings(before, now))
 
 
 def _write(folder: Path, content: Mapping[str, Any]) -> None:

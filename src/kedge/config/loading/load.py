@@ -364,17 +364,24 @@ def differences(
     ]
 
 
-def effective_settings(config: Config) -> dict[str, Any]:
-    """All settings as nested JSON types, with `auto` replaced by its value where that depends on other fields."""
-    settings = config.model_dump(mode="json")
-    settings["ppo"] |= {
-        "critic": config.ppo.resolved_critic,
-        "whiten_advantages": config.ppo.whitens_advantages,
-    }
-    exact = config.rollout.engine == "builtin" and not config.rollout.max_staleness
-    if exact and settings["ppo"]["importance_cap"] == "auto":
-        settings["ppo"]["importance_cap"] = None
-    return settings
+def effective_settings(*configs: Config) -> list[dict[str, Any]]:
+    """All settings of configurations that are to be compared, as nested JSON types.
+
+    Where one says `auto` and another does not, `auto` is replaced by its value if that depends on other fields. Where
+    all say it, it stays: the fields that its value depends on are compared themselves.
+    """
+    every = [config.model_dump(mode="json") for config in configs]
+    same = [name for name, value in every[0]["ppo"].items() if all(each["ppo"][name] == value for each in every)]
+    for config, settings in zip(configs, every, strict=True):
+        exact = config.rollout.engine == "builtin" and not config.rollout.max_staleness
+        cap = settings["ppo"]["importance_cap"]
+        values = {
+            "critic": config.ppo.resolved_critic,
+            "whiten_advantages": config.ppo.whitens_advantages,
+            "importance_cap": None if exact and cap == "auto" else cap,
+        }
+        settings["ppo"] |= {name: value for name, value in values.items() if name not in same}
+    return every
 
 
 def changed_values(config: Config) -> dict[str, Any]:
