@@ -161,7 +161,10 @@ class LanguageLearner:
         find_tokens(self.micro_batch_tokens, rollout.row_lengths, run_pass, optimizer, ranks=self.ranks)
 
     def first_pass(self, rollout: Rollout) -> PolicyOutputs | None:
-        """Run the first minibatch's forward pass now if one pass holds all rows of an epoch, else return None."""
+        """Run the first minibatch's forward pass now if one pass holds all rows of an epoch, else return None.
+
+        On several ranks none does: each one's pass holds its share, and the experience is of all rows.
+        """
         if not self.one_minibatch or self.ranks.are_several:
             return None
 
