@@ -205,7 +205,8 @@ class SamplingAhead:
     def saved(self, mark: tuple[_Job, ...]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The batches of a mark, as tensors and JSON types, once they are finished.
 
-        If one fails, it and the later ones are left out, and the resumed run draws their prompts again.
+        If one fails, it and the later ones are left out, and the resumed run draws their prompts again and samples with
+        its newer weights. A stored failure would end a run again whose reward was repaired.
         """
         done: list[tuple[_Job, _Sampled]] = []
         prompts: Mapping[str, int] | None = None
