@@ -202,6 +202,29 @@ def test_a_foreign_head_that_cannot_be_right_is_refused(tmp_path, settings, line
         load_scalar_model(folder, tokenizer=load_tokenizer(folder))
 
 
+@pytest.mark.parametrize("parts", [1, 2], ids=["one file", "shards"])
+@pytest.mark.parametrize(
+    ("first", "last", "width"),
+    [("score.0", "score.2", 16), ("score.dense", "score.out_proj", 16), ("v_head.0", "v_head.2", 8)],
+)
+def test_a_head_of_several_layers_is_not_read_as_its_last_one(tmp_path, first, last, width, parts):
+    folder = save_foreign_reward_model(tmp_path / "foreign", "value_head")
+    weights = load_file(folder / "model.safetensors")
+    weights[f"{last}.weight"] = weights.pop("value_head.weight")[:, :width].clone()
+    rest = {f"{first}.weight": torch.ones(width, 16), f"{first}.bias": torch.ones(width)}
+    if parts == 1:
+        weights |= rest
+    else:
+        save_file(rest, folder / "model-00002-of-00002.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    tokenizer = load_tokenizer(folder)
+    line = rf"several layers \({first}.bias, {first}.weight, {last}.weight\), and kedge reads one linear layer"
+    for given in ({}, {"init": "any"}, {"bases": Bases()}):
+        with pytest.raises(ModelError, match=line):
+            load_scalar_model(folder, tokenizer=tokenizer, **given)
+    assert load_scalar_model(folder, tokenizer=tokenizer, init="fresh").has_new_head, "its trunk can be used"
+
+
 def test_two_heads_of_one_row_are_none(tmp_path):
     folder = save_foreign_reward_model(tmp_path / "foreign", "value_head")
     save_file({"other.weight": torch.ones(1, 16)}, folder / "other.safetensors", metadata={"format": "pt"})

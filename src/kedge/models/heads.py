@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,6 +25,9 @@ HeadInit = Literal["zero", "normal"]
 VALUE_HEAD_FILE = "value_head/model.safetensors"
 """In a subfolder: vLLM reads every `*.safetensors` beside `config.json` as weights of the policy."""
 LLAMA_FACTORY_FILE = "value_head.safetensors"
+
+MAX_SHOWN = 4
+"""Weights named in a message at most."""
 
 COPY_SPREAD = 1 / 12
 """Standard deviation of a histogram made from a scalar, relative to the support. A wider one would be cut off at the
@@ -127,7 +130,7 @@ def initialize_head(head: ValueHead, init: HeadInit) -> ValueHead:
     return head
 
 
-def find_head(folder: Path, *, trunk: str, width: int) -> nn.Linear | None:
+def find_head(folder: Path, *, trunk: str, own: Collection[str], width: int) -> nn.Linear | None:
     """The head that another library saved with a model under another name; None unless there is exactly one.
 
     OpenRLHF names it `value_head`, TRL `v_head.summary`, and LLaMA-Factory saves the latter in a file beside the model.
@@ -136,34 +139,60 @@ def find_head(folder: Path, *, trunk: str, width: int) -> nn.Linear | None:
     Args:
         folder: The model's folder.
         trunk: Prefix of the names of the trunk's weights, which are skipped.
+        own: Their names without it, as they are in the files of a trunk alone.
         width: Width of the hidden states.
 
     Raises:
-        ModelError: A file is damaged.
+        ModelError: A file is damaged, or the head has several layers, of which this would be the last.
     """
     try:
-        heads = _heads_of_one_row(folder, trunk, width)
+        stored = [each for each in _stored(folder) if not each.name.startswith(f"{trunk}.") and each.name not in own]
+        rows = [each for each in stored if each.name.endswith(".weight") and each.shape[:-1] == [1]]
+        found = [each for each in rows if each.shape == [1, width]] or rows
+        if len(found) != 1:
+            return None
+        [row] = found
+        bias = f"{row.name.removesuffix('weight')}bias"
+        part = {each.name for each in stored if each.part == row.part}
+        if part - {row.name, bias}:
+            raise ModelError(
+                f"{folder}: its head has several layers ({', '.join(sorted(part)[:MAX_SHOWN])}), and kedge reads one "
+                "linear layer on the hidden states; use a reward model with such a head"
+            )
+        return _read_head(row, bias) if row.shape == [1, width] else None
     except (SafetensorError, OSError, RuntimeError) as error:
         raise ModelError(f"{folder}: the weights of its head cannot be read: {error}") from error
-    return heads[0] if len(heads) == 1 else None
 
 
-def _heads_of_one_row(folder: Path, trunk: str, width: int) -> list[nn.Linear]:
-    heads: list[nn.Linear] = []
+class _Stored(NamedTuple):
+    """A tensor in one of a model's files."""
+
+    path: Path
+    name: str
+    shape: list[int]
+
+    @property
+    def part(self) -> str:
+        """The part of the model that it belongs to, such as a head of several layers."""
+        return self.name.partition(".")[0]
+
+
+def _stored(folder: Path) -> list[_Stored]:
+    found: list[_Stored] = []
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            for name in sorted(names):
-                if not name.endswith(".weight") or name.startswith(f"{trunk}."):
-                    continue
-                if file.get_slice(name).get_shape() != [1, width]:
-                    continue
-                bias = f"{name.removesuffix('weight')}bias"
-                head = nn.Linear(width, 1, bias=bias in names, device="meta")
-                found = {"weight": file.get_tensor(name), **({"bias": file.get_tensor(bias)} if bias in names else {})}
-                head.load_state_dict({key: tensor.float() for key, tensor in found.items()}, assign=True)
-                heads.append(head)
-    return heads
+            found += [_Stored(path, name, file.get_slice(name).get_shape()) for name in sorted(file.keys())]
+    return found
+
+
+def _read_head(row: _Stored, bias: str) -> nn.Linear:
+    with safe_open(row.path, framework="pt") as file:
+        found = {"weight": file.get_tensor(row.name)}
+        if bias in file.keys():  # noqa: SIM118
+            found["bias"] = file.get_tensor(bias)
+    head = nn.Linear(row.shape[1], 1, bias="bias" in found, device="meta")
+    head.load_state_dict({key: tensor.float() for key, tensor in found.items()}, assign=True)
+    return head
 
 
 def scale_head(head: nn.Linear, gain: float) -> None:

@@ -325,15 +325,17 @@ def load_scalar_model(
     classifier = body.loaded.model
     head = {name for name in body.loaded.missing if name.split(".")[0] in ("score", "classifier")}
     is_fresh = init == "fresh" or not head <= (set() if body.start is None else body.start.whole)
-    foreign = _foreign_head(classifier, check_source(body.base)) if is_fresh and init != "fresh" else None
+    beyond = sorted(body.loaded.missing - head)
+    may_be_foreign = is_fresh and init != "fresh" and not beyond
+    foreign = _foreign_head(classifier, check_source(body.base)) if may_be_foreign else None
     is_fresh = is_fresh and foreign is None
-    if init == "saved" and is_fresh:
+    if init == "saved" and is_fresh and not beyond:
         raise ModelError(
             f"model {str(source)!r} has no trained scalar head; use a reward model saved from "
             "AutoModelForSequenceClassification with one label (`kedge reward` and `kedge critic` train one)"
         )
-    if missing := sorted(body.loaded.missing - head):
-        raise ModelError(f"model {str(source)!r} lacks weights; first: {missing[0]}")
+    if beyond:
+        raise ModelError(f"model {str(source)!r} lacks weights; first: {beyond[0]}")
     if foreign is not None and classifier.device.type != "meta":
         classifier.get_submodule("score").weight = nn.Parameter(foreign.weight.detach().to(body.device))
     model = ScalarModel(classifier, tokenizer, device=body.device, ranks=ranks)
@@ -360,7 +362,8 @@ def _foreign_head(classifier: PreTrainedModel, source: str) -> nn.Linear | None:
     folder = local_folder(source)
     if folder is None:
         return None
-    head = find_head(folder, trunk=classifier.base_model_prefix, width=score.in_features)
+    own = classifier.base_model.state_dict().keys()
+    head = find_head(folder, trunk=classifier.base_model_prefix, own=own, width=score.in_features)
     if head is not None and not all(weight.isfinite().all() for weight in head.parameters()):
         raise ModelError(f"model {source!r}: the weights of its head contain NaN or infinity")
     return head
