@@ -117,6 +117,7 @@ DAMAGED_POLICIES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "another width": (reconfigure(hidden_size=32), "weight shapes differ from config.json; first: "),
     "a layer too many": (reconfigure(num_hidden_layers=3), "lacks weights"),
+    "a layer too few": (reconfigure(num_hidden_layers=1), "layers.1.input_layernorm.weight and 8 more, for which"),
     "a billion layers": (reconfigure(num_hidden_layers=10**9), "config.json has 1,000,000,000 layers"),
     "no heads": (reconfigure(num_attention_heads=0), "model "),
     "an unknown kind": (reconfigure(model_type="unheard-of"), "unheard-of"),

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForPreTraining
 
 from kedge.config import load_config
 from kedge.errors import ModelError
-from kedge.models import load_language_model, load_tokenizer
+from kedge.models import load_language_model, load_scalar_model, load_tokenizer
+from kedge.models.pretrained import load_pretrained
 from kedge.models.sources import loading_reason
 from kedge.stages.planning.plan import plan_machine
-from tests.tiny import save_tiny_policy
+from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,60 @@ def test_a_model_of_another_kind_is_named(policy: Path, tmp_path: Path) -> None:
     for read in (lambda: load_language_model(str(folder), tokenizer=load_tokenizer(policy)), lambda: plan(folder)):
         with pytest.raises(ModelError, match=r"cannot be loaded: T5 is not a causal language model that transformers "):
             read()
+
+
+def with_weights(folder: Path, *names: str, shape: tuple[int, ...] = (16,)) -> Path:
+    """Add weights to a model's file."""
+    weights = load_file(folder / "model.safetensors")
+    weights |= {name: torch.ones(shape) for name in names}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("load", "names"),
+    [
+        (load_language_model, ["model.layers.0.self_attn.q_proj.bias", "model.layers.1.self_attn.q_proj.bias"]),
+        (load_language_model, ["model.layers.0.self_attn.q_norm.weight"]),
+        (load_language_model, ["model.layers.2.self_attn.q_proj.weight"]),
+        (load_language_model, ["model.layers.1.mlp.up_proj.lora_A.default.weight"]),
+        (load_language_model, ["lm_head.bias"]),
+        (load_scalar_model, ["score.bias"]),
+    ],
+)
+def test_weights_that_the_model_would_lack_are_refused(tmp_path: Path, load: Any, names: list[str]) -> None:
+    save = save_tiny_reward_model if load is load_scalar_model else save_tiny_policy
+    folder = with_weights(save(tmp_path / "model"), *names)
+    more = " and 1 more" if names[1:] else ""
+    kind = "LlamaForSequenceClassification" if load is load_scalar_model else "LlamaForCausalLM"
+    line = rf"its files have {names[0]}{more}, for which {kind} has no place with this config.json; correct config.json"
+    with pytest.raises(ModelError, match=line):
+        load(folder, tokenizer=load_tokenizer(folder))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "names"),
+    [
+        ("llama", {}, ["model.pooler.dense.weight", "model.vision_tower.layers.0.weight", "v_head.summary.weight"]),
+        ("llama", {}, ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.mtp.layers.0.norm.weight"]),
+        ("llama", {"num_nextn_predict_layers": 1}, ["model.layers.2.self_attn.q_proj.weight"]),
+        ("gpt2", {}, ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"]),
+        ("gpt2", {}, ["h.0.attn.bias", "h.1.attn.masked_bias"]),
+    ],
+)
+def test_weights_of_other_parts_and_constants_are_left_out(
+    tmp_path: Path, family: Any, settings: dict[str, object], names: list[str]
+) -> None:
+    policy = save_tiny_policy(tmp_path / "policy", family)
+    folder = with_weights(changed(policy, tmp_path / "model", **settings), *names)
+    load_language_model(folder, tokenizer=load_tokenizer(folder))
+    load_scalar_model(folder, tokenizer=load_tokenizer(folder), init="fresh")
+
+
+def test_the_other_heads_of_a_pretrained_decoder_are_left_out(tmp_path: Path) -> None:
+    sizes: Any = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertForPreTraining(BertConfig(vocab_size=300, is_decoder=True, **sizes)).save_pretrained(tmp_path)
+    assert load_pretrained(AutoModelForCausalLM, tmp_path).missing == set()
 
 
 def plan(folder: Path) -> None:

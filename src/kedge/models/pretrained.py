@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -38,6 +38,11 @@ NORMALIZATION_KEY = "kedge_score_shift"
 
 HAS_NEW_ROW = "has_new_row"
 """Attribute of an embedding that grew by the pad token: the files that it came from do not have this row."""
+
+CONSTANTS = re.compile(
+    r"rotary|inv_freq|(^|\.)(masked_bias|causal_mask|position_ids|token_type_ids|version)$|(attn|attention)\.bias$"
+)
+"""Names in older files of masks, positions and the like, which the code computes today."""
 
 MIN_TOKENS = 4
 """Least tokens of a row in the trial passes over a loaded model."""
@@ -123,10 +128,60 @@ def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **sett
             f"model {name!r}: weight shapes differ from config.json; first: {weight} is {tuple(saved)}, "
             f"expected {tuple(expected)}"
         )
+    missing = set(report["missing_keys"])
+    if unread := _unread(model, report["unexpected_keys"], missing):
+        more = f" and {len(unread) - 1:,} more" if unread[1:] else ""
+        raise ModelError(
+            f"model {name!r}: its files have {unread[0]}{more}, for which {type(model).__name__} has no place with "
+            "this config.json; correct config.json, or, to leave them out, load and save the model once "
+            "with transformers"
+        )
     if broken := next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None):
         raise ModelError(f"model {name!r}: the weights contain NaN or infinity; first: {broken}")
     _note_untied(model)
-    return Loaded(model, set(report["missing_keys"]))
+    return Loaded(model, missing)
+
+
+def _unread(model: PreTrainedModel, unexpected: Collection[str], missing: Collection[str]) -> list[str]:
+    """The names in a model's files that belong to a part of the model and that it has no place for.
+
+    Without them it is not the model that was saved: its attention lacks the biases, for example. Left out, as
+    transformers does:
+
+    - parts that the model lacks as a whole, such as a pooler, a vision tower or another head
+    - constants
+    - layers after the last one, which predict further tokens
+    - weights of a part that lacks its own, such as a head of another form: those are reported as missing
+    """
+    parts = dict(model.named_modules())
+    buffers = dict(model.named_buffers())
+    found: list[str] = []
+    for name in sorted(unexpected):
+        whole = name if _owner(parts, name) else f"{model.base_model_prefix}.{name}"  # files of a trunk lack the prefix
+        owner = _owner(parts, whole)
+        is_constant = whole in buffers or CONSTANTS.search(name) is not None
+        has_weights = next(parts[owner].parameters(recurse=False), None) is not None
+        is_in_trunk = owner.startswith(model.base_model_prefix)
+        is_other_part = isinstance(parts[owner], PreTrainedModel) or not (is_in_trunk or has_weights)
+        is_missing = any(each.startswith(f"{owner}.") for each in missing)
+        if not (is_constant or is_other_part or is_missing or _predicts_further(model.config, name)):
+            found.append(name)
+    return found
+
+
+def _owner(parts: Mapping[str, nn.Module], name: str) -> str:
+    """The innermost part of a model that a name belongs to; empty for the model itself."""
+    while name not in parts:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _predicts_further(config: PreTrainedConfig, name: str) -> bool:
+    """True for a weight of the layers that DeepSeek's and other models have for predicting several tokens."""
+    config = config.get_text_config()
+    number = re.search(r"\blayers\.(\d{1,6})\.", name)
+    extra = getattr(config, "num_nextn_predict_layers", None)
+    return number is not None and type(extra) is int and 0 <= int(number[1]) - config.num_hidden_layers < extra
 
 
 def _note_untied(model: PreTrainedModel) -> None:
