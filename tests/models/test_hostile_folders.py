@@ -55,6 +55,13 @@ def test_a_model_of_another_kind_is_named(policy: Path, tmp_path: Path) -> None:
             read()
 
 
+def test_a_configuration_that_transformers_refuses_is_not_the_tokenizers_fault(policy: Path, tmp_path: Path) -> None:
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    folder = changed(policy, tmp_path / "labels", problem_type="single_label_classification", **labels)
+    with pytest.raises(ModelError, match=r"config.json cannot be used: `problem_type=.* requires `num_labels > 1`"):
+        load_tokenizer(folder)
+
+
 def with_weights(folder: Path, *names: str, shape: tuple[int, ...] = (16,)) -> Path:
     """Add weights to a model's file."""
     weights = load_file(folder / "model.safetensors")

@@ -17,7 +17,8 @@ from kedge.data.chat import end_of_turn, special_tokens
 from kedge.errors import ConfigError, ModelError, is_panic
 from kedge.models.adapters import is_adapter
 from kedge.models.language import LanguageModel
-from kedge.models.sources import base_source, check_source, loading_reason, quiet_transformers
+from kedge.models.pretrained import load_config
+from kedge.models.sources import base_source, check_source, loading_reason, local_folder, quiet_transformers
 from kedge.system.texts import printable
 
 PAD_TOKEN = "<|pad|>"
@@ -77,6 +78,9 @@ def load_tokenizer(
     except BaseException as error:  # untrusted files: tokenizers raises plain Exception for any problem, or panics
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
+        folder = local_folder(name)
+        if folder is not None and (folder / "config.json").is_file():
+            load_config(name, trust_remote_code=trust_remote_code)  # read with the tokenizer
         raise ModelError(f"tokenizer of {name!r} cannot be loaded: {loading_reason(error)}") from error
     tokenizer.padding_side = "left"
     tokenizer.source_class = _named_class(name)  # pyright: ignore[reportAttributeAccessIssue]
