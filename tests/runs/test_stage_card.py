@@ -12,10 +12,12 @@ from huggingface_hub import ModelCard as HubCard
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer
 
+import kedge
 from kedge.config import config_from_settings, load_config
 from kedge.data import Rendered, encode_prompt
-from kedge.models import ModelCard
+from kedge.models import ModelCard, load_scalar_model, load_tokenizer
 from kedge.models.card import CardSample, Origin, hub_id, public_name, read_origin
+from kedge.models.scalar import score_rows
 from kedge.runs.stage_card import recipe_of
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
@@ -106,6 +108,26 @@ def test_the_code_works_and_reads_what_the_training_read(models, stage, capsys):
     else:
         assert ids == encode_prompt(tokenizer, names["text" if stage == "reward" else "prompt"])
         assert ids.count(1) == 1  # one BOS
+
+
+def test_the_code_for_a_reward_adapter_gives_its_scores(tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    tokenizer = tiny_tokenizer()
+    tokenizer.bos_token = tokenizer.pad_token = tokenizer.eos_token  # GPT-2's, so that kedge adds a pad token
+    save_tiny_policy(tmp_path / "base", tokenizer=tokenizer)
+    settings = {"model": "base", "out": "reward", "adapter.kind": "lora", "batch_size": 4, "learning_rate": 0.1}
+    folder = run_reward(config_from_settings("reward", {**settings, **QUIET}), comparisons=COMPARISONS).model
+    [(source, out)] = re.findall(r"`kedge merge (\S+) --out (\S+)`", text_of(folder))
+    kedge.merge(source.replace("path/to/this/folder", str(folder)), out)
+    for card in (folder, Path(out)):
+        [code] = re.findall(r"```python\n(.*?)```", text_of(card), re.DOTALL)
+        names: dict[str, Any] = {}
+        exec(code.replace("path/to/this/folder", out), names)  # from a card that kedge wrote
+        model = load_scalar_model(folder, tokenizer=load_tokenizer(folder))
+        assert float(model.shift) != 0
+        expected = score_rows(model, names["inputs"]["input_ids"].tolist())
+        assert names["score"] == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_the_recipe_names_mixed_sources_without_their_folders():

@@ -157,11 +157,12 @@ class ModelCard:
         start = hub_id(self.base_model) or (earlier.hub_base if earlier else None)
         return Origin(self.stage, public_name(self.base_model), start, self.prompt_form)
 
-    def render(self, *, score_shift: str = "") -> str:
+    def render(self, *, score_shift: str = "", is_adapter: bool = False) -> str:
         """The card as Markdown, with the metadata header that model hubs read.
 
         Args:
             score_shift: For a reward model, the entry of its configuration that is subtracted from the score.
+            is_adapter: Its folder has an adapter.
         """
         origin = self.origin
         text = _template().render(
@@ -172,6 +173,7 @@ class ModelCard:
             distribution=DISTRIBUTION,
             place=PLACE,
             score_shift=score_shift,
+            is_adapter=is_adapter,
         )
         return f"{text.strip()}\n"
 

@@ -243,7 +243,7 @@ def _pad_with(pad: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path)
 
 def _write_card(folder: Path, card: ModelCard) -> None:
     """Write the card, and the record of the model's origin."""
-    text = card.render(score_shift=NORMALIZATION_KEY)
+    text = card.render(score_shift=NORMALIZATION_KEY, is_adapter=is_adapter(folder))
     (folder / CARD).write_bytes(text.encode("utf-8", "backslashreplace"))
     card.origin.write(folder)
 
