@@ -173,7 +173,11 @@ def first_infinite(weights: dict[str, torch.Tensor]) -> None:
         (lambda folder: edit(folder, base_model_name_or_path=None), "base_model_name_or_path is missing"),
         (
             lambda folder: edit(folder, base_model_name_or_path="/nowhere"),
-            "its base '/nowhere' is not there",
+            "its base '/nowhere' is not there; set base_model_name_or_path",
+        ),
+        (
+            lambda folder: edit(folder, base_model_name_or_path="/cache/kedge/gguf/c0ffee"),
+            "is not there; use the GGUF file that it was read from as a model once, or set base_model_name_or_path",
         ),
         (
             lambda folder: edit(folder, base_model_name_or_path="crew/hull", revision="v1"),

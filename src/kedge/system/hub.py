@@ -32,6 +32,9 @@ PROBED_FILES: dict[RepositoryKind, tuple[str, ...]] = {
 }
 """The file that the libraries ask for first; for a model, also an adapter's."""
 
+GGUF_CACHE = ("kedge", "gguf")
+"""Folder of the models that were read from GGUF files, below `HF_HOME`."""
+
 WEIGHTS = "model.safetensors"
 
 ADAPTER_FILES = ("*.json", "adapter_model.safetensors", "value_head/*.safetensors", "*.jinja", "*.txt", "*.model")

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from kedge.errors import ConfigError, ModelError, install_line
-from kedge.system.hub import has_whole_weights
+from kedge.system.hub import GGUF_CACHE, has_whole_weights
 from kedge.system.texts import error_text
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -100,8 +100,11 @@ class AdapterFolder:
         is_model = any((given / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
         self.base = str(beside) if not is_model and os.path.isdir(beside) else named
         if os.path.isabs(os.path.expanduser(self.base)) and not os.path.isdir(os.path.expanduser(self.base)):
+            is_cached = Path(self.base).parent.parts[-len(GGUF_CACHE) :] == GGUF_CACHE
+            remedy = "use the GGUF file that it was read from as a model once, or " if is_cached else ""
             raise ModelError(
-                f"{folder}: its base {named!r} is not there; set base_model_name_or_path in its {ADAPTER_CONFIG}"
+                f"{folder}: its base {named!r} is not there; {remedy}set base_model_name_or_path in its "
+                f"{ADAPTER_CONFIG}"
             )
         revision = settings.get("revision")
         if revision not in (None, "", "main") and not os.path.isdir(os.path.expanduser(self.base)):

@@ -25,6 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from kedge.errors import ModelError, install_line, is_panic
 from kedge.models.sources.quiet import DAMAGED, loading_reason, quiet_transformers
 from kedge.system.durable import make_folder, remove_parts, replaced_folder
+from kedge.system.hub import GGUF_CACHE
 from kedge.system.texts import PACKAGE, pointer_fault
 
 SUFFIX = ".gguf"
@@ -84,7 +85,7 @@ def gguf_folder(file: Path, source: str) -> str:
     """
     if (fault := pointer_fault(file)) is not None:
         raise ModelError(fault)
-    cache = Path(constants.HF_HOME, "kedge", "gguf")
+    cache = Path(constants.HF_HOME, *GGUF_CACHE)
     try:
         seen = os.stat(file)
         folder = cache / _sha256(os.path.realpath(file), seen.st_size, seen.st_mtime_ns)
