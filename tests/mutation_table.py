@@ -209,8 +209,8 @@ MUTATIONS = (
     Mutation(
         "kl-in-the-loss-left-out-of-the-total",
         "Measurements._evaluate",
-        "(trainer.settings.ppo.kl_coef - charged)",
-        "0.0",
+        "trainer.settings.ppo.kl_coef * found",
+        "trainer.settings.estimation_with(trainer.coefficients).kl_coef * found",
         "tests/stages/ppo/test_distill.py::test_the_best_student_has_the_lowest_kl",
     ),
     Mutation(

@@ -82,6 +82,20 @@ def test_training_is_the_same_to_the_bit_without_evaluation(whole, policy, tmp_p
     assert (whole / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()
 
 
+@pytest.mark.parametrize("kl_in", [{"reward": "k2"}, {"reward": "k3"}, {"loss": "k3"}])
+def test_every_evaluation_charges_the_same_for_the_kl(policy, tmp_path, kl_in):
+    """Whatever a controller and the estimator in the reward make of it."""
+    settings = {"kl_in": kl_in, "kl_controller": "schulman", "kl_target": 0.2, "kl_wait_fraction": 0.0, "kl_coef": 0.05}
+    settings |= {"num_updates": 4, "eval_every": 2, "learning_rate": 3e-3}
+    run_ppo(configure(policy, tmp_path / "run", **settings), prompts=PROMPTS, eval_prompts=HELD_OUT, reward=vowels)
+    rows = read_json_lines(tmp_path / "run" / EVALUATIONS_FILE)
+    assert metrics_without_times(tmp_path / "run")[-1]["objective/kl_coef"] != 0.05
+    assert abs(rows[-1]["eval/kl"]) > 0.01
+    assert [row["eval/total"] for row in rows] == pytest.approx(
+        [row["eval/score"] - 0.05 * row["eval/kl"] for row in rows], abs=1e-6
+    )
+
+
 def test_training_is_the_same_to_the_bit_without_fixed_prompts(policy, tmp_path):
     for number in (0, 2):
         config = configure(policy, tmp_path / f"{number}", num_updates=3, num_fixed_prompts=number)

@@ -45,7 +45,6 @@ from kedge.training.runtime import Stopwatch, stream, stream_seed
 FIGURES = {
     "eval/score": "reward/score_mean",
     "eval/kl": "objective/kl",
-    "eval/total": "reward/total",
     "eval/length": "response/length",
     "eval/eos_rate": "response/eos_rate",
 }
@@ -198,11 +197,11 @@ class Measurements:
         experience = trainer.evaluate(scored)
         has_scores = not trainer.roles.reward.is_empty
         found = describe_experience(experience)
+        # The KL has the same price in every evaluation, and is the same estimate wherever training charges for it.
+        cost = trainer.settings.ppo.kl_coef * found.get("objective/kl", 0.0)
+        metrics["eval/total"] = found["reward/score_mean"] - cost
         found = found if has_scores else without_scores(found)
         metrics |= {name: found[source] for name, source in FIGURES.items() if source in found}
-        if "eval/kl" in metrics:  # at the same price in every evaluation, also where the KL is in the loss
-            charged = trainer.settings.estimation_with(trainer.coefficients).kl_coef
-            metrics["eval/total"] -= (trainer.settings.ppo.kl_coef - charged) * metrics["eval/kl"]
         samples = _described(trainer, scored, experience)
         responses = [
             {"number": number, "prompt": each.prompt, "completion": each.response}
