@@ -10,6 +10,9 @@ CRITIC_FREE = ("to_go", "total", "rloo", "grpo", "dr_grpo", "reinforce++", "rein
 UNWHITENED = ("rloo", "grpo", "dr_grpo", "remax", "opo")
 """Advantages that `ppo.whiten_advantages=auto` leaves as they are."""
 
+IN_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo")
+"""Advantages that compare the responses to a prompt with each other."""
+
 KL_COSTS = ("reward/total", "reward/kl")
 """Metrics without information where the rewards contain no KL: the score itself, of the responses trained on, and 0."""
 
@@ -22,6 +25,11 @@ def critic_of(run: RunRecord) -> str:
     if "critic" in run.roles:
         return "separate"
     return "none" if run.setting("ppo.advantage") in CRITIC_FREE else "shared"
+
+
+def compares_groups(run: RunRecord) -> bool:
+    """True if the advantage compares the responses to a prompt."""
+    return run.setting("ppo.advantage") in IN_GROUPS
 
 
 def charges_kl(run: RunRecord) -> bool:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 import random
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
 
 from kedge.inspect.doctor import Finding, diagnose, examine
 from kedge.inspect.doctor.rewards import reward_flat
+from kedge.inspect.record import RunRecord
 from tests.inspect.doctor.cases import CASES, NO_SCORES, TAUGHT, Case
 from tests.inspect.doctor.edges import EDGES, MIN_UPDATES, Edge
 from tests.inspect.doctor.synthetic import ALL_RULES, run_with, synthetic_run, towards
@@ -143,6 +149,117 @@ def test_a_noisy_rise_is_told_from_a_flat_score(start: float, end: float, respon
             flagged[last] += reward_flat.find(run) is not None
     assert flagged[start] >= 36
     assert flagged[end] <= 2
+
+
+def moved_both_ways(findings: Iterable[Finding]) -> list[str]:
+    """The fields that some finding raises and another lowers."""
+    verbs = defaultdict[str, set[str]](set)
+    for finding in findings:
+        for verb, field in re.findall(r"\b(raise|lower) (?:schedules\.)?(\w+\.[\w.]*\w)", finding.try_):
+            verbs[field].add(verb)
+    return [field for field, found in verbs.items() if len(found) > 1]
+
+
+def with_both(first: RunRecord, second: RunRecord) -> RunRecord:
+    """A run with the faults of two: what differs from a healthy run in the second is added to the first."""
+    usual = synthetic_run(len(second.metrics))
+    faults = [
+        {name: value for name, value in row.items() if value != healthy.get(name)}
+        for row, healthy in zip(second.metrics, usual.metrics, strict=True)
+    ]
+    rows = [{**row, **fault} for row, fault in zip(first.metrics, faults, strict=False)]
+    names = {name for name, section in second.config.items() if section != usual.config.get(name)}
+    sections = {
+        name: {**first.config.get(name, {}), **second.config[name]}
+        if isinstance(second.config[name], dict)
+        else second.config[name]
+        for name in names
+    }
+    more = {name: getattr(second, name) or getattr(first, name) for name in ("incidents", "critic_checks", "summary")}
+    return replace(first, metrics=rows, config={**first.config, **sections}, **more)
+
+
+def test_no_two_findings_move_a_field_in_opposite_directions() -> None:
+    """In runs with two faults each; in some pairs the rules themselves would."""
+    draw = random.Random(0)
+    pairs = [
+        (first.faulty, second.faulty)
+        for first, second in combinations(CASES, 2)
+        if first.faulty.stage == second.faulty.stage and first.faulty.metrics and second.faulty.metrics
+    ]
+    for first, second in draw.sample(pairs, 400):
+        assert moved_both_ways(diagnose(with_both(first, second))) == []
+
+
+FLAT = {"reward/score_mean": 1.0}
+SMALL_STEPS = {"policy/clip_fraction": 0.01, "policy/approx_kl": 1e-4, "objective/kl": 0.1}
+SPIKES = {"policy/grad_norm": [40.0 if update in (6, 9, 12) else 0.35 for update in range(16)]}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "settings", "changed"),
+    [
+        (SMALL_STEPS, {}, ["ppo.learning_rate", "rollout.num_prompts"]),
+        ({**SMALL_STEPS, "policy/approx_kl": 6e-3}, {}, ["rollout.num_prompts"]),
+        ({**SMALL_STEPS, "policy/clip_fraction": 0.07}, {}, ["rollout.num_prompts"]),
+        (
+            {**SMALL_STEPS, "policy/clip_fraction": 0.07},
+            {"ppo.ratio": "sequence"},
+            ["ppo.learning_rate", "rollout.num_prompts"],
+        ),
+        ({**SMALL_STEPS, "objective/kl": towards(0.0, 3.0)}, {}, ["rollout.num_prompts"]),
+        ({**SMALL_STEPS, **SPIKES}, {}, ["rollout.num_prompts"]),
+        ({"policy/approx_kl": 0.8, "policy/clip_fraction": 0.6}, {}, ["rollout.num_prompts"]),
+        ({**SMALL_STEPS, "policy/clip_fraction": [0.4, *[0.01] * 15]}, {}, ["rollout.num_prompts"]),
+    ],
+    ids=["small", "kl", "clipped", "sequences", "moved", "spikes", "too large", "first update"],
+)
+def test_a_flat_score_raises_the_rate_of_small_steps_alone(
+    metrics: dict[str, Any], settings: dict[str, Any], changed: list[str]
+) -> None:
+    found = {each.rule: each for each in diagnose(synthetic_run(metrics={**FLAT, **metrics}, settings=settings))}
+    assert list(found["reward_flat"].changes) == changed
+    assert found["reward_flat"].field == changed[0]
+
+
+GROWING = towards(0.7, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "verb"),
+    [
+        ({"loss": [0.69] * 40}, "raise"),
+        ({"loss": [0.9] * 40}, "lower"),
+        ({"loss": GROWING}, "lower"),
+        ({"loss": [0.69] * 40, "grad_norm": [40.0 if step % 12 == 9 else 0.35 for step in range(40)]}, "lower"),
+        ({"loss": [0.69] * 40, "eval/loss": [0.5 + 0.01 * step for step in range(40)]}, ""),
+    ],
+    ids=["slow", "worse than chance", "rising", "spikes", "overfitted"],
+)
+@pytest.mark.parametrize(
+    ("rule", "stage", "section", "figure", "value"),
+    [
+        ("reward_model_at_chance", "reward", "reward_model", "accuracy", 0.5),
+        ("critic_explains_nothing", "critic", "critic", "explained_variance", 0.0),
+    ],
+)
+def test_a_model_that_learned_nothing_gets_the_rate_that_its_training_calls_for(
+    metrics: dict[str, Any], verb: str, rule: str, stage: str, section: str, figure: str, value: float
+) -> None:
+    if stage == "critic" and metrics["loss"] == [0.9] * 40:
+        verb = "raise"  # the loss of returns has no unit
+    run = run_with(
+        40,
+        {**metrics, figure: 0.5},
+        facts={"stage": stage},
+        settings={f"{section}.learning_rate": 1e-3, "critic.kind": "separate"},
+        summary={figure: {"value": value, "low": value - 0.01, "high": value + 0.01},
+                 "measured_on": "held-out prompts"},
+    )  # fmt: skip
+    found = diagnose(run)
+    [finding] = [each for each in found if each.rule == rule]
+    assert re.findall(rf"(raise|lower) {section}\.learning_rate", finding.try_) == [verb] * bool(verb)
+    assert moved_both_ways(found) == []
 
 
 def test_every_rule_has_a_case() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from kedge.inspect.doctor import Finding, Severity
+from kedge.inspect.doctor import Direction, Finding, Severity
 from kedge.inspect.look import look_of
 from kedge.inspect.page.checks import FrontierPoint, critic, frontier, held_out
 from kedge.inspect.page.clipping import clipping, share_below
@@ -437,8 +437,8 @@ def test_why_a_run_ended_early_is_told():
     assert last == "It ended early: the KL is −1."
 
 
-def finding(rule: str, severity: Severity, seen: str, field: str = "") -> Finding:
-    return Finding(rule, severity, seen, "m", field, "switch", "t", "d.md")
+def finding(rule: str, severity: Severity, seen: str, field: str = "", direction: Direction = "switch") -> Finding:
+    return Finding(rule, severity, seen, "m", field, direction, "t", "d.md")
 
 
 def test_findings_of_one_cause_are_one_group_and_the_worst_comes_first():
@@ -456,6 +456,16 @@ def test_findings_of_one_cause_are_one_group_and_the_worst_comes_first():
     rules = [[(each["run"], each["rule"]) for each in group["findings"]] for group in groups]
     assert rules == [[(0, "hacking"), (1, "drift"), (0, "drift")], [(1, "length"), (1, "chance")], [(0, "cap")]]
     assert groups[0]["findings"][2]["seen"] == "KL −3 of 35"
+
+
+def test_findings_that_move_a_field_in_opposite_directions_have_no_common_cause():
+    """Also of one rule in two runs."""
+    lower = finding("moved", "serious", "KL 1", "ppo.learning_rate", "too_high")
+    raised = finding("moved", "warning", "KL 0", "ppo.learning_rate", "too_low")
+    found = {"a": [lower], "b": [raised], "c": [finding("flat", "note", "0", "ppo.learning_rate", "too_low")]}
+    runs = [ReportedRun(name, ppo_record(), findings) for name, findings in found.items()]
+    groups = page_data(runs, title="t")["findings"]
+    assert [[each["run"] for each in group["findings"]] for group in groups] == [[0], [1, 2]]
 
 
 def test_only_negative_numbers_get_a_minus_sign():

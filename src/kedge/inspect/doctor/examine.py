@@ -27,6 +27,8 @@ from kedge.inspect.doctor.rule import (
     DOCS,
     SCHEDULES,
     Advice,
+    Change,
+    Direction,
     Finding,
     Gap,
     Rule,
@@ -110,6 +112,19 @@ BROKEN_BY_STEPS = {
 """Damage that too large steps do to a policy. Where one of them is serious, so are the steps, unless something else
 explains it."""
 
+INDIRECT = (
+    critic.value_scale_mismatch.name,
+    critic.dead_critic.name,
+    critic.critic_worse_than_prompt_mean.name,
+    supervised.reward_model_at_chance.name,
+    supervised.critic_explains_nothing.name,
+    kl.beta_too_large.name,
+    kl.teacher_not_approached.name,
+    rewards.reward_flat.name,
+)
+"""Rules that see that something is not learned, which has many causes, and not what the present value of a field does;
+the most direct first. Their advice gives way to that of other rules."""
+
 UNTIL = {"running": " so far", "stopped": " before it stopped"}
 
 STYLES: dict[Severity, str] = {"serious": "bold red", "warning": "bold yellow", "note": "bold cyan"}
@@ -188,8 +203,10 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
         advice: See `diagnose`.
     """
     symptoms = [(each, each.find(record)) for each in look_of(record.stage).rules or RULES]
+    found = [(rule, symptom, _changes(record, symptom)) for rule, symptom in symptoms if symptom is not None]
+    movers = _movers({rule.name: changes for rule, _, changes in found})
     findings = _as_severe_as_consequences(
-        [_finding(record, rule, symptom, advice) for rule, symptom in symptoms if symptom is not None]
+        [_finding(rule, symptom, changes, movers, advice) for rule, symptom, changes in found]
     )
     silent = [rule for rule, symptom in symptoms if symptom is None and rule.concerns(record)]
     gaps = [gap for rule in silent if (gap := rule.gap(record)) is not None]
@@ -212,20 +229,50 @@ def _as_severe_as_consequences(findings: list[Finding]) -> list[Finding]:
     return [replace(found, severity="serious") if found.rule == cause else found for found in findings]
 
 
-def _finding(run: RunRecord, rule: Rule, symptom: Symptom, advice: Advice) -> Finding:
+def _changes(run: RunRecord, symptom: Symptom) -> list[Change]:
+    """The changes to try, without those that change nothing."""
     suggested = [remedy(run) for remedy in symptom.remedies]
-    changes = [each for each in suggested if each.value is None or each.value != run.setting(each.field)]
+    return [each for each in suggested if each.value is None or each.value != run.setting(each.field)]
+
+
+def _movers(changes: Mapping[str, Sequence[Change]]) -> dict[str, tuple[str, Direction]]:
+    """By field, the rule with the most direct evidence that raises or lowers it, and the direction."""
+    movers: dict[str, tuple[str, Direction]] = {}
+    for rule in sorted(changes, key=lambda name: INDIRECT.index(name) + 1 if name in INDIRECT else 0):
+        for each in changes[rule]:
+            if each.direction != "switch":
+                movers.setdefault(_plain(each.field), (rule, each.direction))
+    return movers
+
+
+def _plain(field: str) -> str:
+    return field.removeprefix(SCHEDULES)
+
+
+def _finding(
+    rule: Rule,
+    symptom: Symptom,
+    changes: Sequence[Change],
+    movers: Mapping[str, tuple[str, Direction]],
+    advice: Advice,
+) -> Finding:
+    """The finding, without the changes that another rule has more direct evidence against."""
+    opposed = [
+        each for each in changes if each.direction != "switch" and movers[_plain(each.field)][1] != each.direction
+    ]
+    changes = [each for each in changes if each not in opposed]
     steps = [symptom.advice] if symptom.advice else []
-    fields = [each.field.removeprefix(SCHEDULES) for each in changes]
-    for each, field in zip(changes, fields, strict=True):
-        why = advice(field, each.direction)
+    for each in changes:
+        why = advice(_plain(each.field), each.direction)
         steps.append(f"{each.text} (if {each.direction.replace('_', ' ')}: {why})" if why else each.text)
+    if opposed and not steps:
+        steps.append(f"follow {movers[_plain(opposed[0].field)][0]} first")
     return Finding(
         rule.name,
         symptom.severity,
         symptom.seen,
         rule.means,
-        fields[0] if fields else "",
+        _plain(changes[0].field) if changes else "",
         changes[0].direction if changes else "switch",
         "; ".join(steps),
         f"{DOCS}#{rule.name}",

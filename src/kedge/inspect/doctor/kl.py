@@ -18,7 +18,7 @@ from kedge.inspect.doctor.series import (
     rose,
     span,
 )
-from kedge.inspect.doctor.steps import clips_sequences, smaller_rate
+from kedge.inspect.doctor.steps import clips_sequences, larger_steps, smaller_rate
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import charges_kl, has_kl_in_loss, learns_from_teacher, weighs_scores
 
@@ -135,8 +135,8 @@ PATIENCE = 12
 def teacher_not_approached(run: RunRecord, kl: Series, length: Series) -> Symptom | None:
     """Seen: `objective/kl`, which is the reverse KL to the teacher in a run without a reward, does not fall.
 
-    Try: Triple `ppo.learning_rate` and double `rollout.num_prompts` if it stays; lower `ppo.learning_rate` to a third
-    if it rises.
+    Try: If it stays, triple `ppo.learning_rate` if the steps are small, as for [reward_flat](#reward_flat), and double
+    `rollout.num_prompts`. If it rises, lower `ppo.learning_rate` to a third.
 
     Threshold: After 12 updates more than 0.9 of the first update's KL per token is a warning, and more than 1.1 of it
     serious; nothing below 0.01 nats per token.
@@ -151,7 +151,7 @@ def teacher_not_approached(run: RunRecord, kl: Series, length: Series) -> Sympto
         "serious" if left > FARTHER else "warning",
         f"the KL to the teacher is {fmt(distance.first)} nats per token in update {distance.updates[0]} and "
         f"{fmt(distance.late)} in {distance.late_span}",
-        (SMALLER_STEPS,) if left > FARTHER else (scale("ppo.learning_rate", 3.0), scale("rollout.num_prompts", 2.0)),
+        (SMALLER_STEPS,) if left > FARTHER else (*larger_steps(run), scale("rollout.num_prompts", 2.0)),
     )
 
 

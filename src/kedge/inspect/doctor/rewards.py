@@ -21,7 +21,9 @@ from kedge.inspect.doctor.series import (
     rose,
     span,
 )
+from kedge.inspect.doctor.steps import larger_steps
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import compares_groups
 
 MANY_LOST = 0.1
 """Share of unscored responses above which the scored ones are a biased sample."""
@@ -249,9 +251,11 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
     """Seen: `reward/score_mean` does not move, or all scores are the same. A verifier's reasons (`verdict/NAME/REASON`)
     say why.
 
-    Try: Triple `ppo.learning_rate`; double `rollout.num_prompts`. If all scores are the same, fix the reward; with a
-    verifier, first what its reasons say: raise `rollout.max_new_tokens` against responses that are cut off, state the
-    form of the answer in the prompt, take easier prompts.
+    Try: Triple `ppo.learning_rate`, if the steps are small: three times the clip fraction and nine times the KL of an
+    update would not be [too large](#steps_too_large), and the policy is within 0.05 nats per token of its start. Double
+    `rollout.num_prompts`. If all scores are the same, fix the reward; with a verifier, first what its reasons say:
+    raise `rollout.max_new_tokens` against responses that are cut off, state the form of the answer in the prompt, take
+    easier prompts.
 
     Threshold: After 12 updates, no change of at least 0.15 standard deviations of the scores and three standard errors,
     from the first update, the first three or the first eighth of the run: a warning. Healthy runs gain one standard
@@ -269,7 +273,7 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
         f"the mean score is {fmt(score.first)} in update {score.updates[0]} and {fmt(score.late)} in {score.late_span}"
         + (f" (verdicts: {reasons.seen})" if reasons else "")
         + f", with a standard deviation of {fmt(score_std.late)} between responses",
-        (*(reasons.remedies if reasons else ()), scale("ppo.learning_rate", 3.0), scale("rollout.num_prompts", 2.0)),
+        (*(reasons.remedies if reasons else ()), *larger_steps(run), scale("rollout.num_prompts", 2.0)),
         reasons.advice if reasons else "",
     )
 
@@ -362,9 +366,6 @@ def reward_saturated(run: RunRecord, score: Series, score_std: Series) -> Sympto
     )
 
 
-IN_GROUPS = ("rloo", "grpo", "dr_grpo", "reinforce++_baseline", "opo")
-"""Advantages that compare the responses to a prompt with each other."""
-
 MANY_CONSTANT = 0.5
 MOST_CONSTANT = 0.9
 """Share of groups without spread above which most of the sampling, or nearly all, is wasted. Training on sorting digits
@@ -379,11 +380,6 @@ LONGER = 1.3
 
 APART = 1.15
 """Growth of the low-scored responses' length over the high-scored ones', relative to the start."""
-
-
-def compares_groups(run: RunRecord) -> bool:
-    """True if the advantage compares the responses to a prompt."""
-    return run.setting("ppo.advantage") in IN_GROUPS
 
 
 def _divides_by_std(run: RunRecord) -> bool:

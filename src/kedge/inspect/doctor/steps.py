@@ -8,10 +8,10 @@ from statistics import fmean
 from typing import Any
 
 from kedge.inspect.doctor.critic import HARMFUL, train_critic_less, with_something_to_explain
-from kedge.inspect.doctor.rewards import compares_groups
 from kedge.inspect.doctor.rule import SMALLER_STEPS, TRAINED, WHY_MISSING, Change, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, combine, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
+from kedge.inspect.resolved import compares_groups
 
 OFTEN = 0.1
 """Share of affected updates above which chance does not explain them."""
@@ -233,6 +233,25 @@ def smaller_rate(*, moved: float, clipped: float = 0.0, most: float = 1 / 3) -> 
         return scale("ppo.learning_rate", factor)(run)
 
     return change
+
+
+LARGER = 3.0
+"""Factor on the learning rate of a policy that may move too little."""
+
+
+def larger_steps(run: RunRecord) -> tuple[Remedy, ...]:
+    """A higher learning rate, if the steps that it makes would not be too large and the policy has not moved.
+
+    The KL to the reference tells even of updates with a single step, which clip nothing.
+    """
+    clipped = read(run, "policy/clip_fraction", of_policy=True)
+    moved = read(run, "policy/approx_kl", of_policy=True)
+    kl = read(run, "objective/kl", of_policy=True)
+    length = read(run, "response/length")
+    has_room = clipped is None or clips_sequences(run) or LARGER * clipped.peak <= FAR_CLIPPED
+    is_short = moved is None or LARGER**2 * moved.peak <= FAR_MOVED
+    is_near = kl is None or length is None or kl.late - kl.first <= FAR_MOVED * max(length.late, 1.0)
+    return (scale("ppo.learning_rate", LARGER),) if has_room and is_short and is_near else ()
 
 
 def _extreme(run: RunRecord) -> Symptom | None:

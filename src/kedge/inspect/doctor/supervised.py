@@ -9,6 +9,7 @@ from typing import Any
 
 from kedge.inspect.doctor.rule import LARGEST_SHARE, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, SIGNIFICANT, WINDOW, Series, fmt, read
+from kedge.inspect.doctor.steps import gradient_spikes
 from kedge.inspect.record import RunRecord
 
 OVERFITTED = 0.03
@@ -102,8 +103,22 @@ def _longer_rise(run: RunRecord) -> Remedy:
 
 
 HOLD_OUT_MORE = scale("data.eval_fraction", 3.0)
-LEARN_MORE = (scale("reward_model.learning_rate", 3.0), scale("reward_model.num_epochs", 2.0))
 CHECK_LABELS = "check that `chosen` is the better response and that the annotators agree with each other"
+
+
+def _learn_more(run: RunRecord) -> Iterator[Remedy]:
+    """Another learning rate and more epochs, unless the model has learned its training data by heart."""
+    if overfitting.find(run) is None:
+        yield _other_rate(run)
+        yield scale("reward_model.num_epochs", 2.0)
+
+
+def _other_rate(run: RunRecord) -> Remedy:
+    """Three times the learning rate; a third if the training shows that its steps are too large."""
+    loss = read(run, "loss")
+    is_worse = run.stage == "reward" and loss is not None and loss.late > (1 + RISEN) * INDIFFERENT
+    are_too_large = is_worse or any(rule.find(run) is not None for rule in (loss_rising, gradient_spikes))
+    return scale(f"{_section(run)}.learning_rate", 1 / 3 if are_too_large else 3.0)
 
 
 def _nothing_to_judge_by(run: RunRecord) -> str:
@@ -128,7 +143,7 @@ def _at_chance_in_training(run: RunRecord) -> Symptom | None:
         "serious" if share <= CHANCE and share + error < PUBLISHED else "warning",
         f"accuracy on the training pairs is {share:.1%} (± {error:.0%}) and the loss {loss.late:.3f} "
         f"({loss.late_span}), where equal scores for all answers have {INDIFFERENT:.3f}; nothing was held out",
-        LEARN_MORE if share <= CHANCE else (scale("reward_model.learning_rate", 1 / 3),),
+        _learn_more(run) if share <= CHANCE else (scale("reward_model.learning_rate", 1 / 3),),
         CHECK_LABELS if share <= CHANCE else "",
     )
 
@@ -146,7 +161,8 @@ def reward_model_at_chance(run: RunRecord, accuracy: Mapping[str, Any]) -> Sympt
     `accuracy` is, or the training `loss` is not below ln 2, the loss of equal scores for all answers.
 
     Try: Check that `chosen` is the better response and that the annotators agree with each other; triple
-    `reward_model.learning_rate`; double `reward_model.num_epochs`.
+    `reward_model.learning_rate`, or lower it to a third if the training `loss` rises or ends more than a fifth above
+    ln 2, or gradients spike; double `reward_model.num_epochs`. Neither with [overfitting](#overfitting).
 
     Threshold: 0.55; published reward models start at 0.63. Serious; a warning if the held-out pairs are few and the
     interval reaches 0.63. With nothing held out it is a warning if the late steps have few pairs and 0.63 is within two
@@ -155,7 +171,7 @@ def reward_model_at_chance(run: RunRecord, accuracy: Mapping[str, Any]) -> Sympt
     if accuracy["value"] > CHANCE:
         return None
     is_uncertain = accuracy["high"] >= PUBLISHED
-    remedies = (HOLD_OUT_MORE, *LEARN_MORE) if is_uncertain else LEARN_MORE
+    remedies = (*([HOLD_OUT_MORE] if is_uncertain else []), *_learn_more(run))
     return Symptom("warning" if is_uncertain else "serious", _written(run, accuracy), remedies, CHECK_LABELS)
 
 
@@ -230,7 +246,8 @@ def _unmeasured(run: RunRecord) -> str:
 def critic_explains_nothing(run: RunRecord, explained: Mapping[str, Any]) -> Symptom | None:
     """Seen: In `summary.json` of `kedge critic`, the explained variance on held-out prompts is close to 0.
 
-    Try: `critic.kind=separate`; double `critic.num_responses`; triple `critic.learning_rate`.
+    Try: `critic.kind=separate`; double `critic.num_responses`; triple `critic.learning_rate`, or lower it to a third if
+    the training `loss` rises or gradients spike, but neither with [overfitting](#overfitting).
 
     Threshold: 5 %: with less, the advantages vary as they would without a critic. Serious; a warning if the interval
     reaches 5 %.
@@ -249,5 +266,5 @@ def _learn_more_returns(run: RunRecord) -> Iterator[Remedy]:
     if run.setting("critic.kind") == "shared":
         yield set_to("critic.kind", "separate", why="to train more than a head")
     yield scale("critic.num_responses", 2.0)
-    if run.setting("critic.kind") != "shared":
-        yield scale("critic.learning_rate", 3.0)
+    if run.setting("critic.kind") != "shared" and overfitting.find(run) is None:
+        yield _other_rate(run)

@@ -134,11 +134,14 @@ def _panels(runs: Sequence[Mapping[str, Any]], stage: str) -> list[dict[str, Any
     return look_of(stage).panels_of(name for run in runs if run["stage"] == stage for name in run["curves"]["columns"])
 
 
+OPPOSITE = {"too_high": "too_low", "too_low": "too_high"}
+
+
 def _grouped_findings(findings: Sequence[Sequence[Finding]]) -> list[dict[str, Any]]:
     """The findings as groups, most severe first.
 
     Findings with the same field to change, of the same rule, or on the same figures are one group: symptoms of one
-    cause, or one problem that several runs have.
+    cause, or one problem that several runs have. Those that first move a field the other way are another group.
 
     Returns:
         Groups with the `severity` of their worst finding and their `findings`, the worst first, each with the index of
@@ -148,8 +151,11 @@ def _grouped_findings(findings: Sequence[Sequence[Finding]]) -> list[dict[str, A
     keys: list[set[str]] = []
     for run, found in enumerate(findings):
         for finding in found:
-            own = {finding.rule, finding.field or finding.rule, f"{run}: {finding.seen.partition(';')[0]}"}
-            place = next((place for place, known in enumerate(keys) if known & own), len(groups))
+            moved = f"{finding.field} {finding.direction}" if finding.field else finding.rule
+            own = {finding.rule, moved, f"{run}: {finding.seen.partition(';')[0]}"}
+            opposite = f"{finding.field} {OPPOSITE.get(finding.direction)}"
+            fits = (place for place, known in enumerate(keys) if known & own and opposite not in known)
+            place = next(fits, len(groups))
             if place == len(groups):
                 groups.append([])
                 keys.append(set())
