@@ -262,6 +262,25 @@ def test_a_model_that_learned_nothing_gets_the_rate_that_its_training_calls_for(
     assert moved_both_ways(found) == []
 
 
+@pytest.mark.parametrize(
+    ("metrics", "settings"),
+    [
+        ({"reward/score_mean": 1.0, "reward/score_std": 0.0}, {}),
+        ({"group/constant": 1.0}, {"ppo.advantage": "rloo"}),
+        ({"guard/skipped_steps": 1.0}, {}),
+    ],
+    ids=["constant", "constant in groups", "skipped"],
+)
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_steps_are_not_too_small_where_nothing_could_move_the_policy(
+    metrics: dict[str, Any], settings: dict[str, Any], epochs: int
+) -> None:
+    still = {"policy/clip_fraction": 0.0, "policy/approx_kl": 0.0, "objective/kl": 0.0, "reward/score_mean": 1.0}
+    for more, expected in ({}, True), (metrics, False):
+        run = synthetic_run(metrics={**still, **more}, settings={**settings, "ppo.num_epochs": epochs})
+        assert ("steps_too_small" in [each.rule for each in diagnose(run)]) == expected
+
+
 def test_every_rule_has_a_case() -> None:
     assert {case.rule for case in CASES} == {rule.name for rule in ALL_RULES}
 

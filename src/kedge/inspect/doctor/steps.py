@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from kedge.inspect.doctor.critic import HARMFUL, train_critic_less, with_something_to_explain
+from kedge.inspect.doctor.responses import scores_are_constant
 from kedge.inspect.doctor.rule import SMALLER_STEPS, TRAINED, WHY_MISSING, Change, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, combine, fmt, read, rose, span
 from kedge.inspect.record import RunRecord
@@ -352,8 +353,13 @@ def steps_too_small(run: RunRecord, clipped: Series, moved: Series) -> Symptom |
     Threshold: A clip fraction of at most 0.001 and at most 1e-5 nats per token at the peak, and a KL to the reference
     of at most 0.1 nats per response. With a single step per update: a KL to the reference of at most 1e-5 nats per
     token in every update, which a reference other than the policy's start, or rounding in bf16, hides. Serious. Updates
-    in which only the critic is trained do not count.
+    in which only the critic is trained do not count. Not where nothing could move the policy: all scores are the same
+    ([reward_flat](#reward_flat)), or all of a prompt's with an advantage that compares them
+    ([groups_without_spread](#groups_without_spread)), or the guard skips more than a tenth of the steps
+    ([steps_skipped](#steps_skipped)).
     """
+    if not _takes_steps(run):
+        return None
     if not _has_further_steps(run):
         return _frozen(run)
     if clipped.peak > NOT_CLIPPED or moved.peak > NOT_MOVED:
@@ -368,6 +374,17 @@ def steps_too_small(run: RunRecord, clipped: Series, moved: Series) -> Symptom |
         f"{fmt(moved.peak)} nats per token ({span(moved.peak_updates)}){_distance(kl)}; the score does not rise",
         (scale("ppo.learning_rate", 10.0), scale("ppo.num_epochs", 2.0)),
     )
+
+
+def _takes_steps(run: RunRecord) -> bool:
+    """False if no learning rate could have moved the policy: its scores have no gradient, or its steps are skipped."""
+    score = read(run, "reward/score_mean")
+    score_std = read(run, "reward/score_std")
+    constant = read(run, "group/constant")
+    skipped = steps_skipped.find(run)
+    is_alike = score is not None and score_std is not None and scores_are_constant(score, score_std)
+    is_alike_in_groups = compares_groups(run) and constant is not None and min(constant.values) >= 1
+    return not (is_alike or is_alike_in_groups or (skipped is not None and skipped.severity == "serious"))
 
 
 def _frozen(run: RunRecord) -> Symptom | None:
