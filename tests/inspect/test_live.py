@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -47,6 +48,37 @@ def test_the_page_grows_with_the_run(tmp_path, monkeypatch):
         assert get(data, newer["version"])[0] == 503
         begin(folder, CONFIG)
         assert get(data, newer["version"])[0] == 200
+
+
+JUDGING = {"update": 1, "phase": "judge", "done": 0, "total": 8, "seconds": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "row", "seconds"),
+    [
+        (".", "metrics.jsonl", metrics(1), 60),
+        (".", "metrics.jsonl", metrics(1, **{"time/update": 30.0}), 90),
+        ("ppo", "metrics.jsonl", metrics(1, **{"time/update": 30.0}), 90),
+        (".", "progress.jsonl", JUDGING, 600),
+    ],
+    ids=["usual", "slow updates", "slow updates of a chain", "judge"],
+)
+def test_a_run_that_writes_nothing_more_is_shown_as_stopped(tmp_path, monkeypatch, place, name, row, seconds):
+    monkeypatch.setattr("kedge.inspect.live.REBUILD_SHARE", 0)
+    folder = begin(tmp_path / "run" / place)
+    add(folder, name, row)
+    written = (folder / name).stat().st_mtime
+    shown = []
+    with serve_run(tmp_path / "run") as server:
+        known = ""
+        for later in (1, seconds - 1, seconds + 1, seconds + 100):
+            monkeypatch.setattr(time, "time", lambda later=later: written + later)
+            status, body = get(server.url + "data.json", known)
+            if status == 200:
+                data = json.loads(body)
+                known = data["version"]
+                shown.append([run["state"] for run in data["runs"]])
+    assert shown == [["running"], ["stopped"]]
 
 
 def test_watching_changes_nothing_and_serves_nothing_else(tmp_path):

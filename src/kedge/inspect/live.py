@@ -13,7 +13,7 @@ from typing import Any
 from kedge.errors import DataError, KedgeError
 from kedge.inspect.doctor import Advice, no_advice
 from kedge.inspect.page.document import render_page
-from kedge.inspect.record import QUIET_SECONDS, RESULTS
+from kedge.inspect.record import RESULTS
 from kedge.inspect.report import collect_page, runs_in
 from kedge.logs.experience_metrics import DETAILS_FILE
 from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE
@@ -73,6 +73,7 @@ class _LiveReport:
         self._advice = advice
         self._lock = threading.Lock()
         self._next_build = 0.0
+        self._files = ""
         self._built: tuple[str, Mapping[str, Any]] = ("", {})
 
     def answer(self, request: Request) -> Answer:
@@ -94,21 +95,28 @@ class _LiveReport:
     def _newest(self) -> tuple[str, Mapping[str, Any]]:
         """Version and data, rebuilt when there is something new, but not too often."""
         with self._lock:
-            version = _version(self._folder)
-            if version != self._built[0] and time.monotonic() >= self._next_build:
+            files = _stamp(self._folder)
+            if (files != self._files or _is_overdue(self._built[1])) and time.monotonic() >= self._next_build:
                 started = time.monotonic()
                 data = collect_page([self._folder], advice=self._advice, on_skipped=lambda line: None)
+                version = f'"{files}-{"".join(run["state"][0] for run in data["runs"])}"'
+                self._files = files
                 self._built = (version, {**data, "version": version})
                 self._next_build = started + REBUILD_SHARE * (time.monotonic() - started)
             return self._built
 
 
-def _version(folder: Path) -> str:
-    """A text that changes with every file the page shows, and once more when the run counts as stopped."""
+def _stamp(folder: Path) -> str:
+    """A text that changes with every file the page shows."""
     paths = [
         path for place in (folder, *folder.glob("*/")) for name in WATCHED_FILES if (path := place / name).is_file()
     ]
     states = [path.stat() for path in paths]
     newest = max((state.st_mtime for state in states), default=0.0)
-    size = sum(state.st_size for state in states)
-    return f'"{newest:.6f}-{size}-{"quiet" if time.time() - newest > QUIET_SECONDS else "running"}"'
+    return f"{newest:.6f}-{sum(state.st_size for state in states)}"
+
+
+def _is_overdue(data: Mapping[str, Any]) -> bool:
+    """True if a run has written nothing for so long that it counts as stopped, and the page shows it as running."""
+    ends = [run["stops_at"] for run in data.get("runs", ())]
+    return any(end is not None and time.time() >= end for end in ends)

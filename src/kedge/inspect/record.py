@@ -76,6 +76,7 @@ class RunRecord:
         results: Rows of `judgments.jsonl` or `responses.jsonl`.
         summary: `finished.json` and `summary.json` merged; empty before the end.
         state: Whether the run finished, is running as far as its files show, or stopped early.
+        stops_at: When a running run counts as stopped unless it writes something, seconds since the epoch; else None.
     """
 
     folder: Path
@@ -95,6 +96,7 @@ class RunRecord:
     results: Sequence[dict[str, Any]] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
     state: Literal["finished", "running", "stopped"] = "finished"
+    stops_at: float | None = None
 
     @property
     def stage(self) -> str:
@@ -150,6 +152,8 @@ def read_run(folder: str | os.PathLike[str] | Result, *, on_skipped: Callable[[s
     progress = rows(PROGRESS_FILE)
     results = RESULTS.get(facts.get("stage", ""))
     finished = read_json_object(folder / FINISHED_FILE)
+    stops_at = None if finished else _last_written(folder) + _patience(metrics, progress)
+    is_running = stops_at is not None and time.time() < stops_at
     return RunRecord(
         folder,
         facts=facts,
@@ -167,7 +171,8 @@ def read_run(folder: str | os.PathLike[str] | Result, *, on_skipped: Callable[[s
         progress=progress,
         results=rows(results, numbered=False) if results else [],
         summary={**finished, **read_json_object(folder / SUMMARY_FILE)},
-        state="finished" if finished else _guess_state(folder, metrics, progress),
+        state="finished" if finished else "running" if is_running else "stopped",
+        stops_at=stops_at if is_running else None,
     )
 
 
@@ -268,12 +273,10 @@ def read_json_object(path: Path) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _guess_state(
-    folder: Path, metrics: Sequence[Mapping[str, Any]], progress: Sequence[Mapping[str, Any]]
-) -> Literal["running", "stopped"]:
-    """The state of an unfinished run, judged by its last write and the length of its updates."""
+def _patience(metrics: Sequence[Mapping[str, Any]], progress: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds without a write after which an unfinished run counts as stopped, judged by the length of its updates."""
     slowest = max((row["time/update"] for row in metrics[-10:] if row.get("time/update")), default=0.0)
     times = [row.get("seconds", 0.0) for row in progress[-10:]]
     slowest = max([slowest, *(after - before for before, after in itertools.pairwise(times))])
     quiet = JUDGING_SECONDS if progress and progress[-1].get("phase") == JUDGING else QUIET_SECONDS
-    return "running" if time.time() - _last_written(folder) < max(quiet, 3 * slowest) else "stopped"
+    return max(quiet, 3 * slowest)

@@ -146,7 +146,7 @@ def _reported(
 ) -> ReportedRun:
     record = read_run(path, on_skipped=on_skipped)
     if ending is not None and record.state == "running":
-        record = replace(record, state=ending)
+        record = replace(record, state=ending, stops_at=None)
     examined = examine(record, advice=advice)
     verdict = examined.verdict if examined.num_checks or examined.unjudged else ""
     return ReportedRun(

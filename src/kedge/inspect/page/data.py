@@ -110,6 +110,7 @@ def _run(run: ReportedRun, most_points: int, most_bytes: int) -> dict[str, Any]:
         "name": run.name,
         "stage": record.stage,
         "state": record.state,
+        "stops_at": record.stops_at,
         "facts": dict(record.facts),
         "sentences": [*describe_run(record), *data_sentences(record)],
         "doctor": {"verdict": typographic(run.verdict), "clean": run.is_clean},
