@@ -78,7 +78,7 @@ const evaluation = data => {
   const judges = run => run.stage === "evaluate" && run.evaluation.empty !== ""; // not the check of a critic
   if (!data.runs.some(judges)) return null;
   let chosen = "";
-  const part = section("evaluation", "Evaluation", "Which response the judge prefers, prompt by prompt. Intervals are bootstrap intervals over prompts.", () => {
+  const part = section("evaluation", "Evaluation", "Which response the judge prefers, prompt by prompt. Intervals are 95 % confidence intervals over prompts.", () => {
     const runs = data.runs.filter(judges), done = runs.filter(run => !run.evaluation.empty);
     const waiting = runs.filter(run => run.evaluation.empty).map(run => empty(`${run.name}: ${run.evaluation.empty}`));
     if (!done.length) return waiting;
