@@ -18,6 +18,7 @@ from kedge.algorithm.experience import Experience
 from kedge.cli import main
 from kedge.config import Config, load_config, with_values
 from kedge.errors import ConfigError
+from kedge.logs.json_lines import read_metrics
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.stages.critic import run_critic
 from kedge.stages.planning.devices import find_device
@@ -113,6 +114,40 @@ def planned_and_measured(tmp_path: Path, settings: dict[str, Any]) -> tuple[Mach
     with counter:
         run_ppo(config, reward=scores)
     return plan, counter.peak
+
+
+GRPO = {"ppo.advantage": "grpo", "ppo.kl_in": {"loss": "k3"}, "ppo.critic": "none", "rollout.num_responses": 4,
+        "rollout.num_prompts": 4, "ppo.num_epochs": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ppo.num_epochs": 4},
+        GRPO,
+        {**GRPO, "ppo.advantage": "remax", "ppo.kl_coef": 0.0},
+        {"ppo.critic": "separate", "ppo.num_critic_epochs": 2, "runtime.activation_checkpointing": True},
+        {"ppo.num_minibatches": 2, "runtime.micro_batch_tokens": 64},
+        {"adapter.kind": "lora"},
+    ],
+    ids=["four epochs", "grpo", "remax", "separate critic", "micro-batches", "lora"],
+)
+@pytest.mark.parametrize("model", [False, True], ids=["function", "reward model"])
+def test_the_planned_cost_of_an_update_is_that_of_a_run(tmp_path: Path, settings: dict[str, Any], model: bool) -> None:
+    """Up to the responses that end before the longest length, which the plan takes all of them to have."""
+    prompts = [f"The boat {number}" for number in range(10, 26)]
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text("\n".join(json.dumps({"prompt": text}) for text in prompts))
+    shape: dict[str, Any] = {"rollout.num_prompts": 16, "rollout.max_new_tokens": 24}
+    shape |= {"ppo.num_updates": 2, "ppo.num_epochs": 2}
+    shape["rollout.missing_eos_score"] = {"subtract": 1}  # equal scores of cut-off responses would train nothing
+    if model:
+        shape["reward"] = [{"source": str(save_tiny_reward_model(tmp_path / "reward"))}]
+    config = ppo_config(tmp_path, **{"data.prompts": [str(rows)], **shape, **settings})
+    run_ppo(config, reward=None if model else scores)
+    _, row = read_metrics(tmp_path / "out")  # the first update may also fit a new critic's head
+    assert row["response/length"] > 18
+    assert count_stage(config, "ppo").plan().sft_steps == pytest.approx(row["cost/sft_steps"], rel=0.02)
 
 
 def test_held_out_prompts_and_a_judge_are_planned(tmp_path: Path) -> None:

@@ -68,15 +68,13 @@ class Counted:
         phases = tuple(self._phase(name, speed, config) for name in PHASES if ("work", name, "calls") in figures)
         if subject.stage == "ppo" and config.rollout.max_staleness:
             phases = _while_sampling(phases)
-        steps = None
-        if find_stage(subject.stage).samples:
-            flops = sum(size for name, size in figures.items() if name[0] == "work" and name[2] == "flops")
-            steps = flops / (6 * figures["parameters", "policy"] * subject.rows.tokens)
+        cost = self.of_roles("cost")
+        steps = cost["update"] / cost["step"] if cost else None
         process, overhead = (PROCESS, ALLOCATOR_ON_CPU) if on_cpu else (0.0, ALLOCATOR)
         return MachinePlan(subject.stage, subject.work.unit, phases, subject.num_units, steps, process, overhead)
 
     def of_roles(self, name: str) -> dict[str, float]:
-        """`parameters`, or `trained` bytes, of each role."""
+        """`parameters`, or `trained` bytes, of each role; or the `cost` of an update and of a step."""
         return {figure[1]: size for figure, size in self.figures.items() if figure[0] == name}
 
     def _phase(self, name: str, speed: Speed | None, config: Config) -> PlannedPhase:

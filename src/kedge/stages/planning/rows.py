@@ -106,11 +106,30 @@ class Rows:
         """Tokens of all rows."""
         return sum(self.lengths)
 
+    @property
+    def num_tokens(self) -> int:
+        """The same, by the name that it has in a rollout."""
+        return self.tokens
+
+    @property
+    def num_actions(self) -> int:
+        """Tokens of the responses."""
+        return sum(self.responses)
+
+    @property
+    def num_distinct_tokens(self) -> int:
+        """Tokens of all rows, those of each prompt once."""
+        return sum(self.prompts[:: self.group]) + self.num_actions
+
     def shortened(self, passes: int = 2) -> Rows:
         """The rows of the first passes, which are the largest: all later ones hold as much as the second."""
         numbers = [(row // self.group, prompt) for row, prompt in enumerate(self.prompts)]
         parts = [part.rows for part in ALONE.plan(self.lengths, self.budget, numbers)][:passes]
         return self.select([row for part in parts for row in part])
+
+    def one_per_prompt(self) -> Rows:
+        """The first of the responses to each prompt."""
+        return replace(self.select(range(0, self.count, self.group)), group=1)
 
     def like(self, count: int, budget: int | None) -> Rows:
         """The given number of rows, distributed like these."""

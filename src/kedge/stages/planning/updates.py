@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from kedge.algorithm.experience import Experience
 from kedge.config import Config, mean_epochs, with_values
 from kedge.data import EncodedExample
 from kedge.models import ActorCritic, LanguageModel, PolicyWeights, Precision, ScalarModel, TokenRows, autocast
@@ -21,12 +22,13 @@ from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.models.packing.packed import PackedDecoder, attention_of_accelerator
 from kedge.models.pretrained import inner_matrices
 from kedge.rewards.score import ScoredRollout
-from kedge.rollout import Sampler
+from kedge.rollout import Evaluated, Sampler, still_to_evaluate
 from kedge.stages.critic.sampling import as_first_update
 from kedge.stages.planning.counting import Figures, Phases, extrapolated
 from kedge.stages.planning.hollow import Blueprint, HollowModels, blueprints_of
 from kedge.stages.planning.rows import Lengths, Rows, quantiles
 from kedge.stages.ppo.critics import with_saved_critic
+from kedge.stages.ppo.log import Costs, ForwardCost
 from kedge.stages.ppo.trainer import Trainer
 from kedge.system.ranks import ALONE
 from kedge.system.stage import find_stage
@@ -35,6 +37,7 @@ from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.supervised.loop import TrainingSettings, count_steps, train_supervised
 from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
 from kedge.training.supervised.returns import FIT_TOKENS, ReturnsLoss, SampledReturns
+from kedge.training.update import UpdateResult
 
 SHALLOW = 2
 """Blocks of the models with counted passes, and one more; the others add as much as the last. Two and three, not
@@ -277,12 +280,60 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         phases.forget("step")
-        scored = _sampled(subject, models, phases, trainer, rows)
+        scorers = _scorers(subject, models)
+        scored = _sampled(subject, scorers, phases, trainer, rows)
         phases.start("experience", "policy", times=passes)
         experience = trainer.estimate(scored)
         phases.start("train", "policy", times=epochs * passes)
-        trainer.improve(experience)
+        result = trainer.improve(experience)
         phases.end()
+    models.sizes.update(_cost(subject, trainer, scorers, experience, result))
+
+
+def _cost(
+    subject: Subject,
+    trainer: Trainer,
+    scorers: Mapping[str, ScalarModel],
+    experience: Experience,
+    result: UpdateResult,
+) -> Figures:
+    """FLOPs of an update and of a step of supervised fine-tuning on its tokens, as a run counts them.
+
+    Args:
+        subject: The stage.
+        trainer: Has made an epoch.
+        scorers: The reward models.
+        experience: Of that epoch.
+        result: Of that epoch.
+    """
+    config = subject.config
+    rows = subject.rows
+    roles = trainer.roles
+    weighted = {f"reward: {term.name or term.source}" for term in config.reward if term.weight}
+    costs = Costs(
+        policy=ForwardCost.of(roles.actor_critic.policy),
+        critic=ForwardCost.of(roles.actor_critic.critic),
+        reference=ForwardCost.of(roles.reference),
+        rewards=ForwardCost(sum(ForwardCost.of(scorers[role]).per_token for role in weighted & scorers.keys())),
+        recomputes=config.runtime.activation_checkpointing,
+    )
+    settings = trainer.settings
+    after_last = settings.estimation.value_after_last
+    evaluated: Evaluated = still_to_evaluate(experience.rollout, trainer.models, value_after_last=after_last)
+    per_epoch = mean_epochs(config) / settings.ppo.num_minibatches
+    flops = costs.metrics(
+        rows,
+        sampled=(rows, rows.one_per_prompt()) if settings.needs_baseline else (),
+        evaluated="nothing" if result.reused_first_pass else evaluated,
+        num_passes=per_epoch * result.num_gradients,
+        train_policy=True,
+        num_critic_passes=per_epoch * result.num_critic_gradients,
+        num_readings=int(settings.measures_distance),
+        shares_prompts=max(rows.lengths) <= roles.actor_critic.shares_up_to,
+    )
+    steps = flops.pop("cost/sft_steps")
+    update = sum(flops.values())
+    return {("cost", "update"): update, ("cost", "step"): update / steps}
 
 
 def _copied_ahead(config: Config, policy: LanguageModel) -> int:
@@ -344,7 +395,7 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
     kept = [_room(prompts * settings.num_responses * longest)]
     phases.counter.hold(kept, ("rollout buffers", "run"))
     trial = rows.shortened()
-    scored = _sampled(subject, models, phases, trainer, trial)
+    scored = _sampled(subject, _scorers(subject, models), phases, trainer, trial)
     phases.start("experience", "policy", times=rows.tokens / trial.tokens)
     trainer.evaluate(scored)
     role = "policy" if critic is None else "critic"
@@ -379,13 +430,19 @@ def _room(size: int) -> Tensor:
     return Hollow(torch.empty(size, dtype=torch.uint8, device="meta")).clone()
 
 
-def _sampled(subject: Subject, models: HollowModels, phases: Phases, trainer: Trainer, trial: Rows) -> ScoredRollout:
+def _scorers(subject: Subject, models: HollowModels) -> dict[str, ScalarModel]:
+    """The reward models and the judge, by role."""
+    scoring = [role for role in subject.blueprints if role.startswith("reward") or role == "judge"]
+    return {role: models.reward(role) for role in scoring}
+
+
+def _sampled(
+    subject: Subject, scorers: Mapping[str, ScalarModel], phases: Phases, trainer: Trainer, trial: Rows
+) -> ScoredRollout:
     """Sample and score: what that holds, and the responses of the trial."""
     config = subject.config
     rows = subject.rows
     policy = trainer.roles.actor_critic.policy
-    scoring = [role for role in subject.blueprints if role.startswith("reward") or role == "judge"]
-    scorers = {role: models.reward(role) for role in scoring}
     same = config.rollout.num_responses
     greedy = 1 / same if trainer.settings.needs_baseline else 0.0  # responses, which are scored as well
     _decode(subject, phases, trainer, rows, "rollout", same=same, times=1 + greedy)
@@ -516,7 +573,12 @@ def _num_parts(subject: Subject) -> int | None:
     held_out = round((rows or 0) * share)
     trained = config.critic.num_prompts or (rows and rows - held_out)
     size = config.rollout.num_prompts
-    return math.ceil(trained / size) + math.ceil(held_out / size) if trained else None
+
+    def count(prompts: int) -> int:
+        joins = config.ppo.whiten_rewards and prompts > size
+        return prompts // size if joins else math.ceil(prompts / size)
+
+    return count(trained) + count(held_out) if trained else None
 
 
 _WORK: Mapping[str, Work] = {

@@ -33,6 +33,7 @@ from kedge.rewards import ModelReward, WeightedReward
 from kedge.rollout import Evaluated, still_to_evaluate
 from kedge.runs.run import Run
 from kedge.runs.training import open_loggers
+from kedge.stages.planning.rows import Rows
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.sampling import SampledBatch
 from kedge.stages.ppo.trainer import Trainer
@@ -361,9 +362,9 @@ class Costs:
 
     def metrics(
         self,
-        rollout: Rollout,
+        rollout: Rollout | Rows,
         *,
-        sampled: Sequence[Rollout] = (),
+        sampled: Sequence[Rollout | Rows] = (),
         evaluated: Evaluated,
         num_passes: float,
         train_policy: bool,
@@ -374,7 +375,7 @@ class Costs:
         """`flops/PHASE`, their sum in steps of supervised fine-tuning on the same tokens, and the judges' FLOPs.
 
         Args:
-            rollout: The responses that the update trains on.
+            rollout: The responses that the update trains on, or their lengths.
             sampled: Everything that was sampled and scored; empty for the same responses.
             evaluated: The models that needed a separate forward pass for old log probabilities and values.
             num_passes: Epochs of gradients of the total loss; can be a fraction.
@@ -386,7 +387,7 @@ class Costs:
         """
         sampled = sampled or (rollout,)
 
-        def read(responses: Rollout) -> int:
+        def read(responses: Rollout | Rows) -> int:
             return responses.num_distinct_tokens if shares_prompts else responses.num_tokens
 
         size = (read(rollout), rollout.num_actions)
