@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
-from kedge.config import config_from_settings
+from kedge.config import check_stage, config_from_settings
 from kedge.errors import ConfigError
 from kedge.runs.run import Resume, open_run
 from kedge.stages.critic import CriticResult, run_critic
@@ -112,6 +113,26 @@ def test_settings_have_the_values_of_the_first_update(policy: Path, tmp_path: Pa
             assert short or num == 3
             [*_, first] = [sum(0.5**k * each for k, each in enumerate(rewards))]
             assert part.returns[row, 0] >= first - 1e-5
+
+
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        ({}, True),
+        ({"kl_in": "score"}, True),
+        ({"kl_in": "loss"}, False),
+        ({"kl_coef": 0.0, "measure_kl": True}, False),
+        ({"schedules": {"ppo.kl_coef": {1: 0.0, 5: 0.1}}}, False),
+        ({"kl_coef": 0.0, "measure_kl": True, "schedules": {"ppo.kl_coef": {1: 0.1, 5: 0.0}}}, True),
+    ],
+)
+def test_a_kl_to_another_model_in_the_first_returns_is_refused(
+    policy: Path, tmp_path: Path, more: dict[str, Any], refused: bool
+) -> None:
+    inputs = {"data.prompts": ["p.jsonl"], "reward": [{"source": "mine.py:f"}], "ppo.reference": "teacher"}
+    config = config_from_settings("critic", settings(policy, tmp_path / "run", **inputs, **more))
+    with pytest.raises(ConfigError, match=r"ppo.reference=teacher: .*ppo.kl_in=loss") if refused else nullcontext():
+        check_stage(config, "critic")
 
 
 def test_responses_that_are_masked_are_not_fitted_to(policy: Path, tmp_path: Path) -> None:

@@ -197,6 +197,7 @@ def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
                 "ppo.ptx_coef=1 data.pretraining=nowhere.jsonl": "nowhere.jsonl: no such file",
                 "ppo.reference=/nowhere": "model '/nowhere': no such folder",
                 "reward_model.base=/nowhere": "model '/nowhere': no such folder",
+                "rlhf.train_critic=true ppo.reference=/nowhere": "use ppo.kl_in=loss or ppo.kl_coef=0",
                 "rlhf.train_critic=true critic.base=/nowhere": "model '/nowhere': no such folder",
                 "environment.source=nowhere.py:Game": "environment file 'nowhere.py' does not exist",
                 "rollout.engine=vllm rollout.vllm.servers=http://localhost:1": "http://localhost:1 does not answer",

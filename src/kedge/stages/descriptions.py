@@ -170,8 +170,22 @@ def _check_rlhf(config: Config) -> None:
         )
 
 
+def _check_critic(config: Config) -> None:
+    """Check that the critic is fitted to the returns of PPO's first update, in which a KL to the start would be 0."""
+    from kedge.config.schedules import config_at  # which imports the stages
+
+    ppo = config_at(config, 1).ppo
+    if ppo.reference is not None and ppo.charges_kl:
+        raise ConfigError(
+            f"ppo.reference={ppo.reference}: from its first update on, PPO's returns contain the KL to it, and those "
+            "that a critic is fitted to before PPO do not; use ppo.kl_in=loss or ppo.kl_coef=0, or leave the critic to "
+            "ppo.value_warmup_updates"
+        )
+
+
 def _check_trained_critic(config: Config) -> None:
     """Check that PPO can start from the critic of `rlhf.train_critic`."""
+    _check_critic(config)
     value = config.ppo
     kind = config.critic.kind
     if not config.ppo.needs_values:
@@ -260,6 +274,7 @@ CRITIC = Stage(
     length="critic.num_epochs",
     best_metrics={**SUPERVISED_BEST, "eval/explained_variance": HIGHER, "explained_variance": HIGHER},
     evaluations="data.eval_fraction",
+    check=_check_critic,
 )
 
 PPO = Stage(

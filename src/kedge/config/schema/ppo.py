@@ -620,6 +620,11 @@ class PpoConfig(TrainedSection):
         return self.kl_coef > 0 or self.measure_kl
 
     @property
+    def charges_kl(self) -> bool:
+        """True if the rewards contain the KL to the reference."""
+        return self.kl_coef > 0 and word(self.kl_in) != "loss"
+
+    @property
     def names_critic(self) -> bool:
         """True if `critic_init` is the name of a trained critic."""
         return self.critic_init not in ("auto", "reward", "policy")
@@ -812,7 +817,7 @@ class PpoConfig(TrainedSection):
 
     @model_validator(mode="after")
     def _check_kl_in_groups(self) -> "PpoConfig":
-        if self.advantage == "grpo" and word(self.kl_in) != "loss" and self.kl_coef > 0:
+        if self.advantage == "grpo" and self.charges_kl:
             raise ValueError(
                 "ppo.advantage=grpo divides by the standard deviation of a group's rewards, so where all scores are "
                 "equal, a KL in the reward weighs as much as the score elsewhere, at any ppo.kl_coef; use "
