@@ -21,6 +21,8 @@ from kedge.stages.critic import sampling as critic_sampling
 from kedge.stages.critic.parts import PartStore
 from kedge.stages.critic.sampling import CriticInputs, as_first_update
 from kedge.stages.dry_run import DryRun
+from kedge.stages.planning.plan import count_stage
+from kedge.stages.planning.rows import Lengths
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import load_roles
 from kedge.training.supervised.returns import ReturnsLoss, SampledReturns, measure_explained
@@ -113,6 +115,17 @@ def test_settings_have_the_values_of_the_first_update(policy: Path, tmp_path: Pa
             assert short or num == 3
             [*_, first] = [sum(0.5**k * each for k, each in enumerate(rewards))]
             assert part.returns[row, 0] >= first - 1e-5
+
+
+def test_whitened_rewards_of_the_prompts_that_are_left_over_have_the_scale_of_an_update(
+    policy: Path, tmp_path: Path
+) -> None:
+    more = {"rollout.num_prompts": 4, "whiten_rewards": True}
+    config = config_from_settings("critic", settings(policy, tmp_path / "run", **more))
+    [subject] = [count_stage(config, "critic", lengths=Lengths((4,), rows=12)).subject]
+    assert subject.num_units == 3, "as planned"
+    parts = parts_of(train(policy, tmp_path / "run", **more))
+    assert [part.rollout.num_responses for part in parts] == [8, 10, 6], "9 prompts in chunks of 4, and 3 held out"
 
 
 @pytest.mark.parametrize(

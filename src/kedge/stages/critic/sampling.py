@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -231,7 +232,10 @@ class Chunk(NamedTuple):
 
 
 def _chunks(inputs: CriticInputs) -> Iterator[Chunk]:
-    """The prompts in chunks of PPO's size: a scale of rewards or an automatic score is then that of an update."""
+    """The prompts in chunks of PPO's size: a scale of rewards or an automatic score is then that of an update.
+
+    With whitened rewards, the prompts that are left over belong to the chunk before them: of few, the scale is another.
+    """
     roles = inputs.roles
     seed = inputs.config.runtime.seed
     stream = PromptStream(roles.prompts, seed=stream_seed(seed, STREAM), mixture=roles.mixture)
@@ -239,8 +243,11 @@ def _chunks(inputs: CriticInputs) -> Iterator[Chunk]:
     numbers: dict[str, int] = {}
     for prompts, is_held_out in ((train, False), (roles.held_out, True)):
         size = inputs.config.rollout.num_prompts
-        for start in range(0, len(prompts), size):
-            chunk = prompts[start : start + size]
+        starts = [*range(0, len(prompts), size)]
+        if inputs.config.ppo.whiten_rewards and len(starts) > 1 and len(prompts) % size:
+            starts.pop()
+        for start, end in pairwise([*starts, len(prompts)]):
+            chunk = prompts[start:end]
             yield Chunk(chunk, [numbers.setdefault(each.text, len(numbers)) for each in chunk], is_held_out)
 
 
