@@ -80,7 +80,10 @@ class Rollout:
 
     @property
     def was_cut(self) -> Bool[Tensor, " batch"]:
-        """True if a limit ended the response; an episode that its environment ended needs no stop token."""
+        """True if the response has no stop token; of episodes, if something cut it off other than the limit of turns.
+
+        That is the environment, the context, a timeout, or the limit of tokens.
+        """
         was_cut = ~self.stopped if self.cut_off is None else self.cut_off
         return was_cut if self.ending is None else was_cut | (self.ending == ENDINGS.index("max_tokens"))
 

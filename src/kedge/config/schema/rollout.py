@@ -151,7 +151,8 @@ class RolloutConfig(Section):
     ) = field(
         "auto",
         meaning="Score of a response that has no stop token; null: its own; {subtract: 1}: subtracted from its score; "
-        "mask: its score stays and counts in the baseline of its prompt, but PPO takes no step on it. auto: "
+        "mask: its score stays and counts in the baseline of its prompt, but PPO takes no step on it. Scores per token "
+        "stay, and so does an environment's pay per turn, unless the estimator compares responses. auto: "
         "null if all rewards are functions; with a reward model −1, or the mean score of the first update's "
         "stopped responses minus the standard deviation of all scores, if lower; with {subtract: auto}, −1 or "
         "minus that standard deviation.",
