@@ -165,6 +165,15 @@ def test_a_run_leaves_a_model_that_scores_the_same_after_a_reload(tmp_path):
     assert read_metrics(result.folder)[-1]["eval/accuracy"] == 1.0
 
 
+def test_activations_that_are_computed_again_change_no_score(tmp_path):
+    found = []
+    for again in ("false", "true"):
+        config = config_for(tmp_path / again, f"runtime.activation_checkpointing={again}")
+        model = run_reward(config, comparisons=ROWS).model
+        found.append(scores(load_scalar_model(model, tokenizer=load_tokenizer(model)), DEMONSTRATIONS))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-3)
+
+
 def test_a_reward_model_is_trained_further_from_its_trained_head(tmp_path, capfd):
     save_tiny_reward_model(tmp_path / "base", seed=3)
     rate = "reward_model.learning_rate=1e-12"

@@ -19,6 +19,7 @@ from kedge.inspect.page.verdict import data_sentences
 from kedge.inspect.record import read_run
 from kedge.logs.json_lines import MEASURED, read_metrics
 from kedge.models import LanguageModel, TokenRows, load_tokenizer
+from kedge.models.packing.trunk import Trunk
 from kedge.stages import sft
 from kedge.stages.sft import run_sft, train_sft
 from kedge.training.supervised.loop import Outcome
@@ -72,6 +73,19 @@ def test_two_runs_of_one_seed_are_equal_bit_for_bit(tmp_path):
     assert without_times(read_metrics(first.folder)) != without_times(read_metrics(other.folder))
     weights = [AutoModelForCausalLM.from_pretrained(run.model).state_dict() for run in (first, second)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_activations_that_are_computed_again_change_nothing_but_memory(tmp_path, monkeypatch):
+    layers = []
+    enabled = Trunk.checkpoint_activations
+    monkeypatch.setattr(Trunk, "checkpoint_activations", lambda trunk: layers.append(enabled(trunk)))
+    runs = {
+        again: run_sft(config_for(tmp_path, again, f"runtime.activation_checkpointing={again}"), demonstrations=ROWS)
+        for again in ("false", "true")
+    }
+    assert len(layers) == 1
+    kept, again = (read_metrics(runs[each].folder) for each in runs)
+    assert [row["loss"] for row in again] == pytest.approx([row["loss"] for row in kept], abs=1e-4)
 
 
 def test_it_learns_to_stop_though_the_source_pads_with_eos(tmp_path):

@@ -103,7 +103,7 @@ def _remedies(config: Config, stage: Stage, phase: str) -> Iterator[tuple[str, A
         if config.runtime.micro_batch_tokens != "auto":  # which was halved until a pass held a single row
             yield "runtime.micro_batch_tokens", "auto"
         if phase == "the update":
-            if trains_policy and not config.runtime.activation_checkpointing:
+            if not config.runtime.activation_checkpointing:
                 yield "runtime.activation_checkpointing", "true"
             yield from _smaller_training(config, stage)
         elif stage.samples or not stage.trains:

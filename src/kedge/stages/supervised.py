@@ -67,6 +67,8 @@ def load_start(
         ranks=run.ranks,
         **options,
     )
+    if config.runtime.activation_checkpointing:
+        model.trunk.checkpoint_activations()
     say_loaded_whole(model)
     return model, tokenizer
 

@@ -334,8 +334,9 @@ def test_a_plan_knows_its_peak_and_its_run() -> None:
     assert (plan.peak.name, plan.needed, plan.seconds, plan.whole) == ("rollout", 18.0, 4.0, 20.0)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("stage", ["sft", "reward"])
-def test_the_planned_peak_of_a_supervised_stage_is_that_of_a_run(stage: str, tmp_path: Path) -> None:
+def test_the_planned_peak_of_a_supervised_stage_is_that_of_a_run(stage: str, again: bool, tmp_path: Path) -> None:
     """Within 5 %, as above; rows of one length, in micro-batches of four."""
     size = {"vocab_size": 2000, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
     save_shallow(LlamaConfig(**size, num_hidden_layers=3), tmp_path / "model")
@@ -346,7 +347,7 @@ def test_the_planned_peak_of_a_supervised_stage_is_that_of_a_run(stage: str, tmp
     section, data = ("sft", "demonstrations") if stage == "sft" else ("reward_model", "comparisons")
     flags = {"model": str(tmp_path / "model"), "out": str(tmp_path / "out"), f"data.{data}": [str(rows)]}
     budget = {f"{section}.batch_size": 8, "runtime.micro_batch_tokens": 264 if stage == "sft" else 528}
-    fixed = {"runtime.device": "cpu", "data.eval_fraction": 0.0}
+    fixed = {"runtime.device": "cpu", "data.eval_fraction": 0.0, "runtime.activation_checkpointing": again}
     config = load_config(None, (), {**flags, **budget, **fixed}, None, stage=stage)
     planned = count_stage(config, stage).plan()
     counter = LiveBytes()

@@ -89,8 +89,8 @@ class RuntimeConfig(Section):
     )
     activation_checkpointing: bool = field(
         False,
-        meaning="Whether PPO recomputes the activations inside the layers in the backward pass instead of storing "
-        "them. A model that cannot do this, or whose gradients change, is refused.",
+        meaning="Whether the backward pass recomputes the activations inside the layers instead of storing them. A "
+        "model that cannot do this, or whose gradients change, is refused.",
         source="kedge: saves most of the activation memory, for a third more time in training passes",
     )
     trust_remote_code: bool = field(

@@ -237,8 +237,8 @@ def _alternatives(counted: Counted, device: Device) -> Iterator[dict[str, Any]]:
     budget = runtime.first_pass_tokens
     if budget is None or budget > 2 * LEAST_TOKENS:
         yield {"runtime.micro_batch_tokens": max(4096 if budget is None else budget // 4, LEAST_TOKENS)}
-    recomputed = {"runtime.activation_checkpointing": True} if samples else {}
-    if samples and not runtime.activation_checkpointing:
+    recomputed = {"runtime.activation_checkpointing": True}
+    if not runtime.activation_checkpointing:
         yield recomputed
     if "critic" in subject.blueprints:
         yield {subject.work.critic_field: "shared"}
@@ -252,8 +252,7 @@ def _alternatives(counted: Counted, device: Device) -> Iterator[dict[str, Any]]:
         yield {"rollout.micro_batch_size": max(8, rows // 4)}
     if config.adapter.kind == "none":
         yield {"adapter.kind": "lora"}
-        if samples:
-            yield {"adapter.kind": "lora", **recomputed}
+        yield {"adapter.kind": "lora", **recomputed}
     elif config.adapter.kind == "lora" and config.adapter.base_dtype != "nf4":
         yield {"adapter.base_dtype": "nf4"}
     if subject.optimizer_in(config) == "adamw":

@@ -174,6 +174,8 @@ def subject_of(
 def _sft(subject: Subject, models: HollowModels, phases: Phases) -> None:
     rows = subject.rows.shortened()
     model = models.policy()
+    if subject.config.runtime.activation_checkpointing:
+        model.trunk.checkpoint_activations()
     loss = CompletionLoss(model, subject.precision)
     _train(subject, phases, loss, _examples(rows), model, rows, passes=subject.rows.tokens / rows.tokens)
 
@@ -186,6 +188,8 @@ def _examples(rows: Rows) -> list[EncodedExample]:
 def _reward(subject: Subject, models: HollowModels, phases: Phases) -> None:
     rows = subject.rows.shortened()
     model = models.reward("reward model", trained=True)
+    if subject.config.runtime.activation_checkpointing:
+        model.trunk.checkpoint_activations()
     texts = [[1] * (length // 2) for length in rows.lengths]
     examples = [RankedResponses((text, text), (0.0, 1.0), (1, 1)) for text in texts]
     loss = RankingLoss(model, subject.precision)
