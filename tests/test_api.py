@@ -234,7 +234,14 @@ def test_a_section_is_no_data_where_a_flag_has_its_name() -> None:
             ConfigError,
             "weight of a reward must be a number",
         ),
-        (kedge.ppo, {"reward": []}, ConfigError, "kedge ppo needs reward"),
+        (
+            kedge.ppo,
+            {"reward": []},
+            ConfigError,
+            "kedge ppo needs reward: pass reward=, or teacher= to distill, or set",
+        ),
+        (kedge.ppo, {"policy": None}, ConfigError, "kedge ppo needs model: pass model=, or set"),
+        (kedge.evaluate, {"model": "m"}, ConfigError, "kedge evaluate needs evaluate.judge: pass judge=, or set"),
         (
             kedge.ppo,
             {"prompts": 3},
@@ -297,6 +304,7 @@ def test_mistakes_are_one_line(call, changed, kind, said, models, tmp_path):
         ),
         (lambda: kedge.sft(model="m", demonstrations="d", resume=[FIVE]), r"resume must be .* it is \[5\]"),
         (lambda: kedge.dry_run(LISTED), r"stage \['ppo'\] does not exist"),
+        (lambda: kedge.sweep("ppo", {}), "nothing varies: .*, or several seeds"),
         (lambda: kedge.sweep("ppo", LISTED), r"fields must be a mapping .* it is \['ppo'\]"),
         (lambda: kedge.sweep("ppo", {"gamma": [1]}, num_random=TEXT), "num_random must be a whole number"),
         (lambda: kedge.sweep("ppo", {"gamma": [1]}, num_processes=0), "num_processes must be a whole number"),

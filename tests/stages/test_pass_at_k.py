@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_said_before_any_sampling(tmp_path):
     with pytest.raises(ConfigError, match=r"judge_mode=pairwise compares two responses, but pass@6 counts right ones"):
         evaluate_or_check(config_for(tmp_path, "evaluate.judge_mode=pairwise"), prompts=ROWS, judge=last_letter)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(DataError, match=r"prompts have no reference.* --samples 8"):
+    with pytest.raises(DataError, match=r"prompts have no reference.* kedge.pass_at_k"):
         run_evaluate(config_for(tmp_path, "generate.num_responses=1"), prompts=ROWS, judge=last_letter)
     with pytest.raises(ConfigError, match="num_responses must be a whole number of 2 or more; it is 1"):
         kedge.pass_at_k(model=tmp_path / "policy", prompts=ROWS, judge=last_letter, num_responses=1)

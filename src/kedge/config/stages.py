@@ -6,6 +6,7 @@ from kedge.config.explain.describe import suggestion
 from kedge.config.presets import check_presets
 from kedge.config.schema.root import Config
 from kedge.errors import ConfigError
+from kedge.system.invocation import as_argument
 from kedge.system.stage import Stage, find_stage, stages, value_of
 from kedge.system.term_names import distinct_names, source_name
 
@@ -21,7 +22,8 @@ def check_stage(config: Config, name: str) -> None:
     for field, flag in needed.items():
         is_given = stage.starting_model(config) if field in stage.starts_from else value_of(config, field)
         if not is_given:
-            raise ConfigError(f"kedge {name} needs {field}: pass {flag}, or set it in the configuration")
+            how = as_argument(flag)
+            raise ConfigError(f"kedge {name} needs {field}: pass {how}, or set it in the configuration")
     check_presets(config.preset, name)
     if stage.check is not None:
         stage.check(config)

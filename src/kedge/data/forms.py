@@ -23,6 +23,7 @@ from kedge.data.fields import (
 )
 from kedge.data.records import RowError
 from kedge.data.tokens import encode_example, encode_prompt, is_character_tokenizer, num_shared
+from kedge.system.invocation import as_argument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -278,7 +279,7 @@ def texts_of_ids(fields: Fields, role: str, tokenizer: PreTrainedTokenizerBase) 
         RowError: The ids are not the tokenizer's, or their texts would be encoded to other ids.
     """
     if is_character_tokenizer(tokenizer):
-        raise RowError("token ids need a model: --model")
+        raise RowError(f"token ids need a model: {as_argument('--model')}")
     given = [_token(entry, len(tokenizer)) for entry in entries_of(fields["input_ids"], "input_ids")]
     read = _flags(fields, "attention_mask", len(given))
     mask = next((name for name in ("labels", *_MASKS) if name in fields), None)

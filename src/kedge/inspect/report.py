@@ -19,6 +19,7 @@ from kedge.inspect.page.verdict import describe_run
 from kedge.inspect.record import RunRecord, read_json_object, read_run, readable
 from kedge.inspect.sweeps import read_sweep
 from kedge.logs.progress import say
+from kedge.system.invocation import as_argument
 from kedge.system.output import SUMMARY_FILE, is_run, is_sweep, replace_file, writing
 
 REPORT_FILE = "report.html"
@@ -184,4 +185,4 @@ def _check_replaceable(path: Path) -> None:
             with path.open("rb") as file:
                 if is_page(file.read(MARKED_WITHIN)):
                     return
-    raise OutputError(f"{path} exists and is not a kedge report; choose another file with --out")
+    raise OutputError(f"{path} exists and is not a kedge report; choose another file with {as_argument('--out')}")

@@ -18,7 +18,7 @@ from kedge.inspect.record import read_config, read_json_object
 from kedge.logs.progress import say
 from kedge.models.card import CARD, public_settings
 from kedge.runs.fingerprint import changed_inputs, lost_inputs
-from kedge.system.invocation import is_command_line, named_out
+from kedge.system.invocation import as_argument, is_command_line
 from kedge.system.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
 from kedge.system.stage import Stage, find_stage, value_of
 from kedge.training.checkpoint.files import FileRecord, record_file, record_files
@@ -153,7 +153,9 @@ def check_finished(
     changes = _changes(config, folder, (*own, *allowed)) + changed_since(folder, fingerprint, allowed=allowed)
     if changes:
         other = "; ".join(changes)
-        raise ConfigError(f"{folder} has finished, with other settings ({other}); choose another {named_out()}")
+        raise ConfigError(
+            f"{folder} has finished, with other settings ({other}); choose another {as_argument('--out')}"
+        )
 
 
 def changed_since(folder: Path, fingerprint: Mapping[str, str], *, allowed: Collection[str] = ()) -> list[str]:
@@ -307,7 +309,10 @@ def finished_run(config: Config) -> Path | None:
     if not find_stage(stage).makes_model or (problem := damage(folder)) is None:
         return folder
     if find_stage(stage).length and newest_valid(folder / CHECKPOINTS, on_rejected=say) is None:
-        raise DataError(f"{problem}, and {folder} has no checkpoint to repeat it from; train again, in another --out")
+        raise DataError(
+            f"{problem}, and {folder} has no checkpoint to repeat it from; train again, in another "
+            f"{as_argument('--out')}"
+        )
     say(f"{problem}: the end of the run is repeated")
     return None
 
@@ -359,7 +364,7 @@ def read_ending(folder: Path, *names: str) -> list[Any]:
     ending = _ending(folder)
     if missing := [name for name in names if name not in ending]:
         raise DataError(
-            f"{folder / FINISHED_FILE} is damaged ({missing[0]} is missing); delete it, and --resume repeats the run's "
-            "last steps"
+            f"{folder / FINISHED_FILE} is damaged ({missing[0]} is missing); delete it, and "
+            f"{as_argument('--resume', 'resume=True')} repeats the run's last steps"
         )
     return [ending[name] for name in names]

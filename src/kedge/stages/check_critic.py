@@ -35,6 +35,7 @@ from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.measurements import PrefixSample, sample_prefixes
 from kedge.stages.ppo.roles import load_roles
 from kedge.stages.ppo.trainer import Trainer
+from kedge.system.invocation import as_argument
 from kedge.system.output import CHECKPOINTS, CONFIG_FILE, MODEL_FOLDER, is_run, write_summary
 from kedge.training.checkpoint.state import Stateful, restore_module
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, open_checkpoint
@@ -224,7 +225,8 @@ def _saved(given: Config, base: Config, source: str, *, has_reward: bool) -> Fou
     """A critic in a separate folder, at the start of PPO."""
     for name, flag in {"model": "--model", "reward": "--reward"}.items():
         if not getattr(base, name) and not (name == "reward" and has_reward):
-            raise ConfigError(f"evaluate.critic={source} is not a run of PPO: pass {flag}, or set {name}")
+            how = as_argument(flag)
+            raise ConfigError(f"evaluate.critic={source} is not a run of PPO: pass {how}, or set {name}")
     values = {**OFF, "ppo.critic": given.ppo.critic, "ppo.critic_init": source}
     config = with_saved_critic(with_values(_at(base, 1), values))
     return FoundCritic(config, str(config.model))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kedge.errors import ConfigError
+from kedge.system.invocation import as_argument
 from kedge.system.stage import Flag, Stage
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ single reward terms, such as a judge."""
 def _check_sampling(config: Config) -> None:
     """Check what PPO needs, also as a part of a chain."""
     if "distill" in config.preset and config.ppo.reference is None:
-        raise ConfigError("preset distill learns from a teacher: pass --teacher, or set ppo.reference")
+        how = as_argument("--teacher")
+        raise ConfigError(f"preset distill learns from a teacher: pass {how}, or set ppo.reference")
     ptx_coef = config.ppo.ptx_coef
     if ptx_coef > 0 and not config.data.pretraining:
         raise ConfigError(f"ppo.ptx_coef={ptx_coef:g} needs texts: set data.pretraining")

@@ -34,6 +34,7 @@ from kedge.stages.evaluation.policy import Policy, load_policy, sampling_setting
 from kedge.stages.evaluation.report import Evaluation, report
 from kedge.stages.evaluation.solved import Solved, report_solved
 from kedge.system.intervals import Interval
+from kedge.system.invocation import as_argument
 
 
 @shows_its_run
@@ -106,8 +107,9 @@ def run_evaluate(
     settings = config.evaluate
     if settings.against is None and (environment is not None or config.environment.source is not None):
         raise ConfigError(
-            "episodes have no references to be compared with: pass --against, or --samples to count those that are "
-            "solved; kedge generate gives the mean score"
+            f"episodes have no references to be compared with: pass {as_argument('--against')}, or "
+            f"{as_argument('--samples', 'call kedge.pass_at_k')} to count those that are solved; kedge generate gives "
+            "the mean score"
         )
     if settings.frontier and settings.against is None:
         raise ConfigError("evaluate.frontier needs evaluate.against, the policy that KL is measured from")

@@ -36,6 +36,7 @@ from kedge.stages.evaluation.policy import (
 )
 from kedge.stages.evaluation.report import verdict_lines
 from kedge.system.intervals import Interval, score_interval
+from kedge.system.invocation import as_argument
 from kedge.system.output import RESPONSES_FILE, write_summary
 from kedge.system.texts import printable
 
@@ -181,7 +182,8 @@ def _check_best_of(best_of: int, sampling: SamplingSettings, *, scores: bool) ->
     """
     if not scores:
         raise ConfigError(
-            f"generate.best_of={best_of} keeps the response that scores best, and needs a --reward or --environment"
+            f"generate.best_of={best_of} keeps the response that scores best, and needs "
+            f"{as_argument('--reward or --environment')}"
         )
     if sampling.temperature <= GREEDY:
         raise ConfigError(

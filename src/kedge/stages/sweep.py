@@ -43,7 +43,7 @@ from kedge.logs.table import print_table
 from kedge.runs.fingerprint import input_hashes_of_all
 from kedge.runs.resuming import changed_since
 from kedge.system.intervals import Interval
-from kedge.system.invocation import is_command_line, named_out, refuse_nested_run
+from kedge.system.invocation import as_argument, is_command_line, refuse_nested_run
 from kedge.system.output import (
     FINISHED_FILE,
     SWEEP_FILE,
@@ -190,7 +190,7 @@ def _missing(metric: str | None, folders: Sequence[Path]) -> str | None:
     if metric is None or not known or metric in known:
         return None
     hint = suggestion(metric, known) or f"; they have {', '.join(known)}"
-    return f"--metric: the runs have no {metric}{hint}"
+    return f"{as_argument('--metric', 'metric')}: the runs have no {metric}{hint}"
 
 
 def _error(exit_code: int, log: Path) -> str:
@@ -213,15 +213,15 @@ def _prepare(trials: Sequence[Trial], folder: Path) -> None:
         if (folder / trial.name / FINISHED_FILE).is_file():
             for line in changed_since(folder / trial.name, hashes):
                 raise ConfigError(
-                    f"{folder} holds {trial.name}, which has finished, and {line}; choose another {named_out()}, or "
-                    "delete it"
+                    f"{folder} holds {trial.name}, which has finished, and {line}; choose another "
+                    f"{as_argument('--out')}, or delete it"
                 )
         path = folder / "configs" / f"{trial.name}.yaml"
         config = with_values(trial.config, {"out": None})
         if path.is_file() and (changes := _changes(load_config(path), config)):
             raise ConfigError(
                 f"{folder} holds a sweep with other settings ({path.name}: {'; '.join(changes)}); choose another "
-                f"{named_out()}, or delete it"
+                f"{as_argument('--out')}, or delete it"
             )
         replace_file(path, [resolved_yaml(config).encode()])
 
@@ -379,14 +379,17 @@ def plan_trials(
         ConfigError: There is nothing to vary, a range without `num_random`, or an invalid value.
     """
     if named := next((field for field in swept if field in ("seed", "runtime.seed")), None):
-        raise ConfigError(f"{named} is not swept as a field: give the seeds of every setting with --seeds 0,1,2")
+        given = as_argument("--seeds 0,1,2", "seeds=[0, 1, 2]")
+        raise ConfigError(f"{named} is not swept as a field: give the seeds of every setting with {given}")
     if not swept and (seeds is None or len(seeds) < 2):
         raise ConfigError(
-            "nothing varies: give a field several values (ppo.learning_rate=1e-5,1e-4), or several --seeds"
+            "nothing varies: give a field several values (ppo.learning_rate=1e-5,1e-4), or several "
+            f"{as_argument('--seeds', 'seeds')}"
         )
     for field, values in swept.items():
         if num_random is None and any(_RANGE.fullmatch(value) for value in values):
-            raise ConfigError(f"{field}={','.join(values)} is a range; add --random N to draw N settings from it")
+            drawn = as_argument("--random N", "num_random=N")
+            raise ConfigError(f"{field}={','.join(values)} is a range; add {drawn} to draw N settings from it")
     settings = (
         [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
         if num_random is None

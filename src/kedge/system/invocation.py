@@ -1,6 +1,7 @@
 """How kedge was started: as a command or from Python, as a single process or as one of several ranks."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,9 +25,16 @@ def is_command_line() -> bool:
     return _running
 
 
-def named_out() -> str:
-    """The output folder's argument, as the user writes it: an option of the command, or a keyword."""
-    return "--out" if is_command_line() else "out="
+def as_argument(option: str, python: str = "") -> str:
+    """An option as the user writes it: `--best-of` of the command, or the keyword `best_of=` of a call from Python.
+
+    Args:
+        option: The option, or several in a sentence.
+        python: What stands for it in Python, if it has another name there.
+    """
+    if is_command_line():
+        return option
+    return python or re.sub(r"--([a-z-]+)", lambda found: f"{found[1].replace('-', '_')}=", option)
 
 
 def num_ranks() -> int:

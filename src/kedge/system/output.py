@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 from kedge.errors import ConfigError, KedgeError, OutputError
 from kedge.system.durable import is_part, replace_contents
-from kedge.system.invocation import is_command_line, named_out
+from kedge.system.invocation import as_argument, is_command_line
 
 CONFIG_FILE = "config.yaml"
 """The resolved configuration. A folder that contains it is a run's."""
@@ -110,7 +110,7 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     if not free:
         resume = f"--resume {path}" if is_command_line() else "resume=True"
         more = f", or continue its run with {resume}" if kept_checkpoints(folder) else ""
-        raise OutputError(f"{path} is not empty; choose another {named_out()}, or empty it{more}")
+        raise OutputError(f"{path} is not empty; choose another {as_argument('--out')}, or empty it{more}")
     return folder
 
 

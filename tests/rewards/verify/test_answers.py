@@ -358,8 +358,8 @@ def test_off_the_main_thread_math_is_refused_instead_of_giving_zeros():
     thread.start()
     thread.join()
     assert found == [
-        "math needs the main thread for its time limit: name it, as in --reward kedge.rewards.verify:math, so that it "
-        "runs in a separate process"
+        "math needs the main thread for its time limit: pass its name, 'kedge.rewards.verify:math', so that it runs in "
+        "a separate process"
     ]
 
 

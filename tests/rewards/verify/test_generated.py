@@ -79,7 +79,7 @@ def test_nothing_of_a_response_is_executed(task, text, evaluated):
     [
         ("reasoning-gym:game_of_life_halting,size=1#0", "game_of_life_halting cannot be a reward: it accepts any text"),
         ("reasoning-gym:simple_integration,size=1#0", "it executes a response to score it"),
-        ("5", "column 'entry', prompt 1: '5' is not usable; expected a row of --prompts reasoning-gym:NAME"),
+        ("5", "column 'entry', prompt 1: '5' is not usable; expected a row of the prompts reasoning-gym:NAME"),
         ("reasoning-gym:sums,size=1#7", "the task has 1 entries"),
     ],
 )

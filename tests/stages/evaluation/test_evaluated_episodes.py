@@ -73,10 +73,10 @@ def test_a_judge_decides_where_one_is_given(tmp_path, policies):
 
 
 def test_what_cannot_be_compared_is_refused_before_sampling(tmp_path, policies):
-    with pytest.raises(ConfigError, match=r"episodes have no references .* pass --against, or --samples"):
+    with pytest.raises(ConfigError, match=r"episodes have no references .* pass against=, or call kedge.pass_at_k"):
         kedge.evaluate(model=policies[0], prompts=PROMPTS, environment=Guess, out=tmp_path / "run", **GAME)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match="--judge"):
+    with pytest.raises(ConfigError, match="judge="):
         kedge.evaluate(model=policies[0], against=policies[1], prompts=PROMPTS, out=tmp_path / "run", **GAME)
 
 

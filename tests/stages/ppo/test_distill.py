@@ -293,8 +293,8 @@ def test_prompts_leave_room_for_the_teachers_context(student: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"preset": []}, "needs reward: pass --reward, or --teacher to distill"),
-        ({"reward": "f.py:f"}, "preset distill learns from a teacher: pass --teacher"),
+        ({"preset": []}, "needs reward: pass reward=, or teacher= to distill"),
+        ({"reward": "f.py:f"}, "preset distill learns from a teacher: pass teacher="),
         ({"reference": "t", "constant_groups": "drop", "num_responses": 2}, "without .* use ppo.constant_groups=keep"),
         ({"reference": "t", "data.rest": 1, "num_responses": 2}, r"data\.rest compares .* use data\.rest=0"),
     ],

@@ -149,7 +149,7 @@ def test_a_failed_run_does_not_end_the_others(tmp_path: Path, capsys: pytest.Cap
 def test_a_metric_that_the_first_run_does_not_have_is_named_when_it_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = "--metric: the runs have no reward/scor_mean; did you mean reward/score_mean?"
+    said = "metric: the runs have no reward/scor_mean; did you mean reward/score_mean?"
     with pytest.raises(ConfigError) as refused:
         run_sweep(trials("0.1", "0.2"), "ppo", tmp_path / "sweep", num_processes=1, metric="reward/scor_mean")
     assert str(refused.value) == said

@@ -144,8 +144,8 @@ def deadline(name: str, seconds: float = SECONDS) -> Iterator[None]:
     """
     if threading.current_thread() is not threading.main_thread():
         raise RewardError(
-            f"{name} needs the main thread for its time limit: name it, as in --reward kedge.rewards.verify:{name}, "
-            "so that it runs in a separate process"
+            f"{name} needs the main thread for its time limit: pass its name, 'kedge.rewards.verify:{name}', so that "
+            "it runs in a separate process"
         )
     has_expired = False
 

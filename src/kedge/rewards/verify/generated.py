@@ -71,7 +71,7 @@ def _read(entry: object) -> tuple[str, Any, dict[str, Any]]:
     try:
         name, task, found = find_entry(str(entry))
     except DataError as error:
-        raise ValueError(f"a row of --prompts reasoning-gym:NAME ({error})") from error
+        raise ValueError(f"a row of the prompts reasoning-gym:NAME ({error})") from error
     if name in REFUSED:
         raise RewardError(f"reasoning-gym's {name} cannot be a reward: {REFUSED[name]}")
     return name, task, found

@@ -37,6 +37,7 @@ from kedge.rewards.score import describe_responses
 from kedge.rollout import Engine, Sampler, SharedEngine, shared_out
 from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run
+from kedge.system.invocation import as_argument
 from kedge.system.ranks import ALONE, Ranks
 from kedge.training.runtime import stream_seed
 
@@ -287,8 +288,9 @@ def read_references(prompts: Sequence[Prompt], *, template: str) -> list[str]:
     if missing := [number for number, text in enumerate(texts, start=1) if not text]:
         raise DataError(
             f"{len(missing)} of {len(texts)} prompts have no reference, first prompt {missing[0]}; add a column "
-            f"{' or '.join(REFERENCE_COLUMNS)}; name a policy to compare with: --against; or score the policy's own "
-            "responses alone, several to each prompt, for pass@1 and more: --samples 8"
+            f"{' or '.join(REFERENCE_COLUMNS)}; name a policy to compare with: "
+            f"{as_argument('--against')}; or score the policy's own responses alone, several to each prompt, for "
+            f"pass@1 and more: {as_argument('--samples 8', 'kedge.pass_at_k')}"
         )
     return [tldr_response(text) if template == "tldr" else text for text in texts]
 
