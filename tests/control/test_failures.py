@@ -80,7 +80,7 @@ def test_one_line_says_which_call_and_why(environment: type[LineWorld], message:
 
 @pytest.mark.filterwarnings("ignore:.*")
 def test_a_worker_process_passes_its_error_on() -> None:
-    with pytest.raises(EnvError, match="the robot fell over"):
+    with pytest.raises(EnvError, match=r"the robot fell over \(see above\)"):
         step_once(make_environments(FallsOver, 2, vectorization="async"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import math
 import random
 import subprocess
@@ -214,6 +215,12 @@ def test_an_exception_is_one_line_with_its_place():
     def shouts(completions):
         raise OSError("service\n\tdown")
 
+    @torch.no_grad()
+    def parses(completions):
+        return [json.loads(text) for text in completions]
+
+    with pytest.raises(RewardError, match=r"parses raised JSONDecodeError: .* \(test_function.py:\d+\)"):
+        FunctionReward(parses).score(responses())
     with pytest.raises(RewardError, match=r"\Ashouts raised OSError: service down \(.*\)\Z"):
         FunctionReward(shouts).score(responses())
     with pytest.raises(RewardError, match=r"divides raised ZeroDivisionError: division.* \(test_function.py:\d+\)"):

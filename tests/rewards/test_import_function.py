@@ -99,7 +99,7 @@ def test_a_module_of_the_users_script_is_not_replaced(tmp_path, monkeypatch):
 def test_a_script_that_names_its_own_function_starts_no_run(tmp_path, started):
     text = f"import kedge\ndef f(completions): return [1.0]\n{started}\n"
     path = write(tmp_path / "r.py", text)
-    with pytest.raises(RewardError, match=r"raised ConfigError, line 3: .* under `if __name__ == \"__main__\":`"):
+    with pytest.raises(RewardError, match=r"raised ConfigError: .* under `if __name__ == \"__main__\":` \(r.py:3\)"):
         load_function(f"{path}:f")
 
 
@@ -108,7 +108,7 @@ def test_a_script_that_runs_the_command_starts_no_run_either(tmp_path):
     nested = "from kedge.system.invocation import refuse_nested_run as refuse; refuse()"
     text = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {nested!r}], check=True)\n"
     path = write(tmp_path / "r.py", f"{text}def f(completions): return [1.0]\n")
-    with pytest.raises(RewardError, match="raised CalledProcessError, line 2"):
+    with pytest.raises(RewardError, match=r"raised CalledProcessError: .* \(r.py:2\)"):
         load_function(f"{path}:f")
     assert subprocess.run([sys.executable, "-c", nested]).returncode == 0
 
@@ -116,7 +116,7 @@ def test_a_script_that_runs_the_command_starts_no_run_either(tmp_path):
 def test_the_line_of_a_module_is_its_own(tmp_path, monkeypatch):
     write(tmp_path / "raising_module.py", "import json\n\njson.loads('x')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(RewardError, match="raised JSONDecodeError, line 3:"):
+    with pytest.raises(RewardError, match=r"raised JSONDecodeError: .* \(raising_module.py:3\)"):
         load_function("raising_module:f")
 
 
@@ -167,8 +167,8 @@ def test_modules_installed_or_in_the_working_directory(tmp_path, monkeypatch):
         ("{tmp}/r.py:other", ["no 'other'", "it has f, wrong"]),
         ("{tmp}/r.py:wrong", ["wrong(text) does not take `completions`"]),
         ("{tmp}/syntax.py:f", ["syntax.py', line 2"]),
-        ("{tmp}/raises.py:f", ["raises.py' raised ValueError, line 1: no key"]),
-        ("{tmp}/imports.py:f", ["raised ModuleNotFoundError, line 1: No module named 'never_installed'"]),
+        ("{tmp}/raises.py:f", ["raises.py' raised ValueError: no key (raises.py:1)"]),
+        ("{tmp}/imports.py:f", ["raised ModuleNotFoundError: No module named 'never_installed' (imports.py:1)"]),
     ],
 )
 def test_what_cannot_be_loaded_is_one_clear_line(tmp_path, spec, words):

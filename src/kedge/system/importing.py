@@ -10,7 +10,6 @@ import itertools
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 from kedge.errors import KedgeError
 from kedge.system.invocation import importing_user_code
-from kedge.system.texts import DOTTED_NAME, error_text
+from kedge.system.texts import DOTTED_NAME, place_of, typed_error_text
 
 _EXPECTED = "path/to/file.py:{0} or package.module:{0}"
 _MODULE_NUMBERS = itertools.count(1)
@@ -157,7 +156,4 @@ def _failed(what: str, error: BaseException, kind: _Kind) -> KedgeError:
     """One line for an error raised by a module while it was imported."""
     if isinstance(error, SyntaxError):
         return kind.error(f"{what}, line {error.lineno}: {error.msg}")
-    frames = traceback.extract_tb(error.__traceback__)
-    file = next((frame.filename for frame in frames if frame.name == "<module>"), frames[-1].filename)
-    line = [frame.lineno for frame in frames if frame.filename == file][-1]
-    return kind.error(f"{what} raised {type(error).__name__}, line {line}: {error_text(error)}")
+    return kind.error(f"{what} raised {typed_error_text(error)} ({place_of(error)})")

@@ -1,5 +1,6 @@
 """Untrusted texts and values: printed on one line, and checked to be writable as UTF-8."""
 
+import os
 import re
 import traceback
 from collections.abc import Mapping
@@ -14,6 +15,13 @@ PACKAGE = "package:"
 
 IN_MEMORY = "python:in_memory"
 """The entry in `config.yaml` for content that is passed from Python, or to the pipeline as texts."""
+
+
+_LIBRARY = re.compile(
+    r"<frozen |.*[/\\](site|dist)-packages[/\\]|"
+    + "|".join(re.escape(f"{folder}{os.sep}") for folder in (Path(os.__file__).parent, Path(__file__).parents[2]))
+)
+"""Files of Python, of installed packages and of kedge: no user's."""
 
 
 def names_function(text: str) -> bool:
@@ -55,8 +63,12 @@ def typed_error_text(error: BaseException, limit: int = 300) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The file and line that raised an error: `rewards.py:12`."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    """The file and line of the user's code that raised an error, itself or in a library: `rewards.py:12`.
+
+    For an error from libraries alone, their last line.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = ([each for each in frames if not _LIBRARY.match(each.filename)] or frames)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
