@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,10 +71,18 @@ class Prompt:
     Attributes:
         text: the text that the policy continues.
         columns: the row's other fields, passed to reward functions.
+        absent: names among them that the row lacks, which are None for the sake of the other rows.
     """
 
     text: str
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    absent: Collection[str] = ()
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The row as it was read, with `prompt` as the policy reads it."""
+        read = {name: value for name, value in self.columns.items() if name not in self.absent}
+        return {**read, "prompt": self.text}
 
 
 _DEEPEST = 16

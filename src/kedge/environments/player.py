@@ -278,7 +278,7 @@ class Episodes:
             known = self._states.get(row)
             self._states[row] = _State(next(_NUMBERS) if known is None else known.number)
         # Copies: an environment may change its row, which other episodes and a resumed run read again.
-        given = {row: own_copy({**self.prompts[row].columns, "prompt": self.prompts[row].text}) for row in rows}
+        given = {row: own_copy(self.prompts[row].row) for row in rows}
         asked = {self._states[row].number: (given[row], self.seeds[row]) for row in rows}
         with self._timed():
             said = self.environment.open(asked)

@@ -91,7 +91,14 @@ def reading(
 def _with_all_columns(prompts: Sequence[Prompt]) -> list[Prompt]:
     """The prompts, with None for missing columns: a reward function must get a column for every response."""
     names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
-    return [replace(prompt, columns={name: prompt.columns.get(name) for name in names}) for prompt in prompts]
+    return [
+        replace(
+            prompt,
+            columns={name: prompt.columns.get(name) for name in names},
+            absent=tuple(name for name in names if name not in prompt.columns),
+        )
+        for prompt in prompts
+    ]
 
 
 def prompt_columns(prompts: Sequence[Prompt]) -> dict[str, list[Any]]:

@@ -65,6 +65,35 @@ def test_a_run_needs_no_other_reward_and_says_how_its_episodes_went(tmp_path, po
         assert row["time/environment"] > 0
 
 
+@pytest.mark.parametrize("way", ["ppo", "own loop", "generate"])
+def test_a_row_reaches_an_environment_as_it_was_read(tmp_path, policy, way):
+    """A reward function gets None for a column that other rows have; an environment can tell that from its own None."""
+    rows = [{"prompt": "One. ", "most": 3}, {"prompt": "Two. "}, {"prompt": "Three. ", "most": None}]
+    opened = []
+    scored = set()
+
+    class Recording(worlds.Tuple):
+        def reset(self, row):
+            opened.append(dict(row))
+
+    def reward(completions, most, **columns):
+        scored.update(zip(columns["prompts"], most, strict=True))
+        return [0.0] * len(completions)
+
+    given = {"model": policy, "environment": Recording, "max_new_tokens": 8, "max_turns": 1, "out": tmp_path / "run"}
+    training = {"num_prompts": 3, "num_updates": 1, "num_minibatches": 1, "missing_eos_score": None}
+    if way == "generate":
+        kedge.generate(prompts=rows, reward=reward, **given)
+    elif way == "ppo":
+        kedge.ppo(prompts=rows, reward=reward, **given, **training)
+    else:
+        with kedge.PpoTrainer(reward=reward, **given, **training) as trainer:
+            trainer.update(trainer.sample(rows))
+    assert all(row in rows for row in opened)
+    assert all(row in opened for row in rows)
+    assert scored == {("One. ", 3), ("Two. ", None), ("Three. ", None)}
+
+
 class HalfCut:
     """Pays 5 for each of two turns, and after the first one cuts every other episode off."""
 
