@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import random
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +25,13 @@ from kedge.config import load_config, parse_value
 from kedge.data import read_rows
 from kedge.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge.inspect.record import read_run
+from kedge.models.sources import quiet_transformers
 from kedge.rewards import RewardTerm
 from kedge.runs.loaded_models import NamedModels
 from kedge.stages.arguments import resolved_arguments
 from kedge.system.generators import random_state, restore_random_state
 from kedge.system.stage import find_stage
+from tests.stages.ppo.test_ppo import metrics_without_times
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 PROMPTS = [f"Deck {number}:" for number in range(4)]
@@ -426,6 +432,41 @@ def test_a_sweep_keeps_the_values_of_python(monkeypatch):
             swept(field, values, **more)
     with pytest.raises(ConfigError, match=r"ppo\.gamma is given twice"):
         kedge.sweep("ppo", {"gamma": [1, 0.5], "ppo.gamma": [1, 0.9]}, model="m", prompts="p", reward="r")
+
+
+def test_runs_in_several_threads_are_those_of_a_run_alone(models, tmp_path):
+    """transformers ties no weights in the whole process while it loads a model."""
+    save_tiny_policy(tmp_path / "tied", "gpt2")
+
+    def run(name: str) -> list[dict[str, Any]]:
+        given: dict[str, Any] = {"model": tmp_path / "tied", "prompts": PROMPTS, "reward": count_letters, **PPO}
+        kedge.ppo(out=tmp_path / name, **given, **{"ppo.critic": "separate"})
+        return metrics_without_times(tmp_path / name)
+
+    alone = run("alone")
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, "abcd")) == [alone] * 4
+    assert run("after") == alone
+
+
+def test_a_forked_process_waits_for_no_thread_of_its_parent():
+    may_end = threading.Event()
+
+    def hold(begun: threading.Event) -> None:
+        with quiet_transformers():
+            begun.set()
+            may_end.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        begun = threading.Event()
+        pool.submit(hold, begun)
+        begun.wait(30)
+        if (child := os.fork()) == 0:
+            signal.alarm(10)
+            with quiet_transformers():
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        may_end.set()
 
 
 @contextmanager

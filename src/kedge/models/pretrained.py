@@ -101,7 +101,8 @@ def _load_weights(auto_class: Any, name: str, *, trust_remote_code: bool, **sett
     """Load a model and check its weights; see `load_pretrained`."""
     if (adapter := find_adapter(name)) is not None:
         base = _load_weights(auto_class, check_source(adapter.base), trust_remote_code=trust_remote_code, **settings)
-        model, held = merge_adapter(base.model, adapter)
+        with quiet_transformers():
+            model, held = merge_adapter(base.model, adapter)
         take_settings(model, adapter, held)
         return Loaded(model, base.missing - held)
     try:

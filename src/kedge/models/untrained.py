@@ -78,7 +78,7 @@ def save_untrained_llama(
         eos_token_id=cast("int", tokenizer.eos_token_id),
         pad_token_id=cast("int", tokenizer.pad_token_id),
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
     save_tokenizer(tokenizer, folder)

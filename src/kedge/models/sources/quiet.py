@@ -1,8 +1,10 @@
-"""transformers without its own output: no progress bars, no load reports, and errors on one line."""
+"""transformers without its own output, by one thread at a time: no progress bars, and errors on one line."""
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,22 +12,38 @@ from transformers.utils import logging as transformers_logging
 
 from kedge.system.texts import error_text
 
+_one_at_a_time = threading.RLock()
 DAMAGED = "the file may be incomplete or damaged: download it again"
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars and load reports; `load_pretrained` checks the reports itself."""
-    verbosity = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
+    """Silence transformers' progress bars and load reports; `load_pretrained` checks the reports itself.
+
+    Threads take turns: to build or load a model, transformers swaps functions of torch and methods of models for the
+    process, as for the verbosity, and two threads would restore each other's. So wait for no other thread inside.
+    """
+    with _one_at_a_time:
+        verbosity = transformers_logging.get_verbosity()
+        bars = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            transformers_logging.set_verbosity(verbosity)
+            if bars:
+                transformers_logging.enable_progress_bar()
+
+
+def _begin_anew() -> None:
+    """In a forked process no other thread is left that could end its turn."""
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def loading_reason(error: BaseException) -> str:
