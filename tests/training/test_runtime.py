@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,28 @@ def test_products_of_new_shapes_leave_no_kernels_behind():
     others = {name: value for name, value in os.environ.items() if name not in runtime.KERNEL_CACHES}
     grown = subprocess.run(command, capture_output=True, text=True, check=True, env=others).stdout
     assert float(grown) < 16
+
+
+FREED = """
+import torch
+from kedge.system.memory import give_back
+from kedge.training.runtime import memory_in_use, tune_memory
+tune_memory()
+def used():
+    return memory_in_use(torch.device("cpu"))["memory/process"]
+blocks = [torch.ones(2**18) for _ in range(256)]
+after_all = blocks.pop()  # so that the end of the heap is not free
+del blocks
+kept = used()
+give_back()
+print(kept - used())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries return freed memory in their own way")
+def test_freed_memory_is_kept_until_it_is_given_back():
+    given = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True).stdout
+    assert float(given) == pytest.approx(0.25, abs=0.02)
 
 
 def test_a_number_of_kernels_that_is_given_is_kept(monkeypatch):

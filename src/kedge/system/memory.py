@@ -303,6 +303,11 @@ def release(error: BaseException | None) -> None:
     gc.collect()
     if (cuda := _cuda()) is not None:
         cuda.empty_cache()
+    give_back()
+
+
+def give_back() -> None:
+    """Return freed memory of the CPU to the system; what is allocated next costs page faults."""
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 

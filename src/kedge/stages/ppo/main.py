@@ -28,6 +28,7 @@ from kedge.stages.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.sampling import SampledBatch
 from kedge.stages.ppo.trainer import Trainer
+from kedge.system.memory import give_back
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
 from kedge.training.controllers import EarlyEnd
@@ -211,6 +212,9 @@ class Updates:
                 batch, experience = batch.masked(estimated)
             with clock.phase("train"):
                 result = trainer.improve(experience, takes_steps=batch.takes_steps)
+                if trainer.run_settings.config.runtime.activation_checkpointing:
+                    # Or the next responses begin among holes of this pass's sizes, and the process grows by a fifth.
+                    give_back()
         if self.guard.dropped:
             dropped = Ended(update, {**self.guard.metrics(), "policy/optimizer_steps": 0})
             self._finish_dropped(dropped)
