@@ -5,7 +5,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig, LlamaConfig
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
 
 from kedge.errors import ModelError
 from kedge.models import (
@@ -223,6 +229,27 @@ def test_a_head_of_several_layers_is_not_read_as_its_last_one(tmp_path, first, l
         with pytest.raises(ModelError, match=line):
             load_scalar_model(folder, tokenizer=tokenizer, **given)
     assert load_scalar_model(folder, tokenizer=tokenizer, init="fresh").has_new_head, "its trunk can be used"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{"value_head.mean": (), "value_head.std": ()}, {"value_head.cost.weight": (3, 16)}],
+    ids=["scale", "costs"],
+)
+def test_what_lies_beside_a_head_is_no_layer_of_it(tmp_path, others):
+    folder = save_foreign_reward_model(tmp_path / "foreign", "value_head")
+    others = {name: torch.ones(shape) for name, shape in others.items()}
+    save_file(others, folder / "others.safetensors", metadata={"format": "pt"})
+    assert not load_scalar_model(folder, tokenizer=load_tokenizer(folder)).has_new_head
+
+
+def test_a_row_in_a_part_that_transformers_ignores_is_no_head(tmp_path, monkeypatch):
+    """As the gate of a shared expert in layers that predict several tokens."""
+    folder = save_tiny_policy(tmp_path / "policy")
+    layers = {"mtp.gate.weight": torch.ones(1, 16), "mtp.fc.weight": torch.ones(16, 32)}
+    save_file(layers, folder / "mtp.safetensors", metadata={"format": "pt"})
+    monkeypatch.setattr(LlamaForSequenceClassification, "_keys_to_ignore_on_load_unexpected", [r"^mtp\."])
+    assert load_scalar_model(folder, tokenizer=load_tokenizer(folder), init="any").has_new_head
 
 
 def test_two_heads_of_one_row_are_none(tmp_path):

@@ -11,9 +11,11 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 from kedge.config import load_config
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, ModelError
 from kedge.logs.json_lines import read_metrics
 from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokenizer
+from kedge.stages.planning.plan import count_stage
+from kedge.stages.planning.rows import Lengths
 from kedge.stages.reward import run_reward, train_reward_model
 from kedge.training.supervised import reward_model
 from tests.forking import forked_kedge
@@ -187,15 +189,20 @@ def test_a_reward_model_is_trained_further_from_its_trained_head(tmp_path, capfd
     assert str(tmp_path / "base") not in following, "the reward model that it started from is no policy"
 
 
-def test_an_encoder_that_scores_whole_texts_is_trained_further(tmp_path):
+def test_an_encoder_that_scores_whole_texts_is_trained_further(tmp_path, capfd):
     config = BertConfig(
         vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=1,
         initializer_range=0.2, pad_token_id=0,
     )  # fmt: skip
     AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "base")
     tiny_tokenizer().save_pretrained(tmp_path / "base")
-    result = run_reward(config_for(tmp_path), comparisons=ROWS)
+    config = config_for(tmp_path, "runtime.activation_checkpointing=true")
+    with pytest.raises(ModelError, match="BertForSequenceClassification scores whole texts"):
+        count_stage(config, "reward", lengths=Lengths((4,), (4,)))
+    capfd.readouterr()
+    result = run_reward(config, comparisons=ROWS)
     assert result.summary["accuracy"]["value"] == 1.0
+    assert "is not for BertForSequenceClassification, which keeps them" in capfd.readouterr().err
 
 
 def test_the_command_runs_the_same_twice(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -130,7 +131,9 @@ def initialize_head(head: ValueHead, init: HeadInit) -> ValueHead:
     return head
 
 
-def find_head(folder: Path, *, trunk: str, own: Collection[str], width: int) -> nn.Linear | None:
+def find_head(
+    folder: Path, *, trunk: str, own: Collection[str], ignored: Collection[str] = (), width: int
+) -> nn.Linear | None:
     """The head that another library saved with a model under another name; None unless there is exactly one.
 
     OpenRLHF names it `value_head`, TRL `v_head.summary`, and LLaMA-Factory saves the latter in a file beside the model.
@@ -140,26 +143,29 @@ def find_head(folder: Path, *, trunk: str, own: Collection[str], width: int) -> 
         folder: The model's folder.
         trunk: Prefix of the names of the trunk's weights, which are skipped.
         own: Their names without it, as they are in the files of a trunk alone.
+        ignored: Patterns of names that are skipped, too.
         width: Width of the hidden states.
 
     Raises:
         ModelError: A file is damaged, or the head has several layers, of which this would be the last.
     """
     try:
-        stored = [each for each in _stored(folder) if not each.name.startswith(f"{trunk}.") and each.name not in own]
+        skipped = re.compile("|".join([rf"^{re.escape(trunk)}\.", *ignored]))
+        stored = [each for each in _stored(folder) if each.name not in own and not skipped.search(each.name)]
         rows = [each for each in stored if each.name.endswith(".weight") and each.shape[:-1] == [1]]
         found = [each for each in rows if each.shape == [1, width]] or rows
         if len(found) != 1:
             return None
         [row] = found
-        bias = f"{row.name.removesuffix('weight')}bias"
-        part = {each.name for each in stored if each.part == row.part}
-        if part - {row.name, bias}:
+        part = [each for each in stored if each.part == row.part]
+        # A layer before it has as many outputs as it has inputs.
+        if any(each.shape[:1] == row.shape[1:] for each in part if len(each.shape) == 2):
+            names = ", ".join(sorted(each.name for each in part)[:MAX_SHOWN])
             raise ModelError(
-                f"{folder}: its head has several layers ({', '.join(sorted(part)[:MAX_SHOWN])}), and kedge reads one "
-                "linear layer on the hidden states; use a reward model with such a head"
+                f"{folder}: its head has several layers ({names}), and kedge reads one linear layer on the hidden "
+                "states; use a reward model with such a head"
             )
-        return _read_head(row, bias) if row.shape == [1, width] else None
+        return _read_head(row, f"{row.name.removesuffix('weight')}bias") if row.shape == [1, width] else None
     except (SafetensorError, OSError, RuntimeError) as error:
         raise ModelError(f"{folder}: the weights of its head cannot be read: {error}") from error
 

@@ -363,7 +363,8 @@ def _foreign_head(classifier: PreTrainedModel, source: str) -> nn.Linear | None:
     if folder is None:
         return None
     own = classifier.base_model.state_dict().keys()
-    head = find_head(folder, trunk=classifier.base_model_prefix, own=own, width=score.in_features)
+    ignored = classifier._keys_to_ignore_on_load_unexpected or ()  # parts that only other classes have
+    head = find_head(folder, trunk=classifier.base_model_prefix, own=own, ignored=ignored, width=score.in_features)
     if head is not None and not all(weight.isfinite().all() for weight in head.parameters()):
         raise ModelError(f"model {source!r}: the weights of its head contain NaN or infinity")
     return head

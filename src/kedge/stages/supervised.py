@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.data import Demonstration, Split
 from kedge.data.prompts import RecordT
+from kedge.logs.progress import say
 from kedge.models import LanguageModel, ScalarModel, load_tokenizer
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.frozen import adapter_of, bases_of, say_loaded_whole
@@ -68,7 +69,10 @@ def load_start(
         **options,
     )
     if config.runtime.activation_checkpointing:
-        model.trunk.checkpoint_activations()
+        if model.trunk is None:  # an encoder with a pooled head
+            say(f"runtime.activation_checkpointing is not for {type(model.classifier).__name__}, which keeps them")
+        else:
+            model.trunk.checkpoint_activations()
     say_loaded_whole(model)
     return model, tokenizer
 

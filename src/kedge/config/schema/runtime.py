@@ -90,7 +90,7 @@ class RuntimeConfig(Section):
     activation_checkpointing: bool = field(
         False,
         meaning="Whether the backward pass recomputes the activations inside the layers instead of storing them. A "
-        "model that cannot do this, or whose gradients change, is refused.",
+        "model that cannot do this, or whose gradients change, is refused; an encoder as reward model keeps them.",
         source="kedge: saves most of the activation memory, for a third more time in training passes",
     )
     trust_remote_code: bool = field(

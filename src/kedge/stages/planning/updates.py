@@ -17,6 +17,7 @@ from torch import Tensor
 from kedge.algorithm.experience import Experience
 from kedge.config import Config, mean_epochs, with_values
 from kedge.data import EncodedExample
+from kedge.errors import ModelError
 from kedge.models import ActorCritic, LanguageModel, PolicyWeights, Precision, ScalarModel, TokenRows, autocast
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.models.packing.packed import PackedDecoder, attention_of_accelerator
@@ -188,6 +189,8 @@ def _examples(rows: Rows) -> list[EncodedExample]:
 def _reward(subject: Subject, models: HollowModels, phases: Phases) -> None:
     rows = subject.rows.shortened()
     model = models.reward("reward model", trained=True)
+    if model.trunk is None:
+        raise ModelError(f"{type(model.classifier).__name__} scores whole texts, and only decoders can be planned")
     if subject.config.runtime.activation_checkpointing:
         model.trunk.checkpoint_activations()
     texts = [[1] * (length // 2) for length in rows.lengths]
