@@ -64,6 +64,11 @@ reference model and one pass over all responses; a step of the others is 8 rows 
 The first step is not counted. Packing is not enabled in either; kedge never computes padding. With *checkpointing*,
 TRL's default and an option of kedge (`runtime.activation_checkpointing`), both compute activations again instead of
 keeping them.
+
+Four times TRL's speed in GRPO and fine-tuning at .4 of its memory was the aim. Of kedge's update of GRPO a third is
+sampling; the passes run at two thirds of the rate that products of these shapes reach on the machine, so that an update
+without any other work would take two thirds of the time. Of its memory 2.3 GiB are weights, gradients, Adam's averages
+and the reference, 2.8 activations, .6 Python and its libraries, and the rest is freed and kept for the next pass.
 """
 
 QUESTION = "Write the documentation of {} in Python."

@@ -143,7 +143,7 @@ def find_head(
         folder: The model's folder.
         trunk: Prefix of the names of the trunk's weights, which are skipped.
         own: Their names without it, as they are in the files of a trunk alone.
-        ignored: Patterns of names that are skipped, too.
+        ignored: Patterns of names that are skipped as well.
         width: Width of the hidden states.
 
     Raises:
