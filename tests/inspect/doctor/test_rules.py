@@ -16,7 +16,7 @@ import pytest
 from kedge.inspect.doctor import Finding, diagnose, examine
 from kedge.inspect.doctor.rewards import reward_flat
 from kedge.inspect.record import RunRecord
-from tests.inspect.doctor.cases import CASES, NO_SCORES, TAUGHT, Case
+from tests.inspect.doctor.cases import CASES, DAMAGED, NO_SCORES, TAUGHT, Case
 from tests.inspect.doctor.edges import EDGES, MIN_UPDATES, Edge
 from tests.inspect.doctor.synthetic import ALL_RULES, run_with, synthetic_run, towards
 
@@ -223,18 +223,21 @@ def test_a_flat_score_raises_the_rate_of_small_steps_alone(
 
 
 GROWING = towards(0.7, 2.0)
+WORSE = [0.7] + [0.2, 0.9, 0.9, 3.0] * 10
 
 
 @pytest.mark.parametrize(
     ("metrics", "verb"),
     [
         ({"loss": [0.69] * 40}, "raise"),
-        ({"loss": [0.9] * 40}, "lower"),
+        ({"loss": [1.3] * 40}, "raise"),
+        ({"loss": WORSE[:40]}, "lower"),
         ({"loss": GROWING}, "lower"),
         ({"loss": [0.69] * 40, "grad_norm": [40.0 if step % 12 == 9 else 0.35 for step in range(40)]}, "lower"),
+        ({"loss": [0.69] * 120, "grad_norm": [0.35] * 60 + [40.0] + [0.35] * 59}, "raise"),
         ({"loss": [0.69] * 40, "eval/loss": [0.5 + 0.01 * step for step in range(40)]}, ""),
     ],
-    ids=["slow", "worse than chance", "rising", "spikes", "overfitted"],
+    ids=["slow", "margins", "worse than chance", "rising", "spikes", "single spike", "overfitted"],
 )
 @pytest.mark.parametrize(
     ("rule", "stage", "section", "figure", "value"),
@@ -246,10 +249,10 @@ GROWING = towards(0.7, 2.0)
 def test_a_model_that_learned_nothing_gets_the_rate_that_its_training_calls_for(
     metrics: dict[str, Any], verb: str, rule: str, stage: str, section: str, figure: str, value: float
 ) -> None:
-    if stage == "critic" and metrics["loss"] == [0.9] * 40:
+    if stage == "critic" and metrics["loss"] == WORSE[:40]:
         verb = "raise"  # the loss of returns has no unit
     run = run_with(
-        40,
+        len(metrics["loss"]) if isinstance(metrics["loss"], list) else 40,
         {**metrics, figure: 0.5},
         facts={"stage": stage},
         settings={f"{section}.learning_rate": 1e-3, "critic.kind": "separate"},
@@ -262,23 +265,47 @@ def test_a_model_that_learned_nothing_gets_the_rate_that_its_training_calls_for(
     assert moved_both_ways(found) == []
 
 
+STILL = {"policy/clip_fraction": 0.0, "policy/approx_kl": 0.0, "objective/kl": 0.0, "reward/score_mean": 1.0}
+
+
 @pytest.mark.parametrize(
     ("metrics", "settings"),
     [
         ({"reward/score_mean": 1.0, "reward/score_std": 0.0}, {}),
         ({"group/constant": 1.0}, {"ppo.advantage": "rloo"}),
         ({"guard/skipped_steps": 1.0}, {}),
+        ({"guard/skipped_steps": [0.0] * 2 + [1.0] * 14}, {"ppo.value_warmup_updates": 2}),
     ],
-    ids=["constant", "constant in groups", "skipped"],
+    ids=["constant", "constant in groups", "skipped", "skipped after the warm-up"],
 )
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_steps_are_not_too_small_where_nothing_could_move_the_policy(
     metrics: dict[str, Any], settings: dict[str, Any], epochs: int
 ) -> None:
-    still = {"policy/clip_fraction": 0.0, "policy/approx_kl": 0.0, "objective/kl": 0.0, "reward/score_mean": 1.0}
     for more, expected in ({}, True), (metrics, False):
-        run = synthetic_run(metrics={**still, **more}, settings={**settings, "ppo.num_epochs": epochs})
+        run = synthetic_run(metrics={**STILL, **more}, settings={**settings, "ppo.num_epochs": epochs})
         assert ("steps_too_small" in [each.rule for each in diagnose(run)]) == expected
+
+
+@pytest.mark.parametrize(
+    ("metrics", "more", "other", "advised"),
+    [
+        ({"guard/skipped_steps": [0.0] * 14 + [1.0] * 2}, {}, "steps_skipped", "see incidents.jsonl for the reasons"),
+        ({}, {"incidents": [{**DAMAGED, "token": 1}]}, "not_finite", "inspect the response"),
+        ({"policy/grad_norm": [0.35] * 60 + [40.0] + [0.35] * 59}, {}, "gradient_spikes", "watch for more"),
+    ],
+    ids=["few skipped", "one not finite", "one spike"],
+)
+def test_small_steps_are_raised_although_few_of_them_were_damaged(
+    metrics: dict[str, Any], more: dict[str, Any], other: str, advised: str
+) -> None:
+    """Rules with evidence as direct as that of small steps, but not more severe, leave the rate to them."""
+    updates = len(metrics.get("policy/grad_norm", range(16)))
+    run = synthetic_run(updates, {**STILL, **metrics}, settings={"ppo.num_epochs": 1}, **more)
+    found = {each.rule: each for each in diagnose(run)}
+    assert "raise ppo.learning_rate" in found["steps_too_small"].try_
+    assert found[other].try_.startswith(advised)
+    assert moved_both_ways(found.values()) == []
 
 
 def test_every_rule_has_a_case() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -203,11 +203,10 @@ def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
         advice: See `diagnose`.
     """
     symptoms = [(each, each.find(record)) for each in look_of(record.stage).rules or RULES]
-    found = [(rule, symptom, _changes(record, symptom)) for rule, symptom in symptoms if symptom is not None]
-    movers = _movers({rule.name: changes for rule, _, changes in found})
-    findings = _as_severe_as_consequences(
-        [_finding(rule, symptom, changes, movers, advice) for rule, symptom, changes in found]
-    )
+    found = {rule.name: (rule, symptom) for rule, symptom in symptoms if symptom is not None}
+    movers: _Movers = {}
+    made = {name: _finding(record, *found[name], movers, advice) for name in sorted(found, key=_evidence(found))}
+    findings = _as_severe_as_consequences([made[name] for name in found])
     silent = [rule for rule, symptom in symptoms if symptom is None and rule.concerns(record)]
     gaps = [gap for rule in silent if (gap := rule.gap(record)) is not None]
     return Examination(
@@ -229,52 +228,51 @@ def _as_severe_as_consequences(findings: list[Finding]) -> list[Finding]:
     return [replace(found, severity="serious") if found.rule == cause else found for found in findings]
 
 
-def _changes(run: RunRecord, symptom: Symptom) -> list[Change]:
-    """The changes to try, without those that change nothing."""
-    suggested = [remedy(run) for remedy in symptom.remedies]
-    return [each for each in suggested if each.value is None or each.value != run.setting(each.field)]
+_Movers = dict[str, tuple[str, Direction]]
+"""By field, the first rule that raises or lowers it, and the direction."""
 
 
-def _movers(changes: Mapping[str, Sequence[Change]]) -> dict[str, tuple[str, Direction]]:
-    """By field, the rule with the most direct evidence that raises or lowers it, and the direction."""
-    movers: dict[str, tuple[str, Direction]] = {}
-    for rule in sorted(changes, key=lambda name: INDIRECT.index(name) + 1 if name in INDIRECT else 0):
-        for each in changes[rule]:
-            if each.direction != "switch":
-                movers.setdefault(_plain(each.field), (rule, each.direction))
-    return movers
+def _evidence(found: Mapping[str, tuple[Rule, Symptom]]) -> Callable[[str], tuple[int, int]]:
+    """Sort key of the names of rules: direct evidence comes first, and of that the most severe."""
+    indirect = {name: place for place, name in enumerate(INDIRECT, start=1)}
+    return lambda name: (indirect.get(name, 0), severity_rank(found[name][1]))
 
 
-def _plain(field: str) -> str:
-    return field.removeprefix(SCHEDULES)
+def _finding(run: RunRecord, rule: Rule, symptom: Symptom, movers: _Movers, advice: Advice) -> Finding:
+    """The finding, without the changes that change nothing or that a rule with better evidence is against.
 
-
-def _finding(
-    rule: Rule,
-    symptom: Symptom,
-    changes: Sequence[Change],
-    movers: Mapping[str, tuple[str, Direction]],
-    advice: Advice,
-) -> Finding:
-    """The finding, without the changes that another rule has more direct evidence against."""
-    opposed = [
-        each for each in changes if each.direction != "switch" and movers[_plain(each.field)][1] != each.direction
-    ]
-    changes = [each for each in changes if each not in opposed]
+    Args:
+        run: The run.
+        rule: The rule.
+        symptom: Its symptom.
+        movers: Of the rules with better evidence; this one's are added.
+        advice: See `diagnose`.
+    """
     steps = [symptom.advice] if symptom.advice else []
-    for each in changes:
-        why = advice(_plain(each.field), each.direction)
+    fields: list[str] = []
+    changes: list[Change] = []
+    against = ""
+    for each in (remedy(run) for remedy in symptom.remedies):
+        if each.value is not None and each.value == run.setting(each.field):
+            continue
+        field = each.field.removeprefix(SCHEDULES)
+        if each.direction != "switch":
+            mover, direction = movers.setdefault(field, (rule.name, each.direction))
+            if direction != each.direction:
+                against = against or mover
+                continue
+        why = advice(field, each.direction)
         steps.append(f"{each.text} (if {each.direction.replace('_', ' ')}: {why})" if why else each.text)
-    if opposed and not steps:
-        steps.append(f"follow {movers[_plain(opposed[0].field)][0]} first")
+        fields.append(field)
+        changes.append(each)
     return Finding(
         rule.name,
         symptom.severity,
         symptom.seen,
         rule.means,
-        _plain(changes[0].field) if changes else "",
+        fields[0] if fields else "",
         changes[0].direction if changes else "switch",
-        "; ".join(steps),
+        "; ".join(steps) or (against and f"follow {against} first"),
         f"{DOCS}#{rule.name}",
         {each.field: each.value for each in changes if each.value is not None},
     )

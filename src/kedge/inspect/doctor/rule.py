@@ -218,7 +218,7 @@ def rule(means: str, **options: Any) -> Callable[[Callable[..., Symptom | None]]
     return lambda check: Rule(check.__name__, means, check, **options)
 
 
-def severity_rank(finding: Finding) -> int:
+def severity_rank(finding: Finding | Symptom) -> int:
     """Sort key: 0 for serious; a stable sort keeps causes before consequences."""
     return SEVERITIES.index(finding.severity)
 

@@ -114,7 +114,8 @@ def steps_skipped(run: RunRecord, steps: Series) -> Symptom | None:
 def gradient_spikes(run: RunRecord) -> Symptom | None:
     """Seen: `policy/grad_norm`, `value/grad_norm` or `grad_norm` has outliers or keeps growing.
 
-    Try: `ppo.on_spike=skip` skips such steps; lower the learning rate, or `ppo.critic_learning_rate`, to a third.
+    Try: `ppo.on_spike=skip` skips such steps; unless they are so few that norm clipping handles them, lower the
+    learning rate, or `ppo.critic_learning_rate`, to a third.
 
     Threshold: A norm of 8 times the lower quartile of the eight updates before and of those after it, or a tenfold rise
     from early to late; healthy runs stay within a factor of 3. A warning; a note if at most one update in a hundred
@@ -125,7 +126,10 @@ def gradient_spikes(run: RunRecord) -> Symptom | None:
     if not found:
         return None
     seen, often = zip(*found.values(), strict=True)
-    return Symptom("warning" if any(often) else "note", "; ".join(seen), tuple(_tame(run, found)))
+    remedies = tuple(_tame(run, found, lowers_rate=any(often)))
+    if not any(often):
+        return Symptom("note", "; ".join(seen), remedies, "watch for more: norm clipping handles rare ones")
+    return Symptom("warning", "; ".join(seen), remedies)
 
 
 def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
@@ -159,10 +163,12 @@ def _usual(norms: Sequence[float], index: int) -> float:
     return max(sorted(side)[len(side) // 4] for side in sides if side)
 
 
-def _tame(run: RunRecord, norms: Collection[str]) -> Iterator[Remedy]:
+def _tame(run: RunRecord, norms: Collection[str], *, lowers_rate: bool) -> Iterator[Remedy]:
     section = {"reward": "reward_model"}.get(run.stage, run.stage or "ppo")
     if section == "ppo" and run.setting("ppo.on_spike") is None:
         yield set_to("ppo.on_spike", "skip", why="to skip such steps")
+    if not lowers_rate:
+        return
     has_own_rate = bool(run.setting("ppo.critic_learning_rate"))
     if "value/grad_norm" in norms and has_own_rate:
         yield scale("ppo.critic_learning_rate", 1 / 3)
@@ -355,7 +361,7 @@ def steps_too_small(run: RunRecord, clipped: Series, moved: Series) -> Symptom |
     token in every update, which a reference other than the policy's start, or rounding in bf16, hides. Serious. Updates
     in which only the critic is trained do not count. Not where nothing could move the policy: all scores are the same
     ([reward_flat](#reward_flat)), or all of a prompt's with an advantage that compares them
-    ([groups_without_spread](#groups_without_spread)), or the guard skips more than a tenth of the steps
+    ([groups_without_spread](#groups_without_spread)), or the guard skips steps in every update
     ([steps_skipped](#steps_skipped)).
     """
     if not _takes_steps(run):
@@ -381,10 +387,11 @@ def _takes_steps(run: RunRecord) -> bool:
     score = read(run, "reward/score_mean")
     score_std = read(run, "reward/score_std")
     constant = read(run, "group/constant")
-    skipped = steps_skipped.find(run)
+    skipped = read(run, "guard/skipped_steps", of_policy=True)
     is_alike = score is not None and score_std is not None and scores_are_constant(score, score_std)
     is_alike_in_groups = compares_groups(run) and constant is not None and min(constant.values) >= 1
-    return not (is_alike or is_alike_in_groups or (skipped is not None and skipped.severity == "serious"))
+    always_skips = skipped is not None and min(skipped.values) >= 1
+    return not (is_alike or is_alike_in_groups or always_skips)
 
 
 def _frozen(run: RunRecord) -> Symptom | None:

@@ -116,8 +116,10 @@ def _learn_more(run: RunRecord) -> Iterator[Remedy]:
 def _other_rate(run: RunRecord) -> Remedy:
     """Three times the learning rate; a third if the training shows that its steps are too large."""
     loss = read(run, "loss")
-    is_worse = run.stage == "reward" and loss is not None and loss.late > (1 + RISEN) * INDIFFERENT
-    are_too_large = is_worse or any(rule.find(run) is not None for rule in (loss_rising, gradient_spikes))
+    # With margins, equal scores have a higher loss than without: that of the first batch.
+    is_worse = run.stage == "reward" and loss is not None and loss.late > (1 + RISEN) * max(INDIFFERENT, loss.first)
+    spikes = gradient_spikes.find(run)
+    are_too_large = is_worse or loss_rising.find(run) is not None or (spikes is not None and spikes.severity != "note")
     return scale(f"{_section(run)}.learning_rate", 1 / 3 if are_too_large else 3.0)
 
 
@@ -162,7 +164,8 @@ def reward_model_at_chance(run: RunRecord, accuracy: Mapping[str, Any]) -> Sympt
 
     Try: Check that `chosen` is the better response and that the annotators agree with each other; triple
     `reward_model.learning_rate`, or lower it to a third if the training `loss` rises or ends more than a fifth above
-    ln 2, or gradients spike; double `reward_model.num_epochs`. Neither with [overfitting](#overfitting).
+    both ln 2 and the first batch's, or gradients spike more than once in a hundred steps; double
+    `reward_model.num_epochs`. Neither with [overfitting](#overfitting).
 
     Threshold: 0.55; published reward models start at 0.63. Serious; a warning if the held-out pairs are few and the
     interval reaches 0.63. With nothing held out it is a warning if the late steps have few pairs and 0.63 is within two
@@ -247,7 +250,8 @@ def critic_explains_nothing(run: RunRecord, explained: Mapping[str, Any]) -> Sym
     """Seen: In `summary.json` of `kedge critic`, the explained variance on held-out prompts is close to 0.
 
     Try: `critic.kind=separate`; double `critic.num_responses`; triple `critic.learning_rate`, or lower it to a third if
-    the training `loss` rises or gradients spike, but neither with [overfitting](#overfitting).
+    the training `loss` rises or gradients spike more than once in a hundred steps, but neither with
+    [overfitting](#overfitting).
 
     Threshold: 5 %: with less, the advantages vary as they would without a critic. Serious; a warning if the interval
     reaches 5 %.
