@@ -128,6 +128,20 @@ def test_whitened_rewards_of_the_prompts_that_are_left_over_have_the_scale_of_an
     assert [part.rollout.num_responses for part in parts] == [8, 10, 6], "9 prompts in chunks of 4, and 3 held out"
 
 
+@pytest.mark.parametrize("stage", ["critic", "rlhf"])
+def test_a_kl_to_the_model_itself_is_refused_only_where_fine_tuning_comes_first(
+    stage: str, policy: Path, tmp_path: Path
+) -> None:
+    inputs: dict[str, Any] = {f"data.{name}": ["p.jsonl"] for name in ("prompts", "demonstrations", "comparisons")}
+    if stage == "critic":
+        inputs = {"data.prompts": ["p.jsonl"], "reward": [{"source": "mine.py:f"}]}
+    else:
+        inputs |= {"rlhf.train_critic": True}
+    given = {"model": str(policy), "out": str(tmp_path), **inputs, "ppo.reference": str(policy)}
+    with pytest.raises(ConfigError, match=r"ppo.kl_in=loss") if stage == "rlhf" else nullcontext():
+        check_stage(config_from_settings(stage, given), stage)
+
+
 @pytest.mark.parametrize(
     ("more", "refused"),
     [

@@ -173,6 +173,11 @@ def _check_rlhf(config: Config) -> None:
 
 
 def _check_critic(config: Config) -> None:
+    if config.ppo.reference != config.model:  # the policy's start, to which the KL is 0
+        _check_first_returns(config)
+
+
+def _check_first_returns(config: Config) -> None:
     """Check that the critic is fitted to the returns of PPO's first update, in which a KL to the start would be 0."""
     from kedge.config.schedules import config_at  # which imports the stages
 
@@ -187,7 +192,7 @@ def _check_critic(config: Config) -> None:
 
 def _check_trained_critic(config: Config) -> None:
     """Check that PPO can start from the critic of `rlhf.train_critic`."""
-    _check_critic(config)
+    _check_first_returns(config)  # `model` is not the policy's start here: fine-tuning comes first
     value = config.ppo
     kind = config.critic.kind
     if not config.ppo.needs_values:

@@ -129,8 +129,9 @@ GRPO = {"ppo.advantage": "grpo", "ppo.kl_in": {"loss": "k3"}, "ppo.critic": "non
         {"ppo.critic": "separate", "ppo.num_critic_epochs": 2, "runtime.activation_checkpointing": True},
         {"ppo.num_minibatches": 2, "runtime.micro_batch_tokens": 64},
         {"adapter.kind": "lora"},
+        {"ppo.critic": "separate", "ppo.num_minibatches": 4, "ppo.early_stop_kl": 0.5},
     ],
-    ids=["four epochs", "grpo", "remax", "separate critic", "micro-batches", "lora"],
+    ids=["four epochs", "grpo", "remax", "separate critic", "micro-batches", "lora", "early stop"],
 )
 @pytest.mark.parametrize("model", [False, True], ids=["function", "reward model"])
 def test_the_planned_cost_of_an_update_is_that_of_a_run(tmp_path: Path, settings: dict[str, Any], model: bool) -> None:

@@ -268,9 +268,9 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
     copies = _room(_copied_ahead(config, actor_critic.policy))
     phases.counter.hold([copies], ("weights", "sampler"))
     rows, minibatches = _trial_rows(subject.rows, loop.num_minibatches)
-    trial = with_values(
-        config, {"schedules": {**config.schedules, "ppo.num_epochs": {1: 1}}, "ppo.num_minibatches": minibatches}
-    )
+    # Its KL is that of models without contents, which must not stop it early.
+    schedules = {**config.schedules, "ppo.num_epochs": {1: 1}, "ppo.early_stop_kl": {1: 1e9}}
+    trial = with_values(config, {"schedules": schedules, "ppo.num_minibatches": minibatches})
     passes = subject.rows.tokens / rows.tokens
     epochs = mean_epochs(config)
     steps = epochs * loop.num_minibatches / minibatches
