@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -74,6 +75,7 @@ class _LiveReport:
         self._lock = threading.Lock()
         self._next_build = 0.0
         self._files = ""
+        self._stops_at = math.inf  # when a run counts as stopped that the page shows as running
         self._built: tuple[str, Mapping[str, Any]] = ("", {})
 
     def answer(self, request: Request) -> Answer:
@@ -96,11 +98,13 @@ class _LiveReport:
         """Version and data, rebuilt when there is something new, but not too often."""
         with self._lock:
             files = _stamp(self._folder)
-            if (files != self._files or _is_overdue(self._built[1])) and time.monotonic() >= self._next_build:
+            is_new = files != self._files or time.time() >= self._stops_at
+            if is_new and time.monotonic() >= self._next_build:
                 started = time.monotonic()
                 data = collect_page([self._folder], advice=self._advice, on_skipped=lambda line: None)
                 version = f'"{files}-{"".join(run["state"][0] for run in data["runs"])}"'
                 self._files = files
+                self._stops_at = min((run["stops_at"] for run in data["runs"] if run["stops_at"]), default=math.inf)
                 self._built = (version, {**data, "version": version})
                 self._next_build = started + REBUILD_SHARE * (time.monotonic() - started)
             return self._built
@@ -114,9 +118,3 @@ def _stamp(folder: Path) -> str:
     states = [path.stat() for path in paths]
     newest = max((state.st_mtime for state in states), default=0.0)
     return f"{newest:.6f}-{sum(state.st_size for state in states)}"
-
-
-def _is_overdue(data: Mapping[str, Any]) -> bool:
-    """True if a run has written nothing for so long that it counts as stopped, and the page shows it as running."""
-    ends = [run["stops_at"] for run in data.get("runs", ())]
-    return any(end is not None and time.time() >= end for end in ends)

@@ -231,22 +231,25 @@ class Chunk(NamedTuple):
     is_held_out: bool
 
 
-def _chunks(inputs: CriticInputs) -> Iterator[Chunk]:
-    """The prompts in chunks of PPO's size: a scale of rewards or an automatic score is then that of an update.
+def starts_of_chunks(count: int, config: Config) -> list[int]:
+    """The first prompt of each chunk of PPO's size: a scale of rewards or an automatic score is then that of an update.
 
     With whitened rewards, the prompts that are left over belong to the chunk before them: of few, the scale is another.
     """
+    size = config.rollout.num_prompts
+    starts = [*range(0, count, size)]
+    return starts[:-1] if config.ppo.whiten_rewards and count > size and count % size else starts
+
+
+def _chunks(inputs: CriticInputs) -> Iterator[Chunk]:
+    """The prompts in chunks, those to train on first."""
     roles = inputs.roles
     seed = inputs.config.runtime.seed
     stream = PromptStream(roles.prompts, seed=stream_seed(seed, STREAM), mixture=roles.mixture)
     train = stream.next(inputs.num_prompts or len(roles.prompts))
     numbers: dict[str, int] = {}
     for prompts, is_held_out in ((train, False), (roles.held_out, True)):
-        size = inputs.config.rollout.num_prompts
-        starts = [*range(0, len(prompts), size)]
-        if inputs.config.ppo.whiten_rewards and len(starts) > 1 and len(prompts) % size:
-            starts.pop()
-        for start, end in pairwise([*starts, len(prompts)]):
+        for start, end in pairwise([*starts_of_chunks(len(prompts), inputs.config), len(prompts)]):
             chunk = prompts[start:end]
             yield Chunk(chunk, [numbers.setdefault(each.text, len(numbers)) for each in chunk], is_held_out)
 

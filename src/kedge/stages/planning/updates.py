@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from kedge.models.packing.packed import PackedDecoder, attention_of_accelerator
 from kedge.models.pretrained import inner_matrices
 from kedge.rewards.score import ScoredRollout
 from kedge.rollout import Evaluated, Sampler, still_to_evaluate
-from kedge.stages.critic.sampling import as_first_update
+from kedge.stages.critic.sampling import as_first_update, starts_of_chunks
 from kedge.stages.planning.counting import Figures, Phases, extrapolated
 from kedge.stages.planning.hollow import Blueprint, HollowModels, blueprints_of
 from kedge.stages.planning.rows import Lengths, Rows, quantiles
@@ -579,13 +578,7 @@ def _num_parts(subject: Subject) -> int | None:
     share = 0.0 if config.data.eval_prompts else config.data.eval_fraction
     held_out = round((rows or 0) * share)
     trained = config.critic.num_prompts or (rows and rows - held_out)
-    size = config.rollout.num_prompts
-
-    def count(prompts: int) -> int:
-        joins = config.ppo.whiten_rewards and prompts > size
-        return prompts // size if joins else math.ceil(prompts / size)
-
-    return count(trained) + count(held_out) if trained else None
+    return sum(len(starts_of_chunks(count, config)) for count in (trained, held_out)) if trained else None
 
 
 _WORK: Mapping[str, Work] = {
