@@ -334,7 +334,7 @@ def test_verdicts_are_those_of_the_best(tmp_path):
             "at temperature 0.01 all responses to a prompt are equal",
         ),
         (["generate.best_of=4", "rollout.temperature=0.01"], "at temperature 0.01 all responses to a prompt are equal"),
-        (["generate.best_of=4", "reward=[]"], "needs a --reward or --environment"),
+        (["generate.best_of=4", "reward=[]"], "needs --reward or --environment"),
     ],
 )
 def test_a_best_that_cannot_be_chosen_is_refused(tmp_path, more, said):
