@@ -14,6 +14,7 @@ from kedge.data import Comparison, Demonstration, Ranking, encode_example
 from kedge.errors import ConfigError, ModelError
 from kedge.logs.json_lines import read_metrics
 from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokenizer
+from kedge.models.packing.trunk import Trunk
 from kedge.stages.planning.plan import count_stage
 from kedge.stages.planning.rows import Lengths
 from kedge.stages.reward import run_reward, train_reward_model
@@ -167,12 +168,16 @@ def test_a_run_leaves_a_model_that_scores_the_same_after_a_reload(tmp_path):
     assert read_metrics(result.folder)[-1]["eval/accuracy"] == 1.0
 
 
-def test_activations_that_are_computed_again_change_no_score(tmp_path):
+def test_activations_that_are_computed_again_change_no_score(tmp_path, monkeypatch):
+    layers = []
+    enabled = Trunk.checkpoint_activations
+    monkeypatch.setattr(Trunk, "checkpoint_activations", lambda trunk: layers.append(enabled(trunk)))
     found = []
     for again in ("false", "true"):
         config = config_for(tmp_path / again, f"runtime.activation_checkpointing={again}")
         model = run_reward(config, comparisons=ROWS).model
         found.append(scores(load_scalar_model(model, tokenizer=load_tokenizer(model)), DEMONSTRATIONS))
+    assert len(layers) == 1
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-3)
 
 

@@ -357,6 +357,8 @@ def test_the_planned_peak_of_a_supervised_stage_is_that_of_a_run(stage: str, aga
     assert memory_of(tmp_path / "out")["planned_bytes"] == round(planned.needed)
     assert planned.peak.bytes == pytest.approx(counter.peak, rel=0.05)
     assert planned.updates == 2 * (config.sft if stage == "sft" else config.reward_model).num_epochs
+    kept = count_stage(with_values(config, {"runtime.activation_checkpointing": False}), stage).plan()
+    assert (planned.peak.bytes < kept.peak.bytes) == again
 
 
 def test_a_run_ends_with_what_was_planned_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -212,7 +212,7 @@ class Updates:
                 batch, experience = batch.masked(estimated)
             with clock.phase("train"):
                 result = trainer.improve(experience, takes_steps=batch.takes_steps)
-                if trainer.run_settings.config.runtime.activation_checkpointing:
+                if trainer.run_settings.config.runtime.activation_checkpointing and trainer.run.device.type == "cpu":
                     # Or the next responses begin among holes of this pass's sizes, and the process grows by a fifth.
                     give_back()
         if self.guard.dropped:
