@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 MARKS = (
     ("<think>", "</think>"),  # DeepSeek-R1, Qwen3, GLM-4.5
     ("<thinking>", "</thinking>"),
@@ -14,31 +16,26 @@ MARKS = (
 )
 """What opens a thought, and what closes it."""
 CHANNEL = "<|channel|>"
-FINAL = "<|channel|>final<|message|>"
+ANALYSIS = "<|channel|>analysis<|message|>"
+FINAL = re.compile(r"<\|channel\|>final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
+ENDS = re.compile(r"<\|(?:end|return)\|>")
 """gpt-oss thinks and answers in channels."""
-CHANNEL_ENDS = ("<|end|>", "<|return|>")
 
 
-def answer_of(text: str, *, is_open: bool = False) -> str | None:
+def answer_of(text: str) -> str | None:
     """Return the text after the last thought; None if that thought was not closed.
 
     Args:
-        text: A response, or a turn of one.
-        is_open: The prompt ended within a thought; see `opens_thought`.
+        text: A response, or a turn of one, after the `opened_thought` of its prompt.
     """
     if CHANNEL in text:
-        _, final, answer = text.rpartition(FINAL)
-        if not final or CHANNEL in answer:
-            return None
-        return answer[: min((place for end in CHANNEL_ENDS if (place := answer.find(end)) >= 0), default=None)]
-    closed = max((place + len(end) for _, end in MARKS if (place := text.rfind(end)) >= 0), default=0)
-    answer = text[closed:]
-    if (is_open and not closed) or any(begin in answer for begin, _ in MARKS):
-        return None
-    return answer
+        answers = FINAL.split(text)
+        return None if len(answers) == 1 or CHANNEL in answers[-1] else ENDS.split(answers[-1])[0]
+    answer = text[max((place + len(end) for _, end in MARKS if (place := text.rfind(end)) >= 0), default=0) :]
+    return None if any(begin in answer for begin, _ in MARKS) else answer
 
 
-def opens_thought(prompt: str) -> bool:
-    """Return True if a prompt ends by opening a thought, as the chat templates of some reasoning models do."""
+def opened_thought(prompt: str) -> str:
+    """Return the mark by which a prompt's end opens a thought, as templates of some reasoning models do; else empty."""
     end = prompt.rstrip()
-    return end.endswith((*(begin for begin, _ in MARKS), f"{CHANNEL}analysis<|message|>"))
+    return next((begin for begin in (*(begin for begin, _ in MARKS), ANALYSIS) if end.endswith(begin)), "")
