@@ -309,7 +309,6 @@ def test_mistakes_are_one_line(call, changed, kind, said, models, tmp_path):
             "resume must be True, False, or a l.*5",
         ),
         (lambda: kedge.sft(model="m", demonstrations="d", resume=[FIVE]), r"resume must be .* it is \[5\]"),
-        (lambda: kedge.dry_run(LISTED), r"stage \['ppo'\] does not exist"),
         (lambda: kedge.sweep("ppo", {}), "nothing varies: .*, or several seeds"),
         (lambda: kedge.sweep("ppo", LISTED), r"fields must be a mapping .* it is \['ppo'\]"),
         (lambda: kedge.sweep("ppo", {"gamma": [1]}, num_random=TEXT), "num_random must be a whole number"),
@@ -485,7 +484,6 @@ def modes_of_a_caller() -> Iterator[None]:
 def test_a_run_is_the_same_whatever_modes_of_torch_its_caller_has_set(models, tmp_path):
     def weights(out: Path) -> dict[str, bytes]:
         sft: dict[str, Any] = {"model": models / "policy", "demonstrations": DEMONSTRATIONS, **QUIET}
-        kedge.dry_run("sft", **sft)
         result = kedge.sft(**sft, out=out / "sft", adapter={"kind": "lora"})
         kedge.merge(result.model, out / "merged")
         kedge.ppo(model=models / "policy", prompts=PROMPTS, reward=count_letters, out=out / "ppo", **PPO)
@@ -500,15 +498,14 @@ def test_a_run_is_the_same_whatever_modes_of_torch_its_caller_has_set(models, tm
     assert found == expected
 
 
-@pytest.mark.parametrize("call", [kedge.sft, lambda **given: kedge.dry_run("sft", **given)], ids=["sft", "dry_run"])
-def test_what_the_caller_draws_next_does_not_depend_on_a_call(models, tmp_path, call: Callable[..., object]):
+def test_what_the_caller_draws_next_does_not_depend_on_a_call(models, tmp_path):
     def draws() -> list[float]:
         return [random.random(), float(np.random.rand()), float(torch.rand(()))]
 
     before = random_state()
     expected = draws()
     restore_random_state(*before)
-    call(model=models / "policy", demonstrations=DEMONSTRATIONS, out=tmp_path / "run", **QUIET)
+    kedge.sft(model=models / "policy", demonstrations=DEMONSTRATIONS, out=tmp_path / "run", **QUIET)
     assert draws() == expected
 
 
@@ -648,7 +645,6 @@ def test_rlhf_adds_reward_functions_to_the_model_that_it_trains(models, tmp_path
     result = kedge.rlhf(model=models / "policy", **data, reward={count_letters: 0.5}, out=tmp_path / "run", **small)
     [row] = result.rounds[0].ppo.metrics
     assert {"score/count_letters", "score/model"} <= row.keys()
-    assert kedge.dry_run("rlhf", model=models / "policy", **data, reward=count_letters, **small).seconds > 0
     with pytest.raises(KedgeError):
         kedge.rlhf(model=models / "policy", **data, reward=lambda nothing_here: [], out=tmp_path / "other", **small)
     assert not (tmp_path / "other").exists()

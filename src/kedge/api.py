@@ -8,7 +8,6 @@ the sections of the stage, and `preset="tldr-n+"` or `preset=["small-cpu", "grpo
 
 Each function writes to the folder `out` and returns a result that points to the files. By default it is `runs/STAGE`,
 or the first of `runs/STAGE-2`, … that is free; with `resume`, always `runs/STAGE`.
-`kedge.dry_run("ppo", ...)` takes the same arguments, writes nothing and returns an estimate of the time.
 
 Invalid input raises `kedge.KedgeError`: one line that states what is wrong, where, and what is expected.
 """
@@ -57,7 +56,6 @@ from kedge.stages.arguments import (
     StrPath,
     Weighted,
     check_whole,
-    named_models,
     read_argument,
     resolved_arguments,
     with_named_models,
@@ -70,7 +68,6 @@ from kedge.training.runtime import default_modes
 if TYPE_CHECKING:
     from kedge.stages.check_critic import CriticCheckResult
     from kedge.stages.critic import CriticResult
-    from kedge.stages.dry_run import DryRun
     from kedge.stages.evaluate import EvaluateResult, PassResult
     from kedge.stages.generate import GenerateResult
     from kedge.stages.ppo import PpoResult
@@ -90,8 +87,6 @@ def _answering(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **arguments: P.kwargs) -> R:
-        if "dry_run" in arguments:
-            raise ConfigError(f"dry_run is a function: kedge.dry_run({stage!r}, ...)")
         for name in (name for name in arguments if name not in own):
             full_name(name, stage, value=arguments[name])
         return function(*args, **arguments)
@@ -352,33 +347,6 @@ def check_critic(
     if critic is None:
         raise ConfigError("critic is missing: name a run of PPO or of critic, or a trained critic")
     return _run("evaluate", locals())
-
-
-def dry_run(stage: str, **arguments: Any) -> DryRun:
-    """Load and check everything that a stage reads, time a few rows, and print an estimate; nothing is written.
-
-    Args:
-        stage: sft, reward, critic, ppo or rlhf.
-        arguments: Arguments of the stage's function.
-
-    Raises:
-        KedgeError: As when the stage itself starts.
-    """
-    described = find_stage(stage)
-    if not described.plan:
-        timed = ", ".join(each.name for each in stages().values() if each.plan)
-        raise ConfigError(f"kedge.dry_run times {timed}, not {stage}")
-    if arguments.pop("resume", False):
-        raise ConfigError("dry_run starts a new run; leave resume out")
-    from kedge.stages.dry_run import dry_run as time_stage
-
-    with tempfile.TemporaryDirectory(prefix="kedge-") as place:
-        named = NamedModels(Path(place))
-        given = named_models(described, arguments, named)
-        given.pop("on_update", None)
-        with named.saved():
-            config, objects = resolved_arguments(described, given)
-            return time_stage(config, stage, **objects)
 
 
 def _run(stage: str, arguments: dict[str, Any]) -> Any:

@@ -62,7 +62,6 @@ def test_the_line_for_one_machine(
         (["--devices", "2", "--max-restarts", "2", "--", "ppo", "--model", "m"], "the command needs --out DIR"),
         (["--devices", "2", "--", "demo"], "kedge demo runs as a single process; kedge launch starts one"),
         (["--devices", "2", "--max-restarts", "2", "--", "evaluate", "--model", "m"], "evaluate cannot be resumed"),
-        (["--devices", "2", *PPO, "--dry-run"], "--dry-run runs as a single process"),
     ],
 )
 def test_a_wrong_launch_is_one_line(

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import kedge
 from kedge.config import check_stage, config_from_settings
 from kedge.errors import ConfigError
 from kedge.runs.run import Resume, open_run
@@ -20,7 +19,6 @@ from kedge.stages.critic import CriticResult, run_critic
 from kedge.stages.critic import sampling as critic_sampling
 from kedge.stages.critic.parts import PartStore
 from kedge.stages.critic.sampling import CriticInputs, as_first_update
-from kedge.stages.dry_run import DryRun
 from kedge.stages.planning.plan import count_stage
 from kedge.stages.planning.rows import Lengths
 from kedge.stages.ppo.critics import with_saved_critic
@@ -263,15 +261,6 @@ def test_parts_of_other_inputs_or_settings_are_not_used(trained: CriticResult, p
         len({str(key(**more)) for more in ({}, {"gamma": 1.0}, {"num_responses": 3}, {"critic.num_prompts": 4})}) == 4
     )
     assert PartStore(trained.folder / "sampled", {"model": "another hash"}).num_kept == 0
-
-
-def test_a_dry_run_times_sampling_and_training(policy: Path, tmp_path: Path) -> None:
-    given = settings(policy, tmp_path / "run")
-    found = kedge.dry_run("critic", prompts=PROMPTS, reward=length, **given)
-    assert isinstance(found, DryRun)
-    assert [phase.name for phase in found.phases] == [f"critic: {name}" for name in ("rollout", "reward", "train")]
-    assert [phase.total_rows for phase in found.phases] == [24, 24, 36]
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_head_on_the_policy_has_no_other_start(policy: Path, tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def _hint(option: str, command: str) -> str | None:
     name = option.lstrip("-").replace("-", "_")
     if command not in stages() or not name:
         return None
+    if name == "dry_run":
+        return f"{option} is not an option; kedge plan {command} says what a run will hold and how long it will take"
     try:
         field = full_name(name, command)
     except ConfigError as error:

@@ -45,8 +45,6 @@ def launch(
     stage = command[0]
     if stage not in RANKED:
         raise ConfigError(f"kedge {stage} runs as a single process; kedge launch starts one of {', '.join(RANKED)}")
-    if "--dry-run" in command:
-        raise ConfigError("--dry-run runs as a single process; start it without kedge launch")
     where = ["--standalone"]
     if nodes > 1:
         where = ["--nnodes", str(nodes), "--rdzv-backend", "c10d"]

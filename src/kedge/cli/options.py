@@ -75,10 +75,6 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--allow-changes", metavar="FIELD", help="Field that may differ from the resumed run. Repeatable."),
 ]
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Load and check everything, time a few rows, print an estimate; write nothing."),
-]
 Anyway = Annotated[
     bool, typer.Option("--anyway", help="Start even if the plan says that the run cannot fit into memory.")
 ]

@@ -15,7 +15,6 @@ from kedge.cli.options import (
     Anyway,
     Changes,
     ConfigFile,
-    DryRun,
     Out,
     Overrides,
     Push,
@@ -33,7 +32,6 @@ from kedge.config import Config, check_stage, load_config, presets_of, with_valu
 from kedge.errors import ConfigError
 from kedge.runs.claim import claim_free_folder, claims
 from kedge.stages.demo.recipe import DURATION
-from kedge.system.invocation import num_ranks
 from kedge.system.output import CONFIG_FILE, check_output, is_run
 from kedge.system.stage import Stage, imported, stages
 from kedge.system.texts import IN_MEMORY, printable
@@ -51,8 +49,6 @@ def _command_of(stage: Stage) -> Callable[..., None]:
         flags |= {field: given[name] for name, field in COMMON.items() if name in given}
         resume = given.get("resume")
         config = resolve(stage.name, given["config"], given["overrides"], flags, given["preset"], resume)
-        if given.get("dry_run"):
-            return time_dry_run(config, stage.name, resume)
         arguments: dict[str, Any] = {name: announced(each) for name, each in texts.items()}
         if stage.resumes:
             arguments["resume"] = resume_from(resume, given["allow_changes"], stage.name)
@@ -86,7 +82,7 @@ def _parameters(stage: Stage) -> list[Parameter]:
         parameter("seed", Seed),
         *([parameter("push", Push), parameter("strict", Strict)] if trains_language else []),
         *([parameter("resume", ResumeFrom), parameter("allow_changes", Changes)] if stage.resumes else []),
-        *([parameter("dry_run", DryRun, False), parameter("anyway", Anyway, False)] if stage.plan else []),
+        *([parameter("anyway", Anyway, False)] if stage.plan else []),
     ]
 
 
@@ -155,18 +151,3 @@ def resume_from(resume: str | None, allow_changes: list[str] | None, stage: str)
     from kedge.runs.run import Resume, full_change
 
     return Resume(tuple(full_change(name, stage, f"--allow-changes {name}") for name in allow_changes or ()))
-
-
-def time_dry_run(config: Config, stage: str, resume: str | None) -> None:
-    """Check and time a stage without writing anything.
-
-    Raises:
-        ConfigError: A run is to be resumed: the number of its updates left is in its folder.
-    """
-    if resume is not None:
-        raise ConfigError("--dry-run starts a new run; leave --resume out")
-    if num_ranks() > 1:
-        raise ConfigError("--dry-run runs as a single process; start it without torchrun")
-    from kedge.stages.dry_run import dry_run
-
-    dry_run(config, stage)

@@ -121,7 +121,7 @@ class Stage:
             that follow from the other attributes.
         next_calls: The calls that usually follow: `(config, model, start, judge) -> list[Call]`.
         plan: Prints the memory of a run before it starts, and refuses one that cannot fit: `(config, name, *, anyway)`,
-            and its result is `planned=` of `run`. Empty for a stage without a plan and a dry run.
+            and its result is `planned=` of `run`. Empty for a stage without a plan.
         looks: Its view in reports and in the doctor: a `kedge.inspect.look:Look`.
         adds_sections: Sections of the configuration that come with it: the name and its class.
         presets: A tuple of presets for this stage only; it takes no others.
