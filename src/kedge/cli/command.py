@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -49,12 +50,17 @@ class Group(TyperGroup):
         """The command that the arguments start with.
 
         Raises:
-            ConfigError: It is the name of an algorithm.
+            ConfigError: There is no such command; the line says if it is an algorithm, and else which ones there are.
         """
         name = args[0].lower()
         if name in PRESETS:
             stage = stage_of(name) or "ppo"
             raise ConfigError(f"kedge has no command {args[0]}; it is a preset: kedge {stage} --preset {name}")
+        is_complete = not ctx.resilient_parsing  # otherwise a shell completes it
+        if is_complete and self.get_command(ctx, args[0]) is None and not get_close_matches(args[0], self.commands):
+            group = f"kedge {ctx.info_name}" if ctx.parent else "kedge"
+            commands = ", ".join(self.list_commands(ctx))
+            raise ConfigError(f"{group} has no command {args[0]!r:.40}; its commands are {commands}")
         return super().resolve_command(ctx, args)
 
 
