@@ -108,8 +108,28 @@ def test_a_share_lies_in_its_interval(values: list[float], confidence: float) ->
 
 def test_scores_of_zero_and_one_are_shares() -> None:
     assert score_interval([[1.0]] * 8) == share_interval([1.0] * 8)
-    assert score_interval([[1.0], [0.5]]) == mean_interval([1.0, 0.5])
-    assert score_interval([[1.0, 0.0], [0.5, 0.5]]) == mean_interval([0.5, 0.5])
+    assert score_interval([[0.0]] * 8) == share_interval([0.0] * 8)
+    assert score_interval([[1.0, 0.0], [0.5, 0.5]]) == share_interval([0.5, 0.5])
+
+
+def test_scores_with_partial_credit_do_not_pass_the_highest_possible() -> None:
+    found = score_interval([[1.0]] * 10 + [[0.6]] * 2)  # Student's: 0.84 to 1.03
+    assert mean_interval([1.0] * 10 + [0.6] * 2).high > 1
+    assert 0.6 < found.low < found.value < found.high <= 1
+
+
+@pytest.mark.parametrize("scores", [[0.5, 0.7, 0.9], [-1.0, 0.5, 1.0], [0.0, 1.0, 3.0], [0.0, 0.001, 0.002]])
+def test_other_scores_have_the_interval_of_a_mean(scores: list[float]) -> None:
+    assert score_interval([[each] for each in scores]) == mean_interval(scores)
+
+
+def test_partial_credit_covers_where_students_interval_does_not() -> None:
+    """Ten prompts whose responses fulfill each of five demands with probability 0.97."""
+    source = random.Random(7)
+    draws = [[[sum(source.random() < 0.97 for _ in range(5)) / 5] for _ in range(10)] for _ in range(TRIALS)]
+    assert sum(each.low <= 0.97 <= each.high for each in map(score_interval, draws)) / TRIALS >= 0.94
+    students = [mean_interval([score for [score] in draw]) for draw in draws]
+    assert sum(each.low <= 0.97 <= each.high for each in students) / TRIALS < 0.9
 
 
 @pytest.mark.parametrize("count", [3, 10])

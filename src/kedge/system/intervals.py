@@ -101,7 +101,10 @@ def share_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -
 
 
 def score_interval(groups: Sequence[Sequence[float]]) -> Interval:
-    """The mean of groups' mean scores: with a share's interval if every score is 0 or 1, else a mean's interval.
+    """The mean of groups' mean scores with its interval: a share's if the scores look like shares, else a mean's.
+
+    Scores look like shares if they are in [0, 1] and the highest is exactly 1, as with partial credit, or if all are 0.
+    Student's interval would pass the highest possible score, and covers too little near it.
 
     Args:
         groups: The scores of each independent unit, such as the responses to a prompt; at least one of each.
@@ -109,7 +112,8 @@ def score_interval(groups: Sequence[Sequence[float]]) -> Interval:
     Raises:
         ShapeError: As in `mean_interval`.
     """
-    of = share_interval if all(each in (0, 1) for group in groups for each in group) else mean_interval
+    scores = [each for group in groups for each in group]
+    of = share_interval if min(scores, default=0) >= 0 and max(scores, default=0) in (0, 1) else mean_interval
     return of([fmean(group) for group in groups])
 
 
