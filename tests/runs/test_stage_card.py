@@ -18,7 +18,7 @@ from kedge.data import Rendered, encode_prompt
 from kedge.models import ModelCard, load_scalar_model, load_tokenizer
 from kedge.models.card import CardSample, Origin, hub_id, public_name, read_origin
 from kedge.models.scalar import score_rows
-from kedge.runs.stage_card import recipe_of
+from kedge.runs.stage_card import algorithm_of, recipe_of
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
@@ -71,6 +71,40 @@ def test_no_path_of_the_machine_and_no_needless_digits(models, stage):
     assert not re.search(r"\d\.\d{5,}", body)
     assert "## Limitations" in body
     assert "rows used" in body
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown", "tag"),
+    [
+        ({}, "PPO", "ppo"),
+        ({"preset": ["small-cpu", "vapo"]}, "VAPO", "vapo"),
+        ({"preset": ["grpo"]}, "GRPO", "grpo"),
+        ({"preset": ["dapo", "small-cpu"]}, "DAPO", "dapo"),
+        ({"preset": ["dr-grpo"]}, "Dr. GRPO", "dr-grpo"),
+        ({"preset": ["distill"], "ppo.reference": "teacher"}, "on-policy distillation", "on-policy-distillation"),
+        ({"ppo.advantage": "rloo", "rollout.num_responses": 4}, "RLOO", "rloo"),
+        ({"ppo.advantage": {"n_step": 3}}, "PPO", "ppo"),
+        ({"ppo.advantage": "to_go"}, "PPO without a critic", "ppo-without-a-critic"),
+    ],
+)
+def test_the_card_names_the_algorithm(settings, shown, tag):
+    card = ModelCard("ppo", "base", algorithm=algorithm_of(config_from_settings("ppo", settings)))
+    assert f"# base, trained with {shown}\n" in card.render()
+    assert HubCard(card.render()).data.to_dict()["tags"] == ["kedge", tag, "rlhf"]
+
+
+def test_the_card_words_the_figures_of_an_evaluation(tmp_path):
+    policy = save_tiny_policy(tmp_path / "policy")
+    result = kedge.ppo(
+        model=policy, prompts=["The boat", "The sea"], eval_prompts=["Tide"], out=tmp_path / "run",
+        reward=lambda completions: [float(len(text)) for text in completions], num_updates=1, num_epochs=1,
+        eval_every=1, max_new_tokens=4, preset="grpo", num_prompts=2, num_responses=2, **QUIET,
+    )  # fmt: skip
+    results = text_of(result.model).partition("## Results")[2].partition("##")[0]
+    row = result.metrics[-1]
+    assert f"| held-out score | {row['eval/score']:.4g} |" in results
+    assert f"| held-out length, tokens | {row['eval/length']:.4g} |" in results
+    assert "held-out score/" not in results
 
 
 def test_what_a_stranger_needs(models):

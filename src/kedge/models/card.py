@@ -32,7 +32,7 @@ MAX_SHOWN = 400
 PLACE = "path/to/this/folder"
 """Stands for the model in the code; replaced by its id on the hub when it is pushed."""
 
-_TAGS = {"sft": ["sft"], "reward": ["reward-model", "rlhf"], "critic": ["critic", "rlhf"], "ppo": ["ppo", "rlhf"]}
+_TAGS = {"sft": ["sft"], "reward": ["reward-model", "rlhf"], "critic": ["critic", "rlhf"], "ppo": ["rlhf"]}
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -45,6 +45,7 @@ class Origin:
         stage: The stage that trained it.
         base_model: The model that it was trained from: a hub id, or the name of a folder.
         hub_base: The hub id at the start of the chain of stages; None if it started from a local folder.
+        algorithm: PPO, or the relative of it that the stage `ppo` ran.
         prompt_form: The form of the prompts that it was trained on; None if unknown.
         kedge: The version of kedge.
     """
@@ -134,6 +135,7 @@ class ModelCard:
         warnings: The doctor's findings in the run, one line each.
         samples: Responses of the model.
         settings: The configuration that differs from the defaults, as YAML.
+        algorithm: PPO, or the relative of it that the stage `ppo` ran.
         prompt_form: The form of the prompts that the model was trained on.
         adds_special_tokens: A prompt gets the tokenizer's special tokens, as in training.
     """
@@ -147,6 +149,7 @@ class ModelCard:
     warnings: Sequence[str] = ()
     samples: Sequence[CardSample] = ()
     settings: str = ""
+    algorithm: str = "PPO"
     prompt_form: PromptForm | None = None
     adds_special_tokens: bool = True
 
@@ -179,13 +182,14 @@ class ModelCard:
 
     def _header(self, origin: Origin) -> dict[str, object]:
         pipelines = {"reward": "text-classification", "sft": "text-generation", "ppo": "text-generation"}
+        algorithm = [self.algorithm.lower().replace(". ", "-").replace(" ", "-")] if self.stage == "ppo" else []
         pipeline = {"pipeline_tag": pipelines[self.stage]} if self.stage in pipelines else {}
         base = {"base_model": origin.hub_base} if origin.hub_base else {}
         datasets = {"datasets": list(dict.fromkeys(self.datasets))} if self.datasets else {}
         return {
             "library_name": "transformers",
             **pipeline,
-            "tags": ["kedge", *_TAGS[self.stage]],
+            "tags": ["kedge", *algorithm, *_TAGS[self.stage]],
             **base,
             **datasets,
         }

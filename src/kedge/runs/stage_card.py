@@ -8,11 +8,13 @@ from pathlib import Path
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from kedge.config import Config, field_advice
+from kedge.config import Config, field_advice, word
+from kedge.config.presets import FAMILY
 from kedge.data import encode_prompt, prompt_form
 from kedge.errors import KedgeError
 from kedge.inspect.diagnosis import diagnose_run
 from kedge.inspect.doctor import one_line
+from kedge.inspect.resolved import CRITIC_FREE
 from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE, read_samples
 from kedge.models import ModelCard
 from kedge.models.card import CardSample, hub_id, public_name, public_settings
@@ -22,6 +24,15 @@ from kedge.system.stage import find_stage
 from kedge.system.texts import names_function
 
 NUM_SAMPLES = 2
+
+ALGORITHMS = {
+    "dr-grpo": "Dr. GRPO",
+    "dr_grpo": "Dr. GRPO",
+    "distill": "on-policy distillation",
+    "to_go": "PPO without a critic",
+    "total": "PPO without a critic",
+}
+"""Names of presets and advantages other than their capitals."""
 
 NOT_SHOWN = ("out", "preset", "runtime", "checkpoint", "push")
 """Parts of the configuration that do not affect the result, or only describe the machine."""
@@ -59,9 +70,18 @@ def stage_card(
         warnings=_warnings(run.folder) if ended else (),
         samples=_samples(run.folder) if ended else (),
         settings=f"{_changed(run)}{recipe_of(config)}",
+        algorithm=algorithm_of(config),
         prompt_form=form,
         adds_special_tokens=_adds_special_tokens(tokenizer, form == "conversation"),
     )
+
+
+def algorithm_of(config: Config) -> str:
+    """The name of the last preset that is an algorithm; without one that of the advantage if it needs no critic."""
+    advantages = [str(word(config.ppo.advantage))] if config.ppo.advantage in CRITIC_FREE else []
+    family = [preset.name for preset in FAMILY if preset.name in config.preset]
+    name = [*advantages, *sorted(family, key=config.preset.index)][-1:] or ["PPO"]
+    return ALGORITHMS.get(name[0], name[0].upper())
 
 
 def _rewards(config: Config) -> list[str]:

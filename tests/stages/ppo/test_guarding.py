@@ -133,7 +133,7 @@ def test_the_update_is_left_out_where_that_is_wanted(configured, tmp_path, capsy
     assert [row["guard/skipped_steps"] for row in rows] == [0, 0, STEPS, 0, 0]
     assert rows[2] == {"update": 3, "guard/rolled_back": 0.0, "guard/skipped_steps": 4, "policy/optimizer_steps": 0}
     assert sorted(taken) == [1, 2, 4, 5]
-    assert "PPO updates | 5" in (tmp_path / "run/model/README.md").read_text()
+    assert "updates | 5" in (tmp_path / "run/model/README.md").read_text()
     assert read_json_lines(tmp_path / "run" / INCIDENTS_FILE)[0]["consequence"] == "skip"
 
 

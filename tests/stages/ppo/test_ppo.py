@@ -127,7 +127,7 @@ def test_a_run_leaves_metrics_samples_and_a_model_that_plain_transformers_loads(
     prompt = tokenizer("The boat", return_tensors="pt")
     generated = model.generate(**prompt, max_new_tokens=5, do_sample=True)
     assert generated.shape[1] > prompt["input_ids"].shape[1]
-    assert "PPO updates | 2" in (result.model / "README.md").read_text()
+    assert "updates | 2" in (result.model / "README.md").read_text()
     before, after = load_file(source / "model.safetensors"), load_file(result.model / "model.safetensors")
     assert any(not torch.equal(before[name], after[name]) for name in before)
 

@@ -22,6 +22,16 @@ from kedge.stages.ppo.roles import Roles
 from kedge.system.ranks.sharding import gathered_state
 from kedge.training.checkpoint.model_folder import CheckpointModel
 
+HELD_OUT = {
+    "eval/score": "score",
+    "eval/win_rate": "win rate against the start",
+    "eval/total": "score less KL cost",
+    "eval/kl": "KL, nats per response",
+    "eval/length": "length, tokens",
+    "eval/eos_rate": "share that ends with a stop token",
+}
+"""The figures of an evaluation in the model card."""
+
 
 @shows_its_run
 @dataclass(frozen=True, repr=False)
@@ -93,7 +103,7 @@ def _save(
 
 def _facts(config: Config, roles: Roles, num_updates: int) -> dict[str, object]:
     return {
-        "PPO updates": num_updates,
+        "updates": num_updates,
         "responses": _num_responses(config, num_updates),
         **({} if roles.reward.is_empty else {"reward": roles.reward.name}),
     }
@@ -110,8 +120,8 @@ def _held_out(metrics: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     evaluated = [row for row in metrics if any(name.startswith("eval/") for name in row)]
     if not evaluated:
         return {}
-    last = {name: value for name, value in evaluated[-1].items() if name.startswith("eval/") and value is not None}
-    return {f"held-out {name.removeprefix('eval/')}": value for name, value in last.items()}
+    known = {label: evaluated[-1].get(name) for name, label in HELD_OUT.items()}
+    return {f"held-out {label}": value for label, value in known.items() if value is not None}
 
 
 def checkpoint_model(config: Config, run: Run, roles: Roles) -> CheckpointModel:
