@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean, pstdev
@@ -19,6 +20,7 @@ from kedge.data import Prompt, Rendered
 from kedge.data.turns import opened_conversation
 from kedge.errors import UnscoredError
 from kedge.rewards import MESSAGES_COLUMN, Responses, ScoredTerms, WeightedReward
+from kedge.system.thoughts import opened_thought
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def score_rollout(
     max_new_tokens: int,
     missing_eos: MissingEos | None = None,
     seed: int = 0,
+    stop_ids: Collection[int] = (),
 ) -> ScoredRollout:
     """Score the responses of a rollout, and drop those without a score.
 
@@ -138,12 +141,15 @@ def score_rollout(
         max_new_tokens: The response length limit.
         missing_eos: The penalty for responses without a stop token; None for no penalty. Token scores are kept.
         seed: For functions that draw random numbers.
+        stop_ids: See `describe_responses`.
 
     Raises:
         RewardError: A reward source failed or returned something other than scores.
         UnscoredError: No response has a score.
     """
-    described = describe_responses(rollout, prompts, tokenizer, max_new_tokens=max_new_tokens, seed=seed)
+    described = describe_responses(
+        rollout, prompts, tokenizer, max_new_tokens=max_new_tokens, seed=seed, stop_ids=stop_ids
+    )
     terms = reward.score_terms(described)
     rows = [row for row, score in enumerate(terms.scores) if score is not None]
     if not rows:
@@ -156,7 +162,7 @@ def score_rollout(
     token_scores = None
     if terms.token_scores is not None:
         per_token = _at_tokens([terms.token_scores[row] for row in rows], rollout.token_mask)
-        token_scores = torch.where(rollout.action_mask, per_token, 0.0)  # tokens that were only read earn nothing
+        token_scores = _at_actions(per_token, rollout.action_mask)
     reasons = [terms.reason(row) for row in rows] if terms.reasons else None
     texts = [str(prompts[row].text) for row in rows]  # a checkpoint stores plain texts
     return ScoredRollout(rollout, scores, token_scores, texts, terms, reasons=reasons)
@@ -169,8 +175,18 @@ def describe_responses(
     *,
     max_new_tokens: int | None = None,
     seed: int = 0,
+    stop_ids: Collection[int] = (),
 ) -> Responses:
-    """A rollout as the texts, ids and columns that reward sources read."""
+    """A rollout as the texts, ids and columns that reward sources read.
+
+    Args:
+        rollout: The responses.
+        prompts: The prompts, one per response.
+        tokenizer: The policy's.
+        max_new_tokens: The response length limit.
+        seed: For functions that draw random numbers.
+        stop_ids: The tokens that end a turn of an episode, after which the policy may speak again at once.
+    """
     prompt_ids = _unpadded(rollout.prompt_ids, rollout.prompt_mask)
     response_ids = _unpadded(rollout.response_ids, rollout.token_mask)
     stopped = rollout.stopped.tolist()
@@ -183,6 +199,12 @@ def describe_responses(
         texts = [str(tokenizer.decode(ids)) for ids in prompt_ids]
         if MESSAGES_COLUMN in columns:
             columns[MESSAGES_COLUMN] = _conversations(prompts, texts, tokenizer)
+    turns: list[list[dict[str, str]]] = []
+    openings = [opened_thought(text) for text in texts]
+    if rollout.rewards is not None or not torch.equal(rollout.token_mask, rollout.action_mask):
+        own = _unpadded(rollout.action_mask, rollout.token_mask)
+        turns = [_turns(tokenizer, *row, stop_ids) for row in zip(prompt_ids, text_ids, own, strict=True)]
+        openings = [_opening(text, row) for text, row in zip(texts, turns, strict=True)]
     return Responses(
         prompts=texts,
         completions=[continuation(tokenizer, *ids) for ids in zip(prompt_ids, text_ids, strict=True)],
@@ -192,8 +214,45 @@ def describe_responses(
         columns=columns,
         max_new_tokens=max_new_tokens,
         seed=seed,
-        paid=[] if rollout.rewards is None else _unpadded(rollout.rewards, rollout.token_mask),
+        paid=[] if rollout.rewards is None else _paid(rollout.rewards, rollout.token_mask),
+        turns=turns,
+        openings=openings,
     )
+
+
+def _turns(
+    tokenizer: PreTrainedTokenizerBase,
+    before: list[int],
+    ids: Sequence[int],
+    own: Sequence[bool],
+    stop_ids: Collection[int],
+) -> list[dict[str, str]]:
+    """A response as messages: the policy's turns, without the tokens that end them, and what it read in between."""
+    parts: list[tuple[bool, list[int]]] = []
+    for token, is_own in zip(ids, own, strict=False):  # without the last stop token
+        if not parts or parts[-1][0] != is_own or (is_own and parts[-1][1][-1] in stop_ids):
+            parts.append((is_own, []))
+        parts[-1][1].append(token)
+    turns: list[dict[str, str]] = []
+    for is_own, part in parts:
+        said = part[:-1] if is_own and part[-1] in stop_ids else part
+        role = "assistant" if is_own else "environment"
+        turns.append({"role": role, "content": continuation(tokenizer, before, said)})
+        before = part
+    return turns
+
+
+def _opening(prompt: str, turns: Sequence[Mapping[str, str]]) -> str:
+    """The mark of a thought that was opened for the policy before its last turn."""
+    before = [{"role": "environment", "content": prompt}, *turns]
+    while len(before) > 1 and before.pop()["role"] != "assistant":
+        pass
+    return opened_thought(before[-1]["content"]) if before[-1]["role"] == "environment" else ""
+
+
+def _paid(rewards: Tensor, mask: Tensor) -> list[list[float] | None]:
+    """What an environment paid for each token; None for an episode in which it failed."""
+    return [None if any(map(math.isnan, row)) else row for row in _unpadded(rewards, mask)]
 
 
 def _conversations(prompts: Sequence[Prompt], texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Any]:
@@ -224,6 +283,16 @@ def _at_tokens(rows: Sequence[Sequence[float] | None], mask: Bool[Tensor, "batch
         if row is not None:
             scores[index, mask[index]] = torch.tensor(row, dtype=torch.float32, device=mask.device)
     return scores
+
+
+def _at_actions(
+    scores: Float[Tensor, "batch time"], action_mask: Bool[Tensor, "batch time"]
+) -> Float[Tensor, "batch time"]:
+    """Scores of tokens that the policy only read, such as a tool's answer, added to those of its token before them."""
+    slots = torch.arange(scores.shape[1], device=scores.device)
+    before = torch.where(action_mask, slots, -1).cummax(1).values
+    first = action_mask.int().argmax(1, keepdim=True)
+    return torch.zeros_like(scores).scatter_add(1, torch.where(before < 0, first, before), scores)
 
 
 def _unpadded(table: Tensor, mask: Tensor) -> list[list[Any]]:
