@@ -6,8 +6,11 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
@@ -89,12 +92,47 @@ if hasattr(os, "register_at_fork"):
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators that are imported."""
+    """Seed the global generators of Python, NumPy and torch; those of a library that is imported later, then."""
     random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
+    for name in _SEEDED:
+        if name in sys.modules:
+            _seed(name, seed)
+        elif _LATER not in sys.meta_path:
+            sys.meta_path.insert(0, _LATER)
+    _LATER.seed = seed
+
+
+def _seed(name: str, seed: int) -> None:
+    library = sys.modules[name]
+    if name == "torch":
+        library.manual_seed(seed)
+    else:
+        library.random.seed(seed % 2**32)
+
+
+class _SeedsLater(MetaPathFinder):
+    """Seeds a library as soon as it is imported, as in the middle of a user's call."""
+
+    seed = 0
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        """The library's usual spec, with a loader that also seeds it; None for all other modules."""
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in _SEEDED else None
+        if spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _seed(fullname, self.seed)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+_SEEDED = ("numpy", "torch")
+_LATER = _SeedsLater()
 
 
 def _read() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
