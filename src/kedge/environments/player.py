@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -19,11 +20,18 @@ from kedge.data.records import RowError
 from kedge.data.turns import PlainTurns, TemplateTurns, Turns
 from kedge.environments.client import Environment
 from kedge.environments.shapes import Turn
-from kedge.errors import DataError
+from kedge.errors import DataError, EnvError
+from kedge.system.thoughts import opened_thought
 from kedge.system.workers.codec import own_copy
 
+OnError: TypeAlias = Literal["stop", "drop"] | float
+"""What follows a failed call of an environment: the run ends, or the episode is dropped, or has this score."""
 CUT_OFF = ("truncated", "context_overflow", "timeout")
 """Endings that are not of the task: the state has a value, which the critic's stands for."""
+
+FAILED = ENDINGS.index("failed")
+LONGEST_MARK = 40
+"""Tokens that hold the mark of a thought at the end of a text."""
 
 _NUMBERS = itertools.count()
 
@@ -47,7 +55,10 @@ class Limits:
 
 @dataclass
 class _State:
-    """An episode that is being played."""
+    """An episode that is being played.
+
+    `opening` is the mark of a thought that was opened for the policy's turn, with which calls of tools are read.
+    """
 
     number: int
     length: int = 0
@@ -55,6 +66,7 @@ class _State:
     calls: int = 0
     errors: int = 0
     ending: str = ""
+    opening: str = ""
     rewards: dict[int, float] = field(default_factory=dict)
 
 
@@ -82,17 +94,17 @@ class Earned:
         """Do nothing: an environment reads the rows itself."""
 
     def score(self, responses: _Paid) -> list[Any]:
-        """The rewards of each response's tokens, or their sum; None for responses from elsewhere."""
+        """The rewards of each response's tokens, or their sum; None for responses from elsewhere, and failed ones."""
         if not responses.paid:
             return [None] * len(responses.completions)
-        return [row if self._by_turn else sum(row) for row in responses.paid]
+        return [row if self._by_turn or row is None else sum(row) for row in responses.paid]
 
 
 class _Paid(Protocol):
     """The part of a batch of responses that `Earned` reads."""
 
     @property
-    def paid(self) -> list[list[float]]: ...
+    def paid(self) -> list[list[float] | None]: ...
 
     @property
     def completions(self) -> list[str]: ...
@@ -106,6 +118,7 @@ class Player:
         limits: The limits of an episode.
         timeout: See `Environment`.
         by_turn: See `Earned`.
+        on_error: What follows a failed call.
         log: See `Environment`.
         say: Prints a line about what the user should know of the policy's chat template.
 
@@ -120,13 +133,16 @@ class Player:
         *,
         timeout: float,
         by_turn: bool,
+        on_error: OnError = "drop",
         log: Path | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.environment = Environment(given, timeout=timeout, log=log)
         self.reward = Earned(self.environment.name, by_turn=by_turn)
         self._limits = limits
+        self._on_error: OnError = on_error
         self._say = say
+        self._has_said = False
         self._stop_ids: frozenset[int] = frozenset()
         self._turns: dict[tuple[int, bool], Turns] = {}
         self._waited = _Waited()
@@ -154,7 +170,7 @@ class Player:
         self._stop_ids = frozenset(stop_ids)
         self._limits = replace(self._limits, prompt_tokens=prompt_tokens)
         if prompts:
-            trial = self.episodes(tokenizer, prompts, [0])
+            trial = replace(self.episodes(tokenizer, prompts, [0]), on_error="stop")
             trial.open([0])
             trial.end()
 
@@ -176,13 +192,33 @@ class Player:
         """
         turns = [self._turns_of(tokenizer, prompt) for prompt in prompts]
         limits = replace(self._limits, tokens=max_new_tokens or self._limits.tokens)
-        return Episodes(self.environment, turns, tokenizer, prompts, seeds, limits, self._stop_ids, self._waited)
+        return Episodes(
+            self.environment, turns, tokenizer, prompts, seeds, limits, self._stop_ids, self._waited, self._on_error
+        )
 
-    def metrics(self, rollout: Rollout) -> dict[str, float]:
+    def check(self, rollout: Rollout) -> Rollout:
+        """The episodes that were played; says once that the environment failed in some of them.
+
+        Raises:
+            EnvError: It failed in all of them, which is no chance.
+        """
+        failed = 0 if rollout.ending is None else int((rollout.ending == FAILED).sum())
+        line = (
+            f"{self.environment.failure or self.environment.name}: {failed} of {rollout.num_responses} episodes failed"
+        )
+        if failed == rollout.num_responses:
+            raise EnvError(line)
+        if failed and self._say and not self._has_said:
+            self._has_said = True
+            self._say(f"{line}, see environment.on_error (shown once; later ones: episode/failed, reward.log).")
+        return rollout
+
+    def metrics(self, rollout: Rollout, sampled: Sequence[Rollout] = ()) -> dict[str, float]:
         """How the episodes of an update went: turns, endings, tools, and seconds that the environment took.
 
         Args:
-            rollout: The episodes. Responses from elsewhere have no metrics.
+            rollout: The episodes that have a score. Responses from elsewhere have no metrics.
+            sampled: All that were played, if some of them have none.
         """
         if rollout.ending is None:
             return {}
@@ -192,6 +228,7 @@ class Player:
         stops = torch.isin(rollout.response_ids, torch.tensor([*self._stop_ids], device=own.device))
         starts = own & ~torch.nn.functional.pad(own & ~stops, (1, 0))[:, :-1]
         calls, errors = (0, 0) if rollout.calls is None else rollout.calls.sum(0).tolist()
+        failed = [each.ending == FAILED for each in sampled or [rollout] if each.ending is not None]
         # Another thread may be sampling the next episodes, and adding to the sum.
         waited = self._waited.seconds
         before, self._waited_before = self._waited_before, waited
@@ -199,6 +236,7 @@ class Player:
             "episode/turns": float(starts.sum(-1).float().mean()),
             "episode/length": float(rollout.token_mask.sum(-1).float().mean()),
             **{f"episode/{name}": endings.count(number) / len(endings) for number, name in enumerate(ENDINGS)},
+            "episode/failed": float(torch.cat(failed).float().mean()),
             "time/environment": waited - before,
             **({"tools/calls": calls / len(endings), "tools/failed": errors / calls} if calls else {}),
         }
@@ -241,6 +279,7 @@ class Episodes:
         limits: The limits.
         stop_ids: The tokens that end a turn of the policy.
         waited: Counts the environment's seconds.
+        on_error: What follows a failed call.
     """
 
     environment: Environment
@@ -251,6 +290,7 @@ class Episodes:
     limits: Limits
     stop_ids: Collection[int]
     waited: _Waited
+    on_error: OnError = "drop"
     _states: dict[int, _State] = field(default_factory=dict)
 
     @property
@@ -271,7 +311,7 @@ class Episodes:
         """See `Dialogue`.
 
         Raises:
-            EnvError: The environment failed.
+            EnvError: The environment failed, and the run is to stop.
             DataError: An episode opens with more tokens than there is room for, or cannot be rendered.
         """
         for row in rows:
@@ -290,26 +330,34 @@ class Episodes:
             state = self._states[row]
             state.length += len(tokens)
             state.turns += 1
-        texts = {self._states[row].number: self._text(tokens) for row, tokens in said.items()}
+        played = {self._states[row].number: row for row in said if not self._states[row].ending}
         with self._timed():
-            turns = self.environment.step(texts)
-        answers = {row: self._after(row, tokens, turns[self._states[row].number]) for row, tokens in said.items()}
-        ended = [row for row, tokens in answers.items() if tokens is None]
+            turns = self.environment.step({number: self._text(row, said[row]) for number, row in played.items()})
+        answers: dict[int, list[int] | None] = dict.fromkeys(said)
+        answers |= {row: self._after(row, said[row], turns[number]) for number, row in played.items()}
         # The environment itself has ended those with its own endings.
-        left = {self._states[row].number: row for row in ended if turns[self._states[row].number].ending is None}
+        left = [number for number, row in played.items() if answers[row] is None and turns[number].ending is None]
         with self._timed():
-            for number, reward in self.environment.finish(list(left)).items():
-                self._pay(left[number], reward)
+            for number, reward in self.environment.finish(left).items():
+                if reward is None:
+                    self._fail(played[number])
+                else:
+                    self._pay(played[number], reward)
         return answers
 
     def end(self) -> None:
         """End episodes that are only tried."""
-        self.environment.finish([state.number for state in self._states.values()])
+        numbers = {state.number: row for row, state in self._states.items()}
+        for number, reward in self.environment.finish([*numbers]).items():
+            if reward is None:
+                self._fail(numbers[number])
 
     def finished(self, rollout: Rollout) -> Rollout:
         """See `Dialogue`."""
         rewards = torch.zeros_like(rollout.logprobs)
         for row, state in self._states.items():
+            if state.ending == "failed":
+                state.rewards = {state.length - 1: math.nan if self.on_error == "drop" else float(self.on_error)}
             for slot, reward in state.rewards.items():
                 rewards[row, slot] = reward
         device = rewards.device
@@ -323,7 +371,16 @@ class Episodes:
             calls=torch.tensor([[state.calls, state.errors] for state in states], device=device),
         )
 
-    def _opening(self, row: int, messages: list[dict[str, str]]) -> list[int]:
+    def _fail(self, row: int) -> None:
+        """Note that the environment failed in an episode, which ends with the policy's turn."""
+        if self.on_error == "stop":
+            raise EnvError(self.environment.failure)
+        self._states[row].ending = "failed"
+
+    def _opening(self, row: int, messages: list[dict[str, str]] | None) -> list[int]:
+        if messages is None:
+            self._fail(row)
+            messages = [{"role": "user", "content": "…"}]  # the policy says something before the episode is left
         try:
             tokens = self.turns[row].open(self.prompts[row], messages)
         except RowError as error:
@@ -334,14 +391,21 @@ class Episodes:
                 f"an episode of {self.environment.name} opens with {len(tokens)} tokens (prompt, tools and what reset "
                 f"says); expected 1 to {most}: the model's context less rollout.max_new_tokens"
             )
-        return tokens
+        return self._read(row, tokens)
 
-    def _text(self, tokens: Sequence[int]) -> str:
-        """The text of a turn, without the token that ends it."""
+    def _text(self, row: int, tokens: Sequence[int]) -> str:
+        """The text of a turn, without the token that ends it, unless that closes a call."""
         ids = list(tokens)
         if ids and ids[-1] in self.stop_ids:
-            ids = ids[:-1]
-        return str(self.tokenizer.decode(ids))
+            closes = self.environment.tools and self.environment.tools.is_closing(str(self.tokenizer.decode(ids[-1:])))
+            ids = ids if closes else ids[:-1]
+        return self._states[row].opening + str(self.tokenizer.decode(ids))
+
+    def _read(self, row: int, tokens: list[int]) -> list[int]:
+        """What the policy reads before a turn."""
+        if self.environment.tools:
+            self._states[row].opening = opened_thought(str(self.tokenizer.decode(tokens[-LONGEST_MARK:])))
+        return tokens
 
     def _after(self, row: int, said: Sequence[int], turn: Turn) -> list[int] | None:
         """The tokens after a turn of the policy; None if the episode has ended."""
@@ -349,7 +413,11 @@ class Episodes:
         self._pay(row, turn.reward)
         state.calls += turn.num_calls
         state.errors += turn.num_errors
-        if turn.ending is not None:
+        if turn.ending == "failed":
+            self._fail(row)
+        has_room = state.length < self.limits.tokens or said[-1] in self.stop_ids
+        # An answer without a call ends an episode with tools, but not the start of one.
+        if turn.ending is not None and (has_room or turn.ending != "completed" or not self.environment.tools):
             state.ending = turn.ending
             return None
         if state.length >= self.limits.tokens:
@@ -366,7 +434,7 @@ class Episodes:
             state.ending = "context_overflow"
             return None
         state.length += len(tokens)
-        return tokens
+        return self._read(row, tokens)
 
     def _pay(self, row: int, reward: float) -> None:
         """Add a reward at the policy's last token so far."""

@@ -236,7 +236,15 @@ def load_player(
 
     settings = config.environment
     limits = Limits(settings.max_turns, tokens, settings.max_turn_tokens)
-    return Player(given, limits, timeout=settings.timeout, by_turn=by_turn, log=run.folder / REWARD_LOG, say=say)
+    return Player(
+        given,
+        limits,
+        timeout=settings.timeout,
+        by_turn=by_turn,
+        on_error=settings.on_error,
+        log=run.folder / REWARD_LOG,
+        say=say,
+    )
 
 
 def configured_rewards(config: Config) -> list[RewardTerm]:

@@ -359,7 +359,7 @@ def test_a_failing_environment_ends_the_run_with_one_line_and_the_policy_saved(t
         "        if Late.count > 20:\n            raise OSError('the line parted')\n        return super().step(text)\n"
     )
     settings = EPISODES | {"environment.source": f"{world}:Late", "num_updates": 50}
-    with pytest.raises(EnvError, match=r"^Late raised OSError: the line parted \(late.py:\d+\)$"):
+    with pytest.raises(EnvError, match=r"^Late raised OSError: the line parted \(late.py:\d+\): 4 of 4 episodes"):
         run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES)
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
     assert "Traceback" in (tmp_path / "run" / "reward.log").read_text()

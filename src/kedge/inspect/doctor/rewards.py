@@ -42,6 +42,9 @@ FLAT = 0.15
 LOST = 0.5
 """Fall of the mean score, in the same unit, that is not noise: the policy is worse than at the start."""
 
+ENVIRONMENT = "reward/environment_given_up"
+"""Counts episodes, not responses on which a function failed."""
+
 FAR_BELOW = 3.0
 """The same within updates too few for a trend."""
 
@@ -50,15 +53,15 @@ SATURATED = 0.1
 
 
 @rule(
-    "A reward function raises, times out or returns invalid scores. Retries cost time; the responses it gives up on "
-    "are left out of the update or get a substitute score.",
+    "A reward function raises, times out or returns invalid scores, or an environment fails. Retries cost time; the "
+    "responses it gives up on are left out of the update or get a substitute score.",
     also=("reward/NAME_failures", "reward/NAME_timeouts", "reward/NAME_given_up"),
 )
 def reward_function_failing(run: RunRecord) -> Symptom | None:
     """Seen: `reward/NAME_failures`, `reward/NAME_timeouts` or `reward/NAME_given_up` is above 0.
 
-    Try: Read the function's output and exceptions in `reward.log`; double `reward_functions.timeout` if calls time out,
-    else `reward_functions.retries`.
+    Try: Read the function's output and exceptions in `reward.log`, or the environment's; double
+    `reward_functions.timeout` if a function's calls time out, else `reward_functions.retries`.
 
     Threshold: Any failure is a warning; it is serious if a function has given up on more than a tenth of the responses.
     Returning `None` is not a failure: see [responses_unscored](#responses_unscored).
@@ -76,7 +79,8 @@ def reward_function_failing(run: RunRecord) -> Symptom | None:
     return Symptom(
         "serious" if max(lost.values(), default=0.0) > MANY_LOST * scored else "warning",
         "; ".join(seen or [f"{name}: {count:g}" for name, count in totals.items() if count]),
-        (scale("reward_functions.timeout" if slow else "reward_functions.retries", 2.0),),
+        (scale("reward_functions.timeout" if slow else "reward_functions.retries", 2.0),)
+        * bool(set(totals) - {ENVIRONMENT}),
         "see reward.log for the function's output and exceptions",
     )
 
@@ -126,11 +130,10 @@ def _why_unscored(run: RunRecord, share: float) -> str:
 def _dropped(run: RunRecord) -> Mapping[int, float]:
     """By update, the responses dropped because a function failed on them: they have no score, but not by choice."""
     dropped = defaultdict[int, float](float)
-    if isinstance(run.setting("reward_functions.on_error"), (int, float)):
-        return dropped
+    has_score = isinstance(run.setting("reward_functions.on_error"), (int, float))
     judges = {f"reward/{name.removeprefix('score/')}_given_up" for name in run.judges}
     for name, counter in _counters(run).items():
-        if name.endswith("_given_up") and name not in judges:
+        if name.endswith("_given_up") and name not in judges and (name == ENVIRONMENT or not has_score):
             for update, count in counter.items:
                 dropped[update] += count
     return dropped

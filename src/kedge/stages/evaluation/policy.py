@@ -161,13 +161,15 @@ class Policy:
                     rollout = engine.generate(ids, seeds=seeds)
                 else:
                     starts = [stream_seed(sampling.seed, "environment", firsts[id(prompt)]) for prompt in batch]
-                    rollout = engine.generate((), seeds=seeds, dialogue=player.episodes(self.tokenizer, batch, starts))
+                    dialogue = player.episodes(self.tokenizer, batch, starts)
+                    rollout = player.check(engine.generate((), seeds=seeds, dialogue=dialogue))
                 described = describe_responses(
                     rollout,
                     batch,
                     self.tokenizer,
                     max_new_tokens=sampling.max_new_tokens,
                     seed=stream_seed(sampling.seed, "reward", start),
+                    stop_ids=self.stop_tokens.ids,
                 )
                 yield SampledResponses(rollout, described)
                 done = start + len(batch)

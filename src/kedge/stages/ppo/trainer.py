@@ -160,7 +160,9 @@ class Trainer:
                 [starts[group] for group in groups],
                 max_new_tokens=longest,
             )
-            return engine.generate((), seeds=seeds, groups=groups, policy_version=policy_version, dialogue=dialogue)
+            return self.roles.player.check(
+                engine.generate((), seeds=seeds, groups=groups, policy_version=policy_version, dialogue=dialogue)
+            )
         encoded = prompt_ids or [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts]
         return engine.generate(
             [encoded[group] for group in groups], seeds=seeds, groups=groups, policy_version=policy_version
@@ -186,6 +188,7 @@ class Trainer:
             max_new_tokens=self.settings.rollout.max_new_tokens,
             missing_eos=self.roles.missing_eos,
             seed=stream_seed(self.settings.seed, *(names or ("reward", self.update))),
+            stop_ids=self.roles.stop_tokens.ids,
         )
 
     def estimate(self, scored: ScoredRollout, *, takes_steps: bool = True) -> Experience:
