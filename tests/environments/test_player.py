@@ -36,11 +36,9 @@ ASKED = [{"role": "user", "content": "Add."}]
 STOP = 2
 
 
-def play(kind, said, *, rows=({},), tokenizer=PLAIN, timeout=5.0, room=100, on_error="drop", **limits):
+def play(kind, said, *, rows=({},), tokenizer=PLAIN, timeout=5.0, room=100, **limits):
     """Episodes in which the policy says given texts, a text or (text, False) without a stop token; by hand."""
-    player = Player(
-        kind, Limits(**{"turns": 9, "tokens": 200, **limits}), timeout=timeout, by_turn=True, on_error=on_error
-    )
+    player = Player(kind, Limits(**{"turns": 9, "tokens": 200, **limits}), timeout=timeout, by_turn=True)
     prompts = [Prompt(Rendered("Play. ") if "messages" in row else "Play. ", row) for row in rows]
     player.begin([STOP], room, tokenizer, prompts[:1])
     episodes = player.episodes(tokenizer, prompts, [3] * len(rows))
@@ -226,16 +224,9 @@ def test_a_failed_call_ends_its_episode_alone():
     assert played.answers[0] == {0: "no.\n", 1: None, 2: None}
     assert endings(played) == ["completed", "failed", "failed"]
     assert played.rollout.rewards[0].sum() == 1.25
-    assert played.rollout.rewards[1:].isnan().any(1).tolist() == [True, True]
+    assert played.rollout.rewards[1:].isnan().all()
     assert not played.rollout.cut_off.any()
     assert played.player.metrics(played.rollout)["episode/failed"] == pytest.approx(2 / 3)
-
-
-@pytest.mark.usefixtures("short_pause")
-def test_a_failed_episode_may_have_a_score():
-    played = play(Refusing, [["a"] * 3, ["11", None, None]], rows=ROWS, on_error=-0.5)
-    assert played.rollout.rewards.sum(1).tolist() == [1.25, -0.5, -0.5]
-    assert [float(played.rollout.rewards[row, played.slots[row]]) for row in (1, 2)] == [-0.5, -0.5]
 
 
 @pytest.mark.usefixtures("short_pause")
@@ -248,19 +239,13 @@ def test_a_failed_call_may_stop_the_run(row):
 
 
 @pytest.mark.usefixtures("short_pause")
-def test_a_mistake_in_every_episode_ends_the_run_and_one_in_some_is_said_once():
-    lines = []
+def test_a_mistake_in_every_episode_ends_the_run():
     played = play(worlds.Raises, [["a", "a"]], rows=({}, {}))
     assert endings(played) == ["failed"] * 2
-    with pytest.raises(EnvError, match=r"^Raises raised KeyError: .*: 2 of 2 episodes failed$"):
+    with pytest.raises(EnvError, match=r"^Raises raised KeyError: .*: it failed in all episodes$"):
         played.player.check(played.rollout)
     played = play(Refusing, [["a"] * 3, ["11", None, None]], rows=ROWS)
-    played.player._say = lines.append
-    for _ in range(2):
-        assert played.player.check(played.rollout) is played.rollout
-    assert len(lines) == 1
-    assert lines[0].startswith("Refusing raised ConnectionResetError: the connection was reset")
-    assert "2 of 3 episodes failed" in lines[0]
+    assert played.player.check(played.rollout) is played.rollout
 
 
 def test_an_episode_whose_reward_fails_at_its_end_has_failed():

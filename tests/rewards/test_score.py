@@ -141,7 +141,7 @@ def episode(*parts, prompt="How many?", stopped=True, paid=True):
 
 def told(rollout, prompt="How many?", **columns):
     prompts = [Prompt(prompt, columns)]
-    return describe_responses(rollout, prompts, TOKENIZER, max_new_tokens=99, stop_ids=[TOKENIZER.eos_token_id])
+    return describe_responses(rollout, prompts, TOKENIZER, max_new_tokens=99)
 
 
 @pytest.mark.parametrize("paid", [True, False], ids=["environment", "from elsewhere"])
@@ -188,7 +188,7 @@ def test_a_verifier_by_name_reads_the_last_turn_as_well():
         source = load_reward(f"kedge.rewards.verify:{name}")
         answer = {"number": "42", "exact": LAST}[name]
         result = score_rollout(rollout, [Prompt("How many?", {"answer": answer})], source, TOKENIZER,
-                               max_new_tokens=99, stop_ids=[TOKENIZER.eos_token_id])  # fmt: skip
+                               max_new_tokens=99)  # fmt: skip
         assert result.scores.tolist() == [said], name
 
 

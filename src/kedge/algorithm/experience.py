@@ -49,8 +49,7 @@ class Rollout:
         policy_version: number of updates that the policy had completed when it sampled the row.
         values: the critic's value of the state before each action, 0 elsewhere; None unless the critic is a head on the
             policy's trunk, so that the engine computes it while sampling.
-        rewards: what an environment paid for each action, 0 elsewhere, NaN if it failed and the episode is to be
-            dropped; None without one.
+        rewards: what an environment paid for each action, 0 elsewhere, and NaN if it failed; None without one.
         cut_off: True for an episode that something outside of its task ended, so that its last state has a value; None
             without an environment.
         ending: how each episode ended, as a number of `ENDINGS`; None without an environment.

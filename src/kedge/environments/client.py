@@ -89,7 +89,10 @@ class Environment:
     def step(self, said: Mapping[int, str]) -> dict[int, Turn]:
         """Say something in each of some episodes; the answers. A failure ends the episode."""
         turns = self._call("step", [{"episode": number, "text": text} for number, text in said.items()])
-        return {number: Turn(**(turn or {"ending": "failed"})) for number, turn in zip(said, turns, strict=True)}
+        return {
+            number: Turn(ending="failed") if turn is None else Turn(**turn)
+            for number, turn in zip(said, turns, strict=True)
+        }
 
     def finish(self, episodes: Sequence[int]) -> dict[int, float | None]:
         """End episodes that the environment has not ended; what each earned besides its turns' rewards.

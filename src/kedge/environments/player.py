@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -24,8 +24,6 @@ from kedge.errors import DataError, EnvError
 from kedge.system.thoughts import opened_thought
 from kedge.system.workers.codec import own_copy
 
-OnError: TypeAlias = Literal["stop", "drop"] | float
-"""What follows a failed call of an environment: the run ends, or the episode is dropped, or has this score."""
 CUT_OFF = ("truncated", "context_overflow", "timeout")
 """Endings that are not of the task: the state has a value, which the critic's stands for."""
 
@@ -45,12 +43,14 @@ class Limits:
         tokens: Tokens of both sides after the prompt.
         turn_tokens: Tokens of one turn of the policy; None for as many as are left.
         prompt_tokens: Tokens that it may open with; None for no limit.
+        on_error: What follows a failed call: the run ends, or the episode has no score.
     """
 
     turns: int
     tokens: int
     turn_tokens: int | None = None
     prompt_tokens: int | None = None
+    on_error: Literal["stop", "drop"] = "drop"
 
 
 @dataclass
@@ -97,14 +97,14 @@ class Earned:
         """The rewards of each response's tokens, or their sum; None for responses from elsewhere, and failed ones."""
         if not responses.paid:
             return [None] * len(responses.completions)
-        return [row if self._by_turn or row is None else sum(row) for row in responses.paid]
+        return [None if math.isnan(sum(row)) else row if self._by_turn else sum(row) for row in responses.paid]
 
 
 class _Paid(Protocol):
     """The part of a batch of responses that `Earned` reads."""
 
     @property
-    def paid(self) -> list[list[float] | None]: ...
+    def paid(self) -> list[list[float]]: ...
 
     @property
     def completions(self) -> list[str]: ...
@@ -118,7 +118,6 @@ class Player:
         limits: The limits of an episode.
         timeout: See `Environment`.
         by_turn: See `Earned`.
-        on_error: What follows a failed call.
         log: See `Environment`.
         say: Prints a line about what the user should know of the policy's chat template.
 
@@ -133,16 +132,13 @@ class Player:
         *,
         timeout: float,
         by_turn: bool,
-        on_error: OnError = "drop",
         log: Path | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.environment = Environment(given, timeout=timeout, log=log)
         self.reward = Earned(self.environment.name, by_turn=by_turn)
         self._limits = limits
-        self._on_error: OnError = on_error
         self._say = say
-        self._has_said = False
         self._stop_ids: frozenset[int] = frozenset()
         self._turns: dict[tuple[int, bool], Turns] = {}
         self._waited = _Waited()
@@ -170,7 +166,8 @@ class Player:
         self._stop_ids = frozenset(stop_ids)
         self._limits = replace(self._limits, prompt_tokens=prompt_tokens)
         if prompts:
-            trial = replace(self.episodes(tokenizer, prompts, [0]), on_error="stop")
+            trial = self.episodes(tokenizer, prompts, [0])
+            trial = replace(trial, limits=replace(trial.limits, on_error="stop"))
             trial.open([0])
             trial.end()
 
@@ -192,25 +189,16 @@ class Player:
         """
         turns = [self._turns_of(tokenizer, prompt) for prompt in prompts]
         limits = replace(self._limits, tokens=max_new_tokens or self._limits.tokens)
-        return Episodes(
-            self.environment, turns, tokenizer, prompts, seeds, limits, self._stop_ids, self._waited, self._on_error
-        )
+        return Episodes(self.environment, turns, tokenizer, prompts, seeds, limits, self._stop_ids, self._waited)
 
     def check(self, rollout: Rollout) -> Rollout:
-        """The episodes that were played; says once that the environment failed in some of them.
+        """The episodes that were played.
 
         Raises:
-            EnvError: It failed in all of them, which is no chance.
+            EnvError: The environment failed in all of them, which is no chance.
         """
-        failed = 0 if rollout.ending is None else int((rollout.ending == FAILED).sum())
-        line = (
-            f"{self.environment.failure or self.environment.name}: {failed} of {rollout.num_responses} episodes failed"
-        )
-        if failed == rollout.num_responses:
-            raise EnvError(line)
-        if failed and self._say and not self._has_said:
-            self._has_said = True
-            self._say(f"{line}, see environment.on_error (shown once; later ones: episode/failed, reward.log).")
+        if rollout.ending is not None and bool((rollout.ending == FAILED).all()):
+            raise EnvError(f"{self.environment.failure or self.environment.name}: it failed in all episodes")
         return rollout
 
     def metrics(self, rollout: Rollout, sampled: Sequence[Rollout] = ()) -> dict[str, float]:
@@ -218,17 +206,18 @@ class Player:
 
         Args:
             rollout: The episodes that have a score. Responses from elsewhere have no metrics.
-            sampled: All that were played, if some of them have none.
+            sampled: All that were played, with those in which the environment failed.
         """
         if rollout.ending is None:
             return {}
-        endings = rollout.ending.tolist()
+        endings = [
+            ending for each in sampled or [rollout] if each.ending is not None for ending in each.ending.tolist()
+        ]
         own = rollout.action_mask
         # A turn may follow the last one's stop token at once: an answer can be empty.
         stops = torch.isin(rollout.response_ids, torch.tensor([*self._stop_ids], device=own.device))
         starts = own & ~torch.nn.functional.pad(own & ~stops, (1, 0))[:, :-1]
         calls, errors = (0, 0) if rollout.calls is None else rollout.calls.sum(0).tolist()
-        failed = [each.ending == FAILED for each in sampled or [rollout] if each.ending is not None]
         # Another thread may be sampling the next episodes, and adding to the sum.
         waited = self._waited.seconds
         before, self._waited_before = self._waited_before, waited
@@ -236,9 +225,8 @@ class Player:
             "episode/turns": float(starts.sum(-1).float().mean()),
             "episode/length": float(rollout.token_mask.sum(-1).float().mean()),
             **{f"episode/{name}": endings.count(number) / len(endings) for number, name in enumerate(ENDINGS)},
-            "episode/failed": float(torch.cat(failed).float().mean()),
             "time/environment": waited - before,
-            **({"tools/calls": calls / len(endings), "tools/failed": errors / calls} if calls else {}),
+            **({"tools/calls": calls / len(own), "tools/failed": errors / calls} if calls else {}),
         }
 
     def _turns_of(self, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Turns:
@@ -279,7 +267,6 @@ class Episodes:
         limits: The limits.
         stop_ids: The tokens that end a turn of the policy.
         waited: Counts the environment's seconds.
-        on_error: What follows a failed call.
     """
 
     environment: Environment
@@ -290,7 +277,6 @@ class Episodes:
     limits: Limits
     stop_ids: Collection[int]
     waited: _Waited
-    on_error: OnError = "drop"
     _states: dict[int, _State] = field(default_factory=dict)
 
     @property
@@ -336,30 +322,21 @@ class Episodes:
         answers: dict[int, list[int] | None] = dict.fromkeys(said)
         answers |= {row: self._after(row, said[row], turns[number]) for number, row in played.items()}
         # The environment itself has ended those with its own endings.
-        left = [number for number, row in played.items() if answers[row] is None and turns[number].ending is None]
-        with self._timed():
-            for number, reward in self.environment.finish(left).items():
-                if reward is None:
-                    self._fail(played[number])
-                else:
-                    self._pay(played[number], reward)
+        self._finish(row for number, row in played.items() if answers[row] is None and turns[number].ending is None)
         return answers
 
     def end(self) -> None:
         """End episodes that are only tried."""
-        numbers = {state.number: row for row, state in self._states.items()}
-        for number, reward in self.environment.finish([*numbers]).items():
-            if reward is None:
-                self._fail(numbers[number])
+        self._finish(self._states)
 
     def finished(self, rollout: Rollout) -> Rollout:
         """See `Dialogue`."""
         rewards = torch.zeros_like(rollout.logprobs)
         for row, state in self._states.items():
-            if state.ending == "failed":
-                state.rewards = {state.length - 1: math.nan if self.on_error == "drop" else float(self.on_error)}
             for slot, reward in state.rewards.items():
                 rewards[row, slot] = reward
+            if state.ending == "failed":
+                rewards[row] = math.nan
         device = rewards.device
         states = [self._states[row] for row in range(len(self.prompts))]
         endings = [ENDINGS.index(state.ending) for state in states]
@@ -371,9 +348,20 @@ class Episodes:
             calls=torch.tensor([[state.calls, state.errors] for state in states], device=device),
         )
 
+    def _finish(self, rows: Iterable[int]) -> None:
+        """End episodes, and pay what the environment gives for them."""
+        numbers = {self._states[row].number: row for row in rows}
+        with self._timed():
+            found = self.environment.finish([*numbers])
+        for number, reward in found.items():
+            if reward is None:
+                self._fail(numbers[number])
+            else:
+                self._pay(numbers[number], reward)
+
     def _fail(self, row: int) -> None:
         """Note that the environment failed in an episode, which ends with the policy's turn."""
-        if self.on_error == "stop":
+        if self.limits.on_error == "stop":
             raise EnvError(self.environment.failure)
         self._states[row].ending = "failed"
 

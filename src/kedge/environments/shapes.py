@@ -254,9 +254,8 @@ def _as_step(value: Any, name: str) -> Step:
     """A step from an object with its attributes, a mapping, or a tuple as in Gymnasium or Gym."""
     if isinstance(value, (tuple, list)) and 4 <= len(value) <= 5:
         if len(value) == 4 and isinstance(value[3], Mapping):  # Gym's, before Gymnasium
-            said, reward, is_done, info = value
-            was_cut = bool(is_done) and bool(info.get("TimeLimit.truncated"))
-            return Step(said, reward, False if was_cut else is_done, was_cut)
+            was_cut = value[3].get("TimeLimit.truncated", False)
+            return Step(*value[:2], False if was_cut else value[2], was_cut)
         return Step(*value[:4])
     names = (*Step.__annotations__, "observation", "done")  # the last two as in OpenEnv
     given = value if isinstance(value, Mapping) else {key: getattr(value, key) for key in names if hasattr(value, key)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
 from kedge.algorithm.shaping import MissingEosMode, penalize_missing_eos, total_scores
 from kedge.data import Prompt, Rendered
+from kedge.data.tokens import token_pieces
 from kedge.data.turns import opened_conversation
 from kedge.errors import UnscoredError
 from kedge.rewards import MESSAGES_COLUMN, Responses, ScoredTerms, WeightedReward
@@ -129,7 +129,6 @@ def score_rollout(
     max_new_tokens: int,
     missing_eos: MissingEos | None = None,
     seed: int = 0,
-    stop_ids: Collection[int] = (),
 ) -> ScoredRollout:
     """Score the responses of a rollout, and drop those without a score.
 
@@ -141,15 +140,12 @@ def score_rollout(
         max_new_tokens: The response length limit.
         missing_eos: The penalty for responses without a stop token; None for no penalty. Token scores are kept.
         seed: For functions that draw random numbers.
-        stop_ids: See `describe_responses`.
 
     Raises:
         RewardError: A reward source failed or returned something other than scores.
         UnscoredError: No response has a score.
     """
-    described = describe_responses(
-        rollout, prompts, tokenizer, max_new_tokens=max_new_tokens, seed=seed, stop_ids=stop_ids
-    )
+    described = describe_responses(rollout, prompts, tokenizer, max_new_tokens=max_new_tokens, seed=seed)
     terms = reward.score_terms(described)
     rows = [row for row, score in enumerate(terms.scores) if score is not None]
     if not rows:
@@ -161,8 +157,7 @@ def score_rollout(
         scores = missing_eos.penalize(scores, ~rollout.was_cut)
     token_scores = None
     if terms.token_scores is not None:
-        per_token = _at_tokens([terms.token_scores[row] for row in rows], rollout.token_mask)
-        token_scores = _at_actions(per_token, rollout.action_mask)
+        token_scores = _at_actions([terms.token_scores[row] for row in rows], rollout)
     reasons = [terms.reason(row) for row in rows] if terms.reasons else None
     texts = [str(prompts[row].text) for row in rows]  # a checkpoint stores plain texts
     return ScoredRollout(rollout, scores, token_scores, texts, terms, reasons=reasons)
@@ -175,18 +170,8 @@ def describe_responses(
     *,
     max_new_tokens: int | None = None,
     seed: int = 0,
-    stop_ids: Collection[int] = (),
 ) -> Responses:
-    """A rollout as the texts, ids and columns that reward sources read.
-
-    Args:
-        rollout: The responses.
-        prompts: The prompts, one per response.
-        tokenizer: The policy's.
-        max_new_tokens: The response length limit.
-        seed: For functions that draw random numbers.
-        stop_ids: The tokens that end a turn of an episode, after which the policy may speak again at once.
-    """
+    """A rollout as the texts, ids and columns that reward sources read."""
     prompt_ids = _unpadded(rollout.prompt_ids, rollout.prompt_mask)
     response_ids = _unpadded(rollout.response_ids, rollout.token_mask)
     stopped = rollout.stopped.tolist()
@@ -200,11 +185,10 @@ def describe_responses(
         if MESSAGES_COLUMN in columns:
             columns[MESSAGES_COLUMN] = _conversations(prompts, texts, tokenizer)
     turns: list[list[dict[str, str]]] = []
-    openings = [opened_thought(text) for text in texts]
     if rollout.rewards is not None or not torch.equal(rollout.token_mask, rollout.action_mask):
         own = _unpadded(rollout.action_mask, rollout.token_mask)
-        turns = [_turns(tokenizer, *row, stop_ids) for row in zip(prompt_ids, text_ids, own, strict=True)]
-        openings = [_opening(text, row) for text, row in zip(texts, turns, strict=True)]
+        stops = {ids[-1] for ids, ended in zip(response_ids, stopped, strict=True) if ended}
+        turns = [_turns(tokenizer, *row, stops) for row in zip(response_ids, own, strict=True)]
     return Responses(
         prompts=texts,
         completions=[continuation(tokenizer, *ids) for ids in zip(prompt_ids, text_ids, strict=True)],
@@ -214,45 +198,33 @@ def describe_responses(
         columns=columns,
         max_new_tokens=max_new_tokens,
         seed=seed,
-        paid=[] if rollout.rewards is None else _paid(rollout.rewards, rollout.token_mask),
+        paid=[] if rollout.rewards is None else _unpadded(rollout.rewards, rollout.token_mask),
         turns=turns,
-        openings=openings,
+        openings=[opened_thought(before) for before in map(_before_last, texts, turns or [()] * len(texts))],
     )
 
 
 def _turns(
-    tokenizer: PreTrainedTokenizerBase,
-    before: list[int],
-    ids: Sequence[int],
-    own: Sequence[bool],
-    stop_ids: Collection[int],
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], own: Sequence[bool], stops: Collection[int]
 ) -> list[dict[str, str]]:
     """A response as messages: the policy's turns, without the tokens that end them, and what it read in between."""
-    parts: list[tuple[bool, list[int]]] = []
-    for token, is_own in zip(ids, own, strict=False):  # without the last stop token
-        if not parts or parts[-1][0] != is_own or (is_own and parts[-1][1][-1] in stop_ids):
-            parts.append((is_own, []))
-        parts[-1][1].append(token)
     turns: list[dict[str, str]] = []
-    for is_own, part in parts:
-        said = part[:-1] if is_own and part[-1] in stop_ids else part
-        role = "assistant" if is_own else "environment"
-        turns.append({"role": role, "content": continuation(tokenizer, before, said)})
-        before = part
+    role = ""
+    for token, is_own, piece in zip(ids, own, token_pieces(tokenizer, ids), strict=True):
+        before, role = role, "assistant" if is_own else "environment"
+        if role != before:
+            turns.append({"role": role, "content": ""})
+        if is_own and token in stops:
+            role = ""  # another turn of the policy may follow at once
+        else:
+            turns[-1]["content"] += piece
     return turns
 
 
-def _opening(prompt: str, turns: Sequence[Mapping[str, str]]) -> str:
-    """The mark of a thought that was opened for the policy before its last turn."""
-    before = [{"role": "environment", "content": prompt}, *turns]
-    while len(before) > 1 and before.pop()["role"] != "assistant":
-        pass
-    return opened_thought(before[-1]["content"]) if before[-1]["role"] == "environment" else ""
-
-
-def _paid(rewards: Tensor, mask: Tensor) -> list[list[float] | None]:
-    """What an environment paid for each token; None for an episode in which it failed."""
-    return [None if any(map(math.isnan, row)) else row for row in _unpadded(rewards, mask)]
+def _before_last(prompt: str, turns: Sequence[Mapping[str, str]]) -> str:
+    """What the policy read right before its last turn."""
+    texts = [prompt, *(turn["content"] for turn in turns)]
+    return texts[max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)]
 
 
 def _conversations(prompts: Sequence[Prompt], texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Any]:
@@ -276,23 +248,19 @@ def continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], resp
     return whole[len(prompt) :] if whole.startswith(prompt) else str(tokenizer.decode(response_ids))
 
 
-def _at_tokens(rows: Sequence[Sequence[float] | None], mask: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
-    """One number per counted slot, in order; 0 in all other slots, and in rows without numbers."""
-    scores = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+def _at_actions(rows: Sequence[Sequence[float] | None], rollout: Rollout) -> Float[Tensor, "batch time"]:
+    """Each number at its token; that of a token that was only read, such as a tool's, at the policy's token before it.
+
+    0 in all other slots, and in rows without numbers.
+    """
+    scores = torch.zeros_like(rollout.logprobs)
+    slots = torch.arange(scores.shape[1], device=scores.device)
+    before = torch.where(rollout.action_mask, slots, 0).cummax(1).values
     for index, row in enumerate(rows):
         if row is not None:
-            scores[index, mask[index]] = torch.tensor(row, dtype=torch.float32, device=mask.device)
-    return scores
-
-
-def _at_actions(
-    scores: Float[Tensor, "batch time"], action_mask: Bool[Tensor, "batch time"]
-) -> Float[Tensor, "batch time"]:
-    """Scores of tokens that the policy only read, such as a tool's answer, added to those of its token before them."""
-    slots = torch.arange(scores.shape[1], device=scores.device)
-    before = torch.where(action_mask, slots, -1).cummax(1).values
-    first = action_mask.int().argmax(1, keepdim=True)
-    return torch.zeros_like(scores).scatter_add(1, torch.where(before < 0, first, before), scores)
+            places = before[index, rollout.token_mask[index]]
+            scores[index].index_add_(0, places, torch.tensor(row, dtype=scores.dtype, device=scores.device))
+    return torch.where(rollout.action_mask, scores, 0.0)
 
 
 def _unpadded(table: Tensor, mask: Tensor) -> list[list[Any]]:

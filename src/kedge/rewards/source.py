@@ -71,8 +71,7 @@ class Responses:
         max_new_tokens: the response length limit, tokens; None for no limit.
         seed: for sources that draw random numbers, in [0, 2⁶³). It depends on the run's seed and the update alone, so
             that a resumed run draws the same numbers.
-        paid: what an environment paid, one number per response token, None for an episode in which it failed; empty
-            without one.
+        paid: what an environment paid, one number per response token, NaN if it failed; empty without one.
         turns: the turns of each episode as messages, see `episodes`; empty for responses of one turn.
         openings: the mark by which what precedes each last turn opens a thought, or an empty text; empty for texts that
             no model has written.
@@ -89,8 +88,8 @@ class Responses:
     columns: dict[str, list[Any]] = field(default_factory=dict)
     max_new_tokens: int | None = None
     seed: int = 0
-    paid: list[list[float] | None] = field(default_factory=list["list[float] | None"])
-    turns: list[list[dict[str, str]]] = field(default_factory=list["list[dict[str, str]]"])
+    paid: list[list[float]] = field(default_factory=list[list[float]])
+    turns: list[list[dict[str, str]]] = field(default_factory=list[list[dict[str, str]]])
     openings: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
@@ -130,10 +129,7 @@ class Responses:
     @property
     def last_turns(self) -> list[str]:
         """The last turn of the policy in each response."""
-        return [
-            next((each["content"] for each in reversed(turns) if each["role"] == "assistant"), "")
-            for turns in self.episodes
-        ]
+        return [[each["content"] for each in turns if each["role"] == "assistant"][-1] for turns in self.episodes]
 
     @property
     def answers(self) -> list[str]:

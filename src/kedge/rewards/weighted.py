@@ -200,7 +200,7 @@ class WeightedReward:
         ]
         dropped = frozenset[int]().union(
             *(result.dropped for weight, result in zip(self.weights, results, strict=True) if weight),
-            lost := [row for row, paid in enumerate(responses.paid) if paid is None],
+            lost := [row for row, paid in enumerate(responses.paid) if math.isnan(sum(paid))],
         )
         entries = [
             [] if row in dropped else self._weighted([result.scores[row] for result in results])

@@ -235,16 +235,8 @@ def load_player(
     from kedge.environments.player import Limits, Player  # a run without one needs none of it
 
     settings = config.environment
-    limits = Limits(settings.max_turns, tokens, settings.max_turn_tokens)
-    return Player(
-        given,
-        limits,
-        timeout=settings.timeout,
-        by_turn=by_turn,
-        on_error=settings.on_error,
-        log=run.folder / REWARD_LOG,
-        say=say,
-    )
+    limits = Limits(settings.max_turns, tokens, settings.max_turn_tokens, on_error=settings.on_error)
+    return Player(given, limits, timeout=settings.timeout, by_turn=by_turn, log=run.folder / REWARD_LOG, say=say)
 
 
 def configured_rewards(config: Config) -> list[RewardTerm]:

@@ -93,46 +93,39 @@ if hasattr(os, "register_at_fork"):
 
 def seed_generators(seed: int) -> None:
     """Seed the global generators of Python, NumPy and torch; those of a library that is imported later, then."""
+    global _latest
+    _latest = seed
     random.seed(seed)
     for name in _SEEDED:
         if name in sys.modules:
-            _seed(name, seed)
+            _seed(name)
         elif _LATER not in sys.meta_path:
             sys.meta_path.insert(0, _LATER)
-    _LATER.seed = seed
 
 
-def _seed(name: str, seed: int) -> None:
+def _seed(name: str) -> None:
     library = sys.modules[name]
     if name == "torch":
-        library.manual_seed(seed)
+        library.manual_seed(_latest)
     else:
-        library.random.seed(seed % 2**32)
+        library.random.seed(_latest % 2**32)
 
 
-class _SeedsLater(MetaPathFinder):
+class _Later(MetaPathFinder):
     """Seeds a library as soon as it is imported, as in the middle of a user's call."""
 
-    seed = 0
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         """The library's usual spec, with a loader that also seeds it; None for all other modules."""
-        spec = PathFinder.find_spec(fullname, path, target) if fullname in _SEEDED else None
-        if spec is None or spec.loader is None:
-            return None
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            _seed(fullname, self.seed)
-
-        loader.exec_module = exec_module
+        spec: Any = PathFinder.find_spec(name, path) if name in _SEEDED else None
+        if spec is not None:
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (execute(module), _seed(name))
         return spec
 
 
 _SEEDED = ("numpy", "torch")
-_LATER = _SeedsLater()
+_LATER = _Later()
+_latest = 0
 
 
 def _read() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:

@@ -102,10 +102,10 @@ class EnvironmentConfig(Section):
         too_high="a hanging environment blocks the run for this long",
         too_low="slow answers end episodes",
     )
-    on_error: Literal["stop", "drop"] | float = field(
+    on_error: Literal["stop", "drop"] = field(
         "drop",
-        meaning="After a failed call (a second one, of a call that opens an episode): stop the run, drop the episode from "
-        "the update, or give it this score. If all episodes of a batch fail, the run stops.",
+        meaning="After a failed call (if it opens an episode, after a second one): stop the run, or drop the episode "
+        "from the update. If all episodes of a batch fail, the run stops.",
         source="kedge: as a late answer",
     )
 

@@ -42,9 +42,6 @@ FLAT = 0.15
 LOST = 0.5
 """Fall of the mean score, in the same unit, that is not noise: the policy is worse than at the start."""
 
-ENVIRONMENT = "reward/environment_given_up"
-"""Counts episodes, not responses on which a function failed."""
-
 FAR_BELOW = 3.0
 """The same within updates too few for a trend."""
 
@@ -79,8 +76,7 @@ def reward_function_failing(run: RunRecord) -> Symptom | None:
     return Symptom(
         "serious" if max(lost.values(), default=0.0) > MANY_LOST * scored else "warning",
         "; ".join(seen or [f"{name}: {count:g}" for name, count in totals.items() if count]),
-        (scale("reward_functions.timeout" if slow else "reward_functions.retries", 2.0),)
-        * bool(set(totals) - {ENVIRONMENT}),
+        (scale("reward_functions.timeout" if slow else "reward_functions.retries", 2.0),),
         "see reward.log for the function's output and exceptions",
     )
 
@@ -130,10 +126,11 @@ def _why_unscored(run: RunRecord, share: float) -> str:
 def _dropped(run: RunRecord) -> Mapping[int, float]:
     """By update, the responses dropped because a function failed on them: they have no score, but not by choice."""
     dropped = defaultdict[int, float](float)
-    has_score = isinstance(run.setting("reward_functions.on_error"), (int, float))
+    if isinstance(run.setting("reward_functions.on_error"), (int, float)):
+        return dropped
     judges = {f"reward/{name.removeprefix('score/')}_given_up" for name in run.judges}
     for name, counter in _counters(run).items():
-        if name.endswith("_given_up") and name not in judges and (name == ENVIRONMENT or not has_score):
+        if name.endswith("_given_up") and name not in judges:
             for update, count in counter.items:
                 dropped[update] += count
     return dropped

@@ -169,7 +169,6 @@ class Policy:
                     self.tokenizer,
                     max_new_tokens=sampling.max_new_tokens,
                     seed=stream_seed(sampling.seed, "reward", start),
-                    stop_ids=self.stop_tokens.ids,
                 )
                 yield SampledResponses(rollout, described)
                 done = start + len(batch)

@@ -233,7 +233,6 @@ class Measurements:
             self._trainer.roles.tokenizer,
             max_new_tokens=settings.rollout.max_new_tokens,
             seed=stream_seed(settings.seed, "evaluation reward"),
-            stop_ids=self._trainer.roles.stop_tokens.ids,
         )
         ours = judge.score(responses)
         if self._start is None:
@@ -241,8 +240,7 @@ class Measurements:
             texts = {name: getattr(responses, name) for name in names}
             self._start = {"texts": texts, "scores": ours.scores}
             return {"eval/win_rate": 0.5}
-        texts = {"turns": [], "openings": [], **self._start["texts"]}
-        theirs = ScoredResponses(replace(responses, **texts), self._start["scores"])
+        theirs = ScoredResponses(replace(responses, **self._start["texts"]), self._start["scores"])
         wins = judge.compare(ours, theirs).wins
         decided = [win for win in wins if win is not None]
         return {"eval/win_rate": sum(decided) / len(decided)} if decided else {}
