@@ -195,7 +195,7 @@ class Player:
         """The episodes that were played.
 
         Raises:
-            EnvError: The environment failed in all of them, which is no chance.
+            EnvError: The environment failed in all of them, as with a mistake in its code.
         """
         if rollout.ending is not None and bool((rollout.ending == FAILED).all()):
             raise EnvError(f"{self.environment.failure or self.environment.name}: it failed in all episodes")
@@ -390,7 +390,7 @@ class Episodes:
         return self._states[row].opening + str(self.tokenizer.decode(ids))
 
     def _read(self, row: int, tokens: list[int]) -> list[int]:
-        """What the policy reads before a turn."""
+        """Note the thought that is opened for the turn after these tokens; return them."""
         if self.environment.tools:
             self._states[row].opening = opened_thought(str(self.tokenizer.decode(tokens[-LONGEST_MARK:])))
         return tokens

@@ -255,7 +255,7 @@ def _as_step(value: Any, name: str) -> Step:
     if isinstance(value, (tuple, list)) and 4 <= len(value) <= 5:
         if len(value) == 4 and isinstance(value[3], Mapping):  # Gym's, before Gymnasium
             was_cut = value[3].get("TimeLimit.truncated", False)
-            return Step(*value[:2], False if was_cut else value[2], was_cut)
+            return Step(value[0], value[1], False if was_cut else value[2], was_cut)
         return Step(*value[:4])
     names = (*Step.__annotations__, "observation", "done")  # the last two as in OpenEnv
     given = value if isinstance(value, Mapping) else {key: getattr(value, key) for key in names if hasattr(value, key)}

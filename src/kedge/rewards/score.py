@@ -222,7 +222,7 @@ def _turns(
 
 
 def _before_last(prompt: str, turns: Sequence[Mapping[str, str]]) -> str:
-    """What the policy read right before its last turn."""
+    """Return the text right before the policy's last turn."""
     texts = [prompt, *(turn["content"] for turn in turns)]
     return texts[max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)]
 

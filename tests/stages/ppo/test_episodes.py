@@ -387,8 +387,8 @@ class Flaky(Guess):
 """
 
 
-@pytest.mark.parametrize("more", [{}, {"preset": "grpo", "num_responses": 2}, {"advantage": "remax"}, {"max_staleness": 1}],
-                         ids=["ppo", "grpo", "remax", "stale"])  # fmt: skip
+@pytest.mark.parametrize("more", [{}, {"preset": "grpo", "num_responses": 2}, {"advantage": "remax"},
+                                  {"max_staleness": 1}], ids=["ppo", "grpo", "remax", "stale"])  # fmt: skip
 def test_failed_episodes_are_dropped_and_counted(tmp_path, policy, more):
     """By hand: three of the twelve prompts fail, in each of the passes over them. A resumed run is the same."""
     world = tmp_path / "flaky.py"
