@@ -27,6 +27,10 @@ class KedgeError(Exception):
         return [f"{type(self).__name__}: {self}"]
 
 
+class RunEnded(SystemExit):
+    """A signal ends the run, perhaps in the middle of a user's code, whose error it is not."""
+
+
 def install_line(extra: str) -> str:
     """The command that installs an extra: `pip install -e '.[adapters]'` in a clone, else by the package's name."""
     try:

@@ -118,6 +118,52 @@ def test_a_template_that_drops_thoughts_is_refused_with_the_change():
         TemplateTurns(family.tokenizer(), [2])
 
 
+@pytest.mark.parametrize(
+    "mark",
+    ["{{ loop.index }}. ", "{% if loop.last %}(of {{ messages | length }}) {% endif %}"],
+    ids=["number", "count"],
+)
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_a_template_that_numbers_its_turns_is_refused(mark, tools):
+    """By hand: the user's second message is the third one of the conversation, and the fifth would be written alike."""
+    body = "{{ '<|im_start|>' + m.role + '\n' }}" + mark + "{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+    header = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    family = Family(TURN + body + header, "<|im_end|>", FAMILIES["chatml"].tokens)
+    with pytest.raises(DataError, match=r"writes (a third turn|an earlier answer) differently .*; data.chat_template"):
+        TemplateTurns(family.tokenizer(), [2], tools=tools)
+    header = "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' ~ (messages | length) ~ '\n' }}{% endif %}"
+    numbered = Family(CHATML.partition("{% if add")[0] + header, "<|im_end|>", FAMILIES["chatml"].tokens)
+    with pytest.raises(DataError, match=r"differently"):
+        TemplateTurns(numbered.tokenizer(), [2], tools=tools)
+
+
+def test_a_template_that_writes_the_date_writes_that_of_the_run(monkeypatch):
+    """Over midnight, an episode still continues what was written before."""
+    monkeypatch.setattr("kedge.data.chat._day", "2026-02-03")
+    dated = CHATML.replace("m.role + '\n'", "m.role + strftime_now(' %d %b') + '\n'")
+    dated = dated.replace("assistant\n'", "assistant' + strftime_now(' %d %b') + '\n'")
+    tokenizer = Family(dated, "<|im_end|>", FAMILIES["chatml"].tokens).tokenizer()
+    text = tokenizer.decode(TemplateTurns(tokenizer, [2]).after([5], REPLIES[:1]))
+    assert text == "<|im_end|>\n<|im_start|>user 03 Feb\nHigher.<|im_end|>\n<|im_start|>assistant 03 Feb\n"
+
+
+def test_the_messages_of_a_game_keep_their_role():
+    """And those of tools are the user's only where the template does not write them."""
+    result = [{"role": "tool", "content": "7"}]
+    chatml = FAMILIES["chatml"].tokenizer()
+    stop = stop_of(FAMILIES["chatml"], chatml)
+    turns = TemplateTurns(chatml, [stop])
+    text = chatml.decode(turns.after([5, stop], result))
+    assert text == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
+    strict = TURN + "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+    without = Family(strict + FAMILIES["chatml"].template, "<|im_end|>", FAMILIES["chatml"].tokens).tokenizer()
+    turns = TemplateTurns(without, [stop])
+    text = without.decode(turns.after([5, stop], result))
+    assert text == "\n<|im_start|>user\n<result>7</result><|im_end|>\n<|im_start|>assistant\n"
+    opened = without.decode(turns.open(Prompt("ignored", {"messages": [QUESTION]}), result))
+    assert "<|im_start|>user\nSay a number.\n<result>7</result><|im_end|>" in opened
+
+
 def test_without_a_template_there_is_one_line():
     with pytest.raises(DataError, match=r"no chat template: name one with data.chat_template"):
         TemplateTurns(tiny_tokenizer(), [2])

@@ -71,10 +71,10 @@ class Server:
         open: Sessions now.
     """
 
-    def __init__(self, schema=GUESS, *, most_sessions=64, last=None):
+    def __init__(self, schema=GUESS, *, most_sessions=64, closing=()):
         self.schema = schema
         self.most_sessions = most_sessions
-        self.last = last
+        self.closing = closing
         self.received = []
         self.opened = self.open = 0
         self.connections = []
@@ -104,7 +104,7 @@ class Server:
         while True:
             message = json.loads(connection.recv())
             self.received.append(message)
-            if len(self.received) == self.last:
+            if len(self.received) in self.closing:
                 connection.close(1001, "maintenance")
                 return
             data = message["data"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import signal
 import time
 from types import SimpleNamespace
 from typing import Literal
@@ -16,6 +19,7 @@ from kedge.environments.session import Session
 from kedge.environments.shapes import Step
 from kedge.environments.tools import Tools
 from kedge.errors import DataError, EnvError
+from kedge.training.stopping import Terminated, stopping
 from tests.environments import worlds
 from tests.processes import members
 
@@ -114,7 +118,21 @@ def test_tools_without_reset_keep_nothing_of_an_earlier_episode():
         ('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call> and more', ["3"]),
         ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}</tool_call>', ["3"]),
         ('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>' * 2, ["3", "3"]),
-        ('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}', ["3"]),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}', []),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1, "b"', []),
+        ('[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": 2}}', ["Error: the call cannot be read as JSON"]),
+        ('[TOOL_CALLS] [{"name": "shout", "arguments": {"text": "a [b]"}}] or [c]', ["A [B]"]),
+        ('{"name": "add", "parameters": {"a": 1, "b": 2}', ["Error: the call cannot be read as JSON"]),
+        ("<shout>land h", []),
+        ("<shout>land</sho", []),
+        ("With <shout> I can be heard.", []),
+        ("I use <shout> for it: <shout>ahoy</shout>", ["AHOY"]),
+        ('I use <tool_call>, as: <tool_call>{"name": "shout", "arguments": {"text": "a"}}</tool_call>', ["A"]),
+        ("```\n<shout>ahoy</shout>\n```", ["AHOY"]),
+        ("<think>Maybe <shout>ahoy</shout>, but", []),
+        ("<thinking>Maybe <shout>ahoy</shout>", []),
+        ("[THINK]<shout>ahoy</shout>[/THINK]<shout>land</shout>", ["LAND"]),
+        ("<|channel|>analysis<|message|><shout>ahoy</shout>", []),
         ('{"name": "add", "parameters": {"a": 1, "b": 2}}', ["3"]),
         ('<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": 2}}', ["3"]),
         ('[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": 2}}]', ["3"]),
@@ -172,8 +190,6 @@ def test_a_late_answer_ends_the_episode_and_the_next_one_is_played(world, name, 
     ("name", "text", "line"),
     [
         ("Raises", "x", r"^Raises raised KeyError: 'no such move\\nat all' \(worlds.py:\d+\)$"),
-        ("Exits", "x", "^Exits: its process exited with status 3$"),
-        ("Hangs", "x", "^Hangs: a call took over 0.8 s; it was killed$"),
         ("Nonsense", "none", r"^Nonsense.step returned None \(a NoneType\); expected a kedge.Step"),
         ("Nonsense", "number", r"^Nonsense.step returned 3 \(a int\); expected a kedge.Step"),
         ("Nonsense", "nan", "^Nonsense.step gave the reward nan; expected a finite number$"),
@@ -181,20 +197,45 @@ def test_a_late_answer_ends_the_episode_and_the_next_one_is_played(world, name, 
         ("Nonsense", "else", "^Nonsense raised KeyError: 'else'"),
     ],
 )
-def test_a_fault_of_the_environment_is_one_line(world, monkeypatch, name, text, line):
+@pytest.mark.parametrize("local", [False, True])
+def test_a_fault_of_the_environment_is_one_line(world, tmp_path, local, name, text, line):
+    environment = world(name, local=local)
+    environment.open({1: ({}, 0), 2: ({}, 0)})
+    assert environment.step({1: text})[1].ending == "failed"
+    assert re.search(line, environment.failure)
+    assert "\n" not in environment.failure
+    log = (tmp_path / "reward.log").read_text()
+    assert f"[{environment.failure}]" in log
+    assert "Traceback" in log
+    # The others are in no way harmed.
+    assert environment.finish([2]) == {2: 0.0}
+    assert environment.open({1: ({}, 0)}) == {1: []}
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("Exits", "^Exits: its process exited with status 3$"),
+        ("Hangs", "^Hangs: a call took over 0.8 s; it was killed$"),
+    ],
+)
+def test_a_process_that_is_lost_is_one_line(world, monkeypatch, name, line):
     monkeypatch.setattr("kedge.environments.client.GRACE", 0.3)  # of a loop in C, which cannot be interrupted
     environment = world(name, timeout=0.5 if name == "Hangs" else 20.0)
     environment.open({1: ({}, 0)})
-    with pytest.raises(EnvError, match=line) as caught:
-        environment.step({1: text})
-    assert "\n" not in str(caught.value)
+    with pytest.raises(EnvError, match=line):
+        environment.step({1: "x"})
 
 
-def test_what_opens_an_episode_is_checked(world):
-    with pytest.raises(EnvError, match=r"^Nonsense said 3 \(a int\); expected a text, or messages$"):
-        world("Nonsense").open({1: ({"says": 3}, 0)})
-    with pytest.raises(EnvError, match=r"^SleepsAtReset took longer than its limit to open or end an episode"):
-        world("SleepsAtReset", timeout=0.5).open({1: ({}, 0)})
+def test_what_opens_an_episode_is_checked(world, monkeypatch):
+    monkeypatch.setattr("kedge.environments.client.PAUSE", 0.01)
+    for name, row, line in (
+        ("Nonsense", {"says": 3}, r"^Nonsense said 3 \(a int\); expected a text, or messages$"),
+        ("SleepsAtReset", {}, r"^SleepsAtReset took longer than its limit to open or end an episode"),
+    ):
+        environment = world(name, timeout=0.5)
+        assert environment.open({1: (row, 0)}) == {1: None}
+        assert re.search(line, environment.failure)
     with pytest.raises(DataError, match="the prompts have a value that cannot be sent to the process of Guess"):
         world("Guess").open({1: ({"most": object()}, 0)})
 
@@ -234,8 +275,9 @@ def test_what_an_async_environment_keeps_is_of_one_event_loop(world, local, name
         turns = remote.step({1: text, 2: text, 3: text})
         assert {turn.messages[0]["content"] for turn in turns.values()} == {text[::-1]}
         assert turns[1].reward == turns[3].reward != turns[2].reward
-    with pytest.raises(EnvError, match=r"^\w+ raised TimeoutError: the server does not answer \(worlds\.py:\d+\)$"):
-        remote.step({1: "late"})
+    turns = remote.step({1: "late", 2: "abc"})
+    assert (turns[1].ending, turns[2].ending) == ("failed", None)
+    assert re.search(r"^\w+ raised TimeoutError: the server does not answer \(worlds\.py:\d+\)$", remote.failure)
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -271,19 +313,36 @@ def answering(answer):
 @pytest.mark.parametrize(
     ("answer", "line"),
     [
-        (("o", 1.0, False, {"info": 1}), r"^Given\.step gave truncated=\{'info': 1\}; expected True or False$"),
+        (("o", 1.0, {"info": 1}, False), r"^Given\.step gave terminated=\{'info': 1\}; expected True or False$"),
         (Step(terminated="no"), r"^Given\.step gave terminated='no'; expected True or False$"),
         (Step(terminated=torch.tensor([True, False])), r"^Given\.step gave terminated=tensor"),
         ({"message": "x", "reward": 1}, r"^Given\.step returned .*expected a kedge\.Step, or messages, reward"),
         (Step(reward=1e39), r"^Given\.step gave the reward 1e\+39; expected a finite number$"),
     ],
-    ids=["old gym", "text", "two", "misspelt", "too large for float32"],
+    ids=["swapped", "text", "two", "misspelt", "too large for float32"],
 )
 def test_a_step_that_would_be_misread_is_refused(answer, line):
     environment = Environment(answering(answer))
     environment.open({1: ({}, 0)})
-    with pytest.raises(EnvError, match=line):
-        environment.step({1: "x"})
+    assert environment.step({1: "x"})[1].ending == "failed"
+    assert re.search(line, environment.failure)
+
+
+@pytest.mark.parametrize(
+    ("is_done", "info", "ending"),
+    [
+        (False, {"lives": 3}, None),
+        (True, {}, "completed"),
+        (True, {"TimeLimit.truncated": True}, "truncated"),
+        (True, {"TimeLimit.truncated": False}, "completed"),
+    ],
+)
+def test_a_step_may_be_the_tuple_of_four_of_gym(is_done, info, ending):
+    """Gym's TimeLimit sets `done` of an episode that it cuts off, and says so in `info`."""
+    environment = Environment(answering(("You see a door.", 0.5, is_done, info)))
+    environment.open({1: ({}, 0)})
+    turn = environment.step({1: "x"})[1]
+    assert (turn.messages[0]["content"], turn.reward, turn.ending) == ("You see a door.", 0.5, ending)
 
 
 @pytest.mark.parametrize("flag", [True, 1, torch.tensor(True), numpy.bool_(True)])
@@ -321,6 +380,71 @@ def test_a_tool_that_exits_is_an_error_for_the_policy():
     environment.open({1: ({}, 0)})
     turn = environment.step({1: "<run>raise SystemExit(3)</run>"})[1]
     assert (turn.messages[0]["content"], turn.num_errors, turn.ending) == ("Error: 3", 1, None)
+
+
+class Signaled:
+    """Its methods get SIGTERM in the middle, as a run does that a cluster ends."""
+
+    def reset(self): ...
+
+    def wait(self) -> str:
+        """Wait."""
+        return self._interrupted()
+
+    def get_reward(self):
+        return self._interrupted()
+
+    def _interrupted(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+
+
+class SignaledGame:
+    def reset(self, row, seed): ...
+
+    def step(self, text):
+        Signaled()._interrupted()
+
+
+class SignaledReset(SignaledGame):
+    def reset(self, row, seed):
+        Signaled()._interrupted()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(Signaled, "<wait></wait>"), (Signaled, "an answer"), (SignaledGame, "x"), (SignaledReset, "")],
+    ids=["tool", "get_reward", "step", "reset"],
+)
+def test_a_signal_that_ends_the_run_is_not_the_environments_error(kind, text):
+    environment = Environment(kind)
+    started = time.monotonic()
+
+    def play():
+        environment.open({1: ({}, 0)})
+        environment.step({1: text})
+
+    with pytest.raises(Terminated), stopping(grace_seconds=0.2):
+        play()
+    assert time.monotonic() - started < 10
+
+
+def test_a_call_that_opens_an_episode_is_made_again():
+    """By hand: every second instance's `reset` is refused, as by a sandbox that is full."""
+    made = []
+
+    class Full(worlds.Guess):
+        def __init__(self):
+            made.append(self)
+
+        def reset(self, row, seed):
+            if len(made) % 2:
+                raise ConnectionResetError("no sandbox is free")
+            return super().reset(row, seed)
+
+    environment = Environment(Full)
+    assert environment.open({1: ({}, 3)})[1][0]["content"] == "From 1 to 5.\n"
+    assert len(made) == 2
 
 
 def test_a_property_is_not_computed_and_a_description_says_what_an_argument_may_be():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -182,8 +183,144 @@ def test_what_cannot_be_is_refused_before_a_run():
         play(worlds.Calculator, [], rows=({"answer": 3},))
     with pytest.raises(DataError, match=r"an episode of Guess opens with \d+ tokens .*; expected 1 to 100"):
         play(worlds.Guess, [], rows=({"most": "9" * 200},))
-    with pytest.raises(EnvError, match=r"^Raises raised KeyError"):
-        play(worlds.Raises, [["a"]])
+    with pytest.raises(EnvError, match=r"^Nonsense said 3 \(a int\)"):
+        play(worlds.Nonsense, [], rows=({"says": 3},))
+
+
+class Refusing(worlds.Guess):
+    """Fails where its row says, as a sandbox that is full or a connection that is reset."""
+
+    def reset(self, row, seed):
+        self.fails = row.get("fails")
+        self._check("reset")
+        return super().reset(row, seed)
+
+    def step(self, text):
+        self._check("step")
+        return super().step(text)
+
+    def _check(self, what):
+        if self.fails == what:
+            raise ConnectionResetError("the connection was reset")
+
+
+class RefusingAtTheEnd(worlds.Calculator):
+    def get_reward(self):
+        raise ConnectionResetError("the connection was reset")
+
+
+ROWS = ({}, {"fails": "reset"}, {"fails": "step"})
+
+
+@pytest.fixture
+def short_pause(monkeypatch):
+    monkeypatch.setattr("kedge.environments.client.PAUSE", 0.01)
+
+
+@pytest.mark.usefixtures("short_pause")
+def test_a_failed_call_ends_its_episode_alone():
+    """By hand: the secret of seed 3 is 2. What the others earned is left as it is."""
+    played = play(Refusing, [["a"] * 3, ["11", None, None]], rows=ROWS)
+    assert played.answers[0] == {0: "no.\n", 1: None, 2: None}
+    assert endings(played) == ["completed", "failed", "failed"]
+    assert played.rollout.rewards[0].sum() == 1.25
+    assert played.rollout.rewards[1:].isnan().all()
+    assert not played.rollout.cut_off.any()
+    assert played.player.metrics(played.rollout)["episode/failed"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.usefixtures("short_pause")
+@pytest.mark.parametrize("row", ROWS[1:])
+def test_a_failed_call_may_stop_the_run(row):
+    with pytest.raises(
+        EnvError, match=r"^Refusing raised ConnectionResetError: the connection was reset \(test_player"
+    ):
+        play(Refusing, [["a"] * 2], rows=({}, row), on_error="stop")
+
+
+@pytest.mark.usefixtures("short_pause")
+def test_a_mistake_in_every_episode_ends_the_run():
+    played = play(worlds.Raises, [["a", "a"]], rows=({}, {}))
+    assert endings(played) == ["failed"] * 2
+    with pytest.raises(EnvError, match=r"^Raises raised KeyError: .*: it failed in all episodes$"):
+        played.player.check(played.rollout)
+    played = play(Refusing, [["a"] * 3, ["11", None, None]], rows=ROWS)
+    assert played.player.check(played.rollout) is played.rollout
+
+
+def test_an_episode_whose_reward_fails_at_its_end_has_failed():
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    row = {"answer": 3.0, "messages": [{"role": "user", "content": "1 + 2?"}]}
+    call = '<add>{"a": 1, "b": 2}</add>'
+    player = Player(RefusingAtTheEnd, Limits(1, 200), timeout=5.0, by_turn=True)
+    with pytest.raises(EnvError, match=r"^RefusingAtTheEnd raised ConnectionResetError"):  # the trial
+        player.begin([STOP], None, tokenizer, [Prompt(Rendered("Play. "), row)])
+    episodes = player.episodes(tokenizer, [Prompt(Rendered("Play. "), row)] * 2, [3, 3])
+    episodes.open([0, 1])
+    said = {0: call, 1: "It is 3."}
+    assert episodes.answer({row: [*encode_completion(tokenizer, text, eos=False), STOP] for row, text in said.items()})
+    assert [state.ending for state in episodes._states.values()] == ["failed", "failed"]
+
+
+class Deleting:
+    """Keeps what it was asked to delete."""
+
+    deleted: ClassVar[list] = []
+
+    def delete(self, path: str) -> str:
+        """Delete a file.
+
+        Args:
+            path: Where it is.
+        """
+        self.deleted.append(path)
+        return "done"
+
+
+def said_to_delete(said, *, tokenizer=None, prompt=None, **limits):
+    """What a policy deletes, and how its episode ends, with one turn."""
+    Deleting.deleted.clear()
+    tokenizer = tokenizer or tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    row = {"messages": prompt or [{"role": "user", "content": "Clean up."}]}
+    played = play(Deleting, [[said]], rows=(row,), tokenizer=tokenizer, turns=1, room=600, **limits)
+    return Deleting.deleted, *endings(played)
+
+
+def test_only_a_call_that_was_closed_is_made():
+    """A turn that the limit cuts off calls nothing with the path as far as it came, and is no answer."""
+    whole = "<delete>/home/me/tmp/old</delete>"
+    assert said_to_delete(whole) == (["/home/me/tmp/old"], "max_turns")
+    size = len(encode_completion(PLAIN, "<delete>/home/me", eos=False))
+    assert said_to_delete(("<delete>/home/me", False), tokens=size) == ([], "max_tokens")
+    assert said_to_delete(("<delete>/home/me", False), turn_tokens=size) == ([], "completed")
+    assert said_to_delete("<delete>/home/me") == ([], "completed"), "the stop token came in the middle"
+
+
+def test_a_stop_token_may_be_what_closes_a_call():
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE)
+    tokenizer.add_tokens(["</delete>"])
+    closing = tokenizer.convert_tokens_to_ids("</delete>")
+    Deleting.deleted.clear()
+    player = Player(Deleting, Limits(2, 300), timeout=5.0, by_turn=True)
+    prompts = [Prompt(Rendered(""), {"messages": [{"role": "user", "content": "Clean up."}]})]
+    player.begin([closing], 600, tokenizer, prompts)
+    episodes = player.episodes(tokenizer, prompts, [0])
+    episodes.open([0])
+    ids = encode_completion(tokenizer, "<delete>/tmp/old</delete>", eos=False)
+    assert ids[-1] == closing
+    episodes.answer({0: ids})
+    assert Deleting.deleted == ["/tmp/old"]
+
+
+@pytest.mark.parametrize("mark", ["<think>\n", "<thinking>", "[THINK]"])
+def test_a_thought_that_the_prompt_opened_calls_nothing(mark):
+    begins = "{% if message['role'] == 'assistant' %}" + mark + "{% endif %}{{ message['content'] }}"
+    opens = "{% if add_generation_prompt %}" + mark + "{% endif %}"
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE.replace("{{ message['content'] }}", begins) + opens)
+    closing = {"<think>\n": "</think>", "<thinking>": "</thinking>", "[THINK]": "[/THINK]"}[mark]
+    call = "<delete>/tmp/old</delete>"
+    assert said_to_delete(f"Maybe {call}, but", tokenizer=tokenizer) == ([], "completed")
+    assert said_to_delete(f"Maybe.{closing}{call}", tokenizer=tokenizer) == (["/tmp/old"], "max_turns")
 
 
 @pytest.mark.parametrize(

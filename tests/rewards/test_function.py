@@ -6,7 +6,9 @@ import asyncio
 import functools
 import json
 import math
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -21,9 +23,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.errors import RewardError
-from kedge.rewards import FunctionReward, Responses, WeightedReward
+from kedge.rewards import CallLimits, FunctionReward, Responses, WeightedReward
+from kedge.rewards.function import GuardedReward, load_function
 from kedge.rewards.source import checked_scores
 from kedge.system.generators import seeded
+from kedge.training.stopping import Terminated, stopping
 
 
 def responses(count: int = 3, **columns: list) -> Responses:
@@ -447,3 +451,33 @@ def test_an_async_function_waits_for_no_turn() -> None:
         thread.start()
         thread.join(10)
     assert found == [[1.0, 1.0, 1.0]]
+
+
+def interrupted(completions):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+    return [0.0] * len(completions)
+
+
+@pytest.mark.parametrize("on_error", ["stop", "drop", 0.0])
+def test_a_signal_that_ends_the_run_is_not_the_functions_error(on_error):
+    """It is not tried again either."""
+    guarded = GuardedReward(FunctionReward(interrupted), CallLimits(retries=3, on_error=on_error))
+    started = time.monotonic()
+    with pytest.raises(Terminated), stopping(grace_seconds=0.2):
+        guarded.score(responses())
+    assert time.monotonic() - started < 10
+
+
+def test_a_signal_while_a_file_is_imported_is_not_the_files_error(tmp_path):
+    (tmp_path / "slow.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(30)\n")
+    with pytest.raises(Terminated), stopping(grace_seconds=0.2):
+        load_function(f"{tmp_path}/slow.py:f")
+
+
+@pytest.mark.parametrize("name", ["last_turns", "episodes"])
+def test_a_column_of_an_argument_by_turns_is_passed_as_given(name):
+    def asks(completions, **columns):
+        return [float(value) for value in columns[f"given_{name}"]]
+
+    assert FunctionReward(asks).score(responses(**{name: [1, 2, 3]})) == [1.0, 2.0, 3.0]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+from kedge.algorithm.experience import Rollout
 from kedge.data import Prompt
 from kedge.errors import UnscoredError
-from kedge.rewards import CallLimits, RewardTerm, load_reward
+from kedge.rewards import CallLimits, Responses, RewardTerm, load_reward, penalties, verify
+from kedge.rewards.function import FunctionReward
 from kedge.rewards.score import MissingEos, describe_responses, score_rollout
 from tests.models.test_actor_critic import RESPONSES, make_rollout
 from tests.tiny import tiny_tokenizer
@@ -113,3 +116,136 @@ def test_special_tokens_of_a_response_are_part_of_its_text() -> None:
     told = describe_responses(rollout, prompts, tokenizer)
     assert told.completions == ["<think>Tides.</think> At sea.", "<think>T", "<bos>cut"]
     assert told.response_ids == ids
+
+
+CALL, RESULT, LAST = "I use <add>6 and 1</add>", "\n<|tool|>\n42\n<|assistant|>\n", "I do not know."
+
+
+def episode(*parts, prompt="How many?", stopped=True, paid=True):
+    """A rollout of one episode: texts of the policy, True, and of the other side; a stop token ends the policy's."""
+    ids, own = [], []
+    for text, is_own in parts:
+        tokens = TOKENIZER.encode(text, add_special_tokens=False) + [TOKENIZER.eos_token_id] * is_own
+        ids += tokens
+        own += [is_own] * len(tokens)
+    if not stopped:
+        ids, own = ids[:-1], own[:-1]
+    prompt_ids = torch.tensor([TOKENIZER.encode(prompt, add_special_tokens=False)])
+    mask = torch.ones(1, len(ids), dtype=torch.bool)
+    one = torch.zeros(1, dtype=torch.long)
+    return Rollout(
+        prompt_ids, prompt_ids >= 0, torch.tensor([ids]), mask, torch.tensor([own]), mask.float(),
+        torch.tensor([stopped]), one, one, rewards=0.0 * mask if paid else None,
+    )  # fmt: skip
+
+
+def told(rollout, prompt="How many?", **columns):
+    prompts = [Prompt(prompt, columns)]
+    return describe_responses(rollout, prompts, TOKENIZER, max_new_tokens=99)
+
+
+@pytest.mark.parametrize("paid", [True, False], ids=["environment", "from elsewhere"])
+def test_verifiers_read_the_last_turn_and_functions_what_they_name(paid):
+    played = episode((CALL, True), (RESULT, False), (LAST, True), paid=paid)
+    responses = told(played)
+    assert responses.completions == [f"{CALL}<eos>{RESULT}{LAST}"]
+    seen = {}
+
+    def asks(completions, last_turns, episodes, **rest):
+        seen.update(completions=completions, last_turns=last_turns, episodes=episodes, rest=rest)
+        return [0.0]
+
+    FunctionReward(asks).score(responses)
+    assert seen["completions"] == responses.completions
+    assert seen["last_turns"] == [LAST]
+    assert seen["episodes"] == [
+        [
+            {"role": "assistant", "content": CALL},
+            {"role": "environment", "content": RESULT},
+            {"role": "assistant", "content": LAST},
+        ]
+    ]
+    assert "episodes" not in seen["rest"]
+    right = episode((CALL, True), ("\n<|tool|>\n7\n<|assistant|>\n", False), ("#### 42", True))
+    for name, row in {
+        "number": {"answer": 42},
+        "gsm8k": {"answer": "#### 42"},
+        "pattern": {"pattern": "42"},
+        "exact": {"answer": "#### 42"},
+        "json_schema": {"schema": {"type": "number"}},
+    }.items():
+        for verifier in (getattr(verify, name), partial(getattr(verify, name))):
+            assert FunctionReward(verifier).score(told(played, **row)) == [0.0], name
+            if name != "json_schema":
+                assert FunctionReward(verifier).score(told(right, **row)) == [1.0], name
+    value = episode((CALL, True), (RESULT, False), ("42", True))
+    assert FunctionReward(verify.json_schema).score(told(value, schema={"type": "number"})) == [1.0]
+
+
+def test_a_verifier_by_name_reads_the_last_turn_as_well():
+    rollout = episode((CALL, True), (RESULT, False), (LAST, True))
+    for name, said in (("number", 0.0), ("exact", 1.0)):
+        source = load_reward(f"kedge.rewards.verify:{name}")
+        answer = {"number": "42", "exact": LAST}[name]
+        result = score_rollout(rollout, [Prompt("How many?", {"answer": answer})], source, TOKENIZER,
+                               max_new_tokens=99)  # fmt: skip
+        assert result.scores.tolist() == [said], name
+
+
+def test_penalties_read_the_last_turn():
+    """By hand: what the tool says repeats every word, and the policy none; its last turn is blank, or short."""
+    echo = "\n<|tool|>\n" + "no such file " * 9
+    blank = told(episode((CALL, True), (echo, False), (" ", True)))
+    assert FunctionReward(penalties.blank).score(blank) == [-1.0]
+    said = told(episode((CALL, True), (echo, False), ("I found it.", True)))
+    assert FunctionReward(penalties.repetitive).score(said) == [0.0]
+    assert FunctionReward(penalties.ill_formed, settings={"pattern": "I .*[.]"}).score(said) == [0.0]
+
+
+def test_turns_with_nothing_between_them_are_told_apart():
+    responses = told(episode(("six", True), ("seven", True)))
+    assert responses.last_turns == ["seven"]
+    assert [each["content"] for each in responses.episodes[0]] == ["six", "seven"]
+    cut = told(episode((CALL, True), (RESULT, False), (LAST, True), stopped=False))
+    assert cut.last_turns == [LAST]
+
+
+@pytest.mark.parametrize(
+    ("parts", "prompt", "expected"),
+    [
+        ([("42", True)], "How many?<think>\n", "<think>42"),
+        ([("42", True)], "How many?", "42"),
+        ([(CALL, True), ("\n7\n<|assistant|>\n[THINK]", False), ("42", True)], "How many?", "[THINK]42"),
+        ([(CALL, True), ("\n7\n<|assistant|>\n", False), ("42", True)], "How many?<think>\n", "42"),
+        ([("6", True), ("42", True)], "How many?<think>\n", "42"),
+    ],
+    ids=["prompt", "none", "turn", "only the first", "silent"],
+)
+def test_a_thought_that_was_opened_before_a_turn_is_seen_by_verifiers_alone(parts, prompt, expected):
+    responses = told(episode(*parts, prompt=prompt), prompt)
+    assert responses.answers == [expected]
+    assert responses.last_turns == ["42"]
+    assert not responses.completions[0].startswith("<think>")
+
+
+def test_batches_of_episodes_are_joined_and_chosen_from():
+    first = told(episode((CALL, True), (RESULT, False), (LAST, True)))
+    second = told(episode(("42", True)))
+    both = Responses.joined([first, second])
+    assert both.last_turns == [LAST, "42"]
+    assert both.select([1]).answers == ["42"]
+
+
+def test_scores_of_what_the_policy_only_read_are_paid_for_its_token_before():
+    """By hand: 1 for each of three tokens of a tool, in the middle and at the end; nothing is lost."""
+    mask = torch.tensor([[True, True, False, False, False, True], [True, False, False, False, False, False]])
+    scores = torch.tensor([[0.5, 0.0, 1.0, 1.0, 1.0, 2.0], [0.0, 1.0, 1.0, 1.0, 0.0, 0.0]])
+    rollout = make_rollout()
+    rollout = replace(
+        rollout.select(torch.tensor([0, 1])), response_ids=torch.ones(2, 6, dtype=torch.long),
+        token_mask=torch.ones(2, 6, dtype=torch.bool), action_mask=mask, logprobs=torch.zeros(2, 6),
+    )  # fmt: skip
+    result = score_rollout(rollout, [Prompt("a"), Prompt("b")], load_reward(lambda completion_ids: scores), TOKENIZER,
+                           max_new_tokens=6)  # fmt: skip
+    assert result.token_scores.tolist() == [[0.5, 3.0, 0.0, 0.0, 0.0, 2.0], [3.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
+    assert result.total_scores.tolist() == result.terms.totals()

@@ -28,9 +28,9 @@ from kedge.algorithm.masking import check_same_shape
 from kedge.algorithm.shaping import total_scores
 from kedge.errors import ShapeError
 
-ENDINGS = ("completed", "truncated", "max_turns", "max_tokens", "context_overflow", "timeout")
+ENDINGS = ("completed", "truncated", "max_turns", "max_tokens", "context_overflow", "timeout", "failed")
 """How an episode ended: the environment ended it, or cut it off; the limit of turns, or of tokens in the middle of a
-turn; an answer that no longer fitted; a call that took too long."""
+turn; an answer that no longer fitted; a call that took too long; one that failed."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Rollout:
         policy_version: number of updates that the policy had completed when it sampled the row.
         values: the critic's value of the state before each action, 0 elsewhere; None unless the critic is a head on the
             policy's trunk, so that the engine computes it while sampling.
-        rewards: what an environment paid for each action, 0 elsewhere; None without one.
+        rewards: what an environment paid for each action, 0 elsewhere, and NaN if it failed; None without one.
         cut_off: True for an episode that something outside of its task ended, so that its last state has a value; None
             without an environment.
         ending: how each episode ended, as a number of `ENDINGS`; None without an environment.

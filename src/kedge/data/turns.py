@@ -134,7 +134,7 @@ class TemplateTurns:
         self.misfit = ""
         self._rendered = lru_cache(_KEPT)(lambda conversation: self._render(json.loads(conversation), self._shown))
         if tools is None:
-            self._has_tool_role = False
+            self._has_tool_role = self._writes_results()
             self._check_goes_on(_user("How cold?"))
             return
         schemas = [dict(schema) for schema in tools.schemas]
@@ -160,7 +160,8 @@ class TemplateTurns:
     def open(self, prompt: Prompt, messages: Messages) -> list[int]:
         """See `Turns`."""
         given = prompt.columns.get("messages")
-        conversation = _opened(given if isinstance(given, list) else [_user(prompt.text)], messages)
+        asked = given if isinstance(given, list) else [_user(prompt.text)]
+        conversation = _opened(asked, self._told(messages))
         if self._description:
             first = next((place for place, each in enumerate(conversation) if each["role"] == "user"), 0)
             content = f"{self._description}\n\n{conversation[first]['content']}"
@@ -192,10 +193,9 @@ class TemplateTurns:
         whole = self._write([_user(QUESTION), {"role": "assistant", "content": answer}, *self._told(messages)])
         rest = whole[len(begin) :].lstrip()
         if not whole.startswith(begin) or not rest.startswith(answer):
-            at = num_shared(whole, begin + answer)
             raise RowError(
                 "the chat template writes an earlier answer differently once the conversation continues: "
-                f"{(begin + answer)[at:][:_SHOWN]!r} becomes {whole[at:][:_SHOWN]!r}"
+                f"{_change(begin + answer, whole)}"
             )
         return rest[len(answer) :]
 
@@ -243,15 +243,25 @@ class TemplateTurns:
             return False
 
     def _check_goes_on(self, reply: dict[str, str]) -> None:
-        """Check that answers stay as they are, also with thoughts, in the conversations of this environment."""
-        for answer in (ANSWER, THOUGHT + ANSWER):
-            try:
-                self._continuation(answer, [reply])
-            except RowError as error:
-                raise DataError(
-                    f"a conversation cannot continue from the tokens that the policy sampled: {error}; "
-                    "data.chat_template names a template that keeps them"
-                ) from error
+        """Check that answers stay as they are, also with thoughts, in the conversations of this environment.
+
+        And that the template writes each turn in the same way: it may number them.
+        """
+        try:
+            for answer in (THOUGHT + ANSWER, ANSWER):
+                after = self._continuation(answer, [reply])
+            turn = [{"role": "assistant", "content": ANSWER}, *self._told([reply])]
+            once, twice = (self._write([_user(QUESTION), *turn * count]) for count in (1, 2))
+            if not twice.startswith(once) or twice[len(once) :].lstrip() != ANSWER + after:
+                raise RowError(
+                    "the chat template writes a third turn differently than the second: "
+                    f"{_change(once + ANSWER + after, twice)}"
+                )
+        except RowError as error:
+            raise DataError(
+                f"a conversation cannot continue from the tokens that the policy sampled: {error}; "
+                "data.chat_template names a template that keeps them"
+            ) from error
 
 
 def opened_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, opening: str) -> Messages:
@@ -281,6 +291,11 @@ def _opened(conversation: Messages, messages: Messages) -> Messages:
         content = f"{conversation[-1]['content']}\n{messages[0]['content']}"
         return [*conversation[:-1], {**conversation[-1], "content": content}, *messages[1:]]
     return [*conversation, *messages]
+
+
+def _change(before: str, after: str) -> str:
+    at = num_shared(before, after)
+    return f"{before[at:][:_SHOWN]!r} becomes {after[at:][:_SHOWN]!r}"
 
 
 def _user(text: str) -> dict[str, str]:

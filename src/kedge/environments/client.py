@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kedge.environments.openenv import PREFIX
 from kedge.environments.session import Session
@@ -22,6 +22,8 @@ from kedge.system.workers.process import WorkerEnded, WorkerProcess, WorkerTimeo
 STARTUP_SECONDS = 120.0
 GRACE = 5.0
 """Seconds after a call's limit at which its process is killed: it could not be interrupted."""
+PAUSE = 1.0
+"""Seconds before an episode that could not be opened is opened again."""
 
 
 class Environment:
@@ -30,13 +32,18 @@ class Environment:
     Args:
         given: `path/to/file.py:Class`, `package.module:Class` or `openenv:URL`, which runs in a worker process; or the
             class itself, or a function that makes an environment, which runs in this process and cannot be interrupted.
-        timeout: Seconds that one call of an episode may take. Longer ones end the episode; of one that cannot be
-            interrupted, or opens an episode, they end the run.
+        timeout: Seconds that one call of an episode may take. Longer ones end the episode, or the run where they cannot
+            be interrupted.
         log: The file for its output; None discards it.
+
+    Attributes:
+        failure: The line about the last call that failed.
 
     Raises:
         EnvError: It cannot be imported, or is not an environment.
     """
+
+    failure = ""
 
     def __init__(self, given: str | Callable[[], Any], *, timeout: float = 30.0, log: Path | None = None) -> None:
         if not isinstance(given, str):
@@ -57,29 +64,41 @@ class Environment:
         self.tools = Tools(about["tools"]) if about["tools"] else None
         self._is_async: bool = about["is_async"]
 
-    def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> dict[int, list[dict[str, str]]]:
-        """Start episodes, or start them again.
+    def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> dict[int, list[dict[str, str]] | None]:
+        """Start episodes, or start them again. Where it fails, another instance is tried after a pause.
 
         Args:
             episodes: By number, the row of the data and a seed.
 
         Returns:
-            The messages that follow each row's prompt.
+            The messages that follow each row's prompt; None where it failed.
 
         Raises:
-            EnvError: The environment failed; so do the other methods.
+            EnvError: Its process ended, or could not be interrupted; so do the other methods.
             DataError: A row has a value that cannot be sent to another process.
         """
-        asked = [{"episode": number, "row": dict(row), "seed": seed} for number, (row, seed) in episodes.items()]
-        return dict(zip(episodes, self._call("open", asked), strict=True))
+        asked = {
+            number: {"episode": number, "row": dict(row), "seed": seed} for number, (row, seed) in episodes.items()
+        }
+        found = dict(zip(episodes, self._call("open", [*asked.values()]), strict=True))
+        if again := [number for number, messages in found.items() if messages is None]:
+            time.sleep(PAUSE)
+            found.update(zip(again, self._call("open", [asked[number] for number in again]), strict=True))
+        return found
 
     def step(self, said: Mapping[int, str]) -> dict[int, Turn]:
-        """Say something in each of some episodes; the answers."""
+        """Say something in each of some episodes; the answers. A failure ends the episode."""
         turns = self._call("step", [{"episode": number, "text": text} for number, text in said.items()])
-        return {number: Turn(**turn) for number, turn in zip(said, turns, strict=True)}
+        return {
+            number: Turn(ending="failed") if turn is None else Turn(**turn)
+            for number, turn in zip(said, turns, strict=True)
+        }
 
-    def finish(self, episodes: Sequence[int]) -> dict[int, float]:
-        """End episodes that the environment has not ended; return what each earned besides its turns' rewards."""
+    def finish(self, episodes: Sequence[int]) -> dict[int, float | None]:
+        """End episodes that the environment has not ended; what each earned besides its turns' rewards.
+
+        None where it failed.
+        """
         return dict(zip(episodes, self._call("finish", [{"episode": number} for number in episodes]), strict=True))
 
     def close(self) -> None:
@@ -88,16 +107,25 @@ class Environment:
             self._worker.close()
 
     def _call(self, what: str, episodes: list[dict[str, Any]]) -> list[Any]:
+        """The results; None where the environment failed."""
         if not episodes:
             return []
         with self._lock:
             if self._worker is None:
-                return self._session.call(what, episodes)
+                return [self._noted(result) for result in self._session.call(what, episodes)]
             # A request for each, so that each has its own deadline, unless all run at the same time.
             parts = [episodes] if self._is_async else [[episode] for episode in episodes]
             requests = [{"do": what, "episodes": part} for part in parts]
             found = self._replies(requests, self._timeout + GRACE, "a call")
-            return [result for part in found for result in part]
+            return [self._noted(result) for part in found for result in part]
+
+    def _noted(self, result: Any) -> Any:
+        if not isinstance(result, Mapping) or "failed" not in result:
+            return result
+        failure = cast("Mapping[str, str]", result)
+        self.failure = failure["failed"]
+        self._log.end(*failure["traceback"].splitlines(), f"[{self.failure}]")
+        return None
 
     def _replies(self, requests: Sequence[Mapping[str, Any]], seconds: float, doing: str) -> list[Any]:
         assert self._worker is not None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -19,11 +20,16 @@ from kedge.data.records import RowError
 from kedge.data.turns import PlainTurns, TemplateTurns, Turns
 from kedge.environments.client import Environment
 from kedge.environments.shapes import Turn
-from kedge.errors import DataError
+from kedge.errors import DataError, EnvError
+from kedge.system.thoughts import opened_thought
 from kedge.system.workers.codec import own_copy
 
 CUT_OFF = ("truncated", "context_overflow", "timeout")
 """Endings that are not of the task: the state has a value, which the critic's stands for."""
+
+FAILED = ENDINGS.index("failed")
+LONGEST_MARK = 40
+"""Tokens that hold the mark of a thought at the end of a text."""
 
 _NUMBERS = itertools.count()
 
@@ -37,17 +43,22 @@ class Limits:
         tokens: Tokens of both sides after the prompt.
         turn_tokens: Tokens of one turn of the policy; None for as many as are left.
         prompt_tokens: Tokens that it may open with; None for no limit.
+        on_error: What follows a failed call: the run ends, or the episode has no score.
     """
 
     turns: int
     tokens: int
     turn_tokens: int | None = None
     prompt_tokens: int | None = None
+    on_error: Literal["stop", "drop"] = "drop"
 
 
 @dataclass
 class _State:
-    """An episode that is being played."""
+    """An episode that is being played.
+
+    `opening` is the mark of a thought that was opened for the policy's turn, with which calls of tools are read.
+    """
 
     number: int
     length: int = 0
@@ -55,6 +66,7 @@ class _State:
     calls: int = 0
     errors: int = 0
     ending: str = ""
+    opening: str = ""
     rewards: dict[int, float] = field(default_factory=dict)
 
 
@@ -82,10 +94,10 @@ class Earned:
         """Do nothing: an environment reads the rows itself."""
 
     def score(self, responses: _Paid) -> list[Any]:
-        """The rewards of each response's tokens, or their sum; None for responses from elsewhere."""
+        """The rewards of each response's tokens, or their sum; None for responses from elsewhere, and failed ones."""
         if not responses.paid:
             return [None] * len(responses.completions)
-        return [row if self._by_turn else sum(row) for row in responses.paid]
+        return [None if math.isnan(sum(row)) else row if self._by_turn else sum(row) for row in responses.paid]
 
 
 class _Paid(Protocol):
@@ -155,6 +167,7 @@ class Player:
         self._limits = replace(self._limits, prompt_tokens=prompt_tokens)
         if prompts:
             trial = self.episodes(tokenizer, prompts, [0])
+            trial = replace(trial, limits=replace(trial.limits, on_error="stop"))
             trial.open([0])
             trial.end()
 
@@ -178,15 +191,28 @@ class Player:
         limits = replace(self._limits, tokens=max_new_tokens or self._limits.tokens)
         return Episodes(self.environment, turns, tokenizer, prompts, seeds, limits, self._stop_ids, self._waited)
 
-    def metrics(self, rollout: Rollout) -> dict[str, float]:
+    def check(self, rollout: Rollout) -> Rollout:
+        """The episodes that were played.
+
+        Raises:
+            EnvError: The environment failed in all of them, as with a mistake in its code.
+        """
+        if rollout.ending is not None and bool((rollout.ending == FAILED).all()):
+            raise EnvError(f"{self.environment.failure or self.environment.name}: it failed in all episodes")
+        return rollout
+
+    def metrics(self, rollout: Rollout, sampled: Sequence[Rollout] = ()) -> dict[str, float]:
         """How the episodes of an update went: turns, endings, tools, and seconds that the environment took.
 
         Args:
-            rollout: The episodes. Responses from elsewhere have no metrics.
+            rollout: The episodes that have a score. Responses from elsewhere have no metrics.
+            sampled: All that were played, with those in which the environment failed.
         """
         if rollout.ending is None:
             return {}
-        endings = rollout.ending.tolist()
+        endings = [
+            ending for each in sampled or [rollout] if each.ending is not None for ending in each.ending.tolist()
+        ]
         own = rollout.action_mask
         # A turn may follow the last one's stop token at once: an answer can be empty.
         stops = torch.isin(rollout.response_ids, torch.tensor([*self._stop_ids], device=own.device))
@@ -200,7 +226,7 @@ class Player:
             "episode/length": float(rollout.token_mask.sum(-1).float().mean()),
             **{f"episode/{name}": endings.count(number) / len(endings) for number, name in enumerate(ENDINGS)},
             "time/environment": waited - before,
-            **({"tools/calls": calls / len(endings), "tools/failed": errors / calls} if calls else {}),
+            **({"tools/calls": calls / len(own), "tools/failed": errors / calls} if calls else {}),
         }
 
     def _turns_of(self, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Turns:
@@ -271,7 +297,7 @@ class Episodes:
         """See `Dialogue`.
 
         Raises:
-            EnvError: The environment failed.
+            EnvError: The environment failed, and the run is to stop.
             DataError: An episode opens with more tokens than there is room for, or cannot be rendered.
         """
         for row in rows:
@@ -290,21 +316,18 @@ class Episodes:
             state = self._states[row]
             state.length += len(tokens)
             state.turns += 1
-        texts = {self._states[row].number: self._text(tokens) for row, tokens in said.items()}
+        played = {self._states[row].number: row for row in said if not self._states[row].ending}
         with self._timed():
-            turns = self.environment.step(texts)
-        answers = {row: self._after(row, tokens, turns[self._states[row].number]) for row, tokens in said.items()}
-        ended = [row for row, tokens in answers.items() if tokens is None]
+            turns = self.environment.step({number: self._text(row, said[row]) for number, row in played.items()})
+        answers: dict[int, list[int] | None] = dict.fromkeys(said)
+        answers |= {row: self._after(row, said[row], turns[number]) for number, row in played.items()}
         # The environment itself has ended those with its own endings.
-        left = {self._states[row].number: row for row in ended if turns[self._states[row].number].ending is None}
-        with self._timed():
-            for number, reward in self.environment.finish(list(left)).items():
-                self._pay(left[number], reward)
+        self._finish(row for number, row in played.items() if answers[row] is None and turns[number].ending is None)
         return answers
 
     def end(self) -> None:
         """End episodes that are only tried."""
-        self.environment.finish([state.number for state in self._states.values()])
+        self._finish(self._states)
 
     def finished(self, rollout: Rollout) -> Rollout:
         """See `Dialogue`."""
@@ -312,6 +335,8 @@ class Episodes:
         for row, state in self._states.items():
             for slot, reward in state.rewards.items():
                 rewards[row, slot] = reward
+            if state.ending == "failed":
+                rewards[row] = math.nan
         device = rewards.device
         states = [self._states[row] for row in range(len(self.prompts))]
         endings = [ENDINGS.index(state.ending) for state in states]
@@ -323,7 +348,27 @@ class Episodes:
             calls=torch.tensor([[state.calls, state.errors] for state in states], device=device),
         )
 
-    def _opening(self, row: int, messages: list[dict[str, str]]) -> list[int]:
+    def _finish(self, rows: Iterable[int]) -> None:
+        """End episodes, and pay what the environment gives for them."""
+        numbers = {self._states[row].number: row for row in rows}
+        with self._timed():
+            found = self.environment.finish([*numbers])
+        for number, reward in found.items():
+            if reward is None:
+                self._fail(numbers[number])
+            else:
+                self._pay(numbers[number], reward)
+
+    def _fail(self, row: int) -> None:
+        """Note that the environment failed in an episode, which ends with the policy's turn."""
+        if self.limits.on_error == "stop":
+            raise EnvError(self.environment.failure)
+        self._states[row].ending = "failed"
+
+    def _opening(self, row: int, messages: list[dict[str, str]] | None) -> list[int]:
+        if messages is None:
+            self._fail(row)
+            messages = [{"role": "user", "content": "…"}]  # the policy says something before the episode is left
         try:
             tokens = self.turns[row].open(self.prompts[row], messages)
         except RowError as error:
@@ -334,14 +379,21 @@ class Episodes:
                 f"an episode of {self.environment.name} opens with {len(tokens)} tokens (prompt, tools and what reset "
                 f"says); expected 1 to {most}: the model's context less rollout.max_new_tokens"
             )
-        return tokens
+        return self._read(row, tokens)
 
-    def _text(self, tokens: Sequence[int]) -> str:
-        """The text of a turn, without the token that ends it."""
+    def _text(self, row: int, tokens: Sequence[int]) -> str:
+        """The text of a turn, without the token that ends it, unless that closes a call."""
         ids = list(tokens)
         if ids and ids[-1] in self.stop_ids:
-            ids = ids[:-1]
-        return str(self.tokenizer.decode(ids))
+            closes = self.environment.tools and self.environment.tools.is_closing(str(self.tokenizer.decode(ids[-1:])))
+            ids = ids if closes else ids[:-1]
+        return self._states[row].opening + str(self.tokenizer.decode(ids))
+
+    def _read(self, row: int, tokens: list[int]) -> list[int]:
+        """Note the thought that is opened for the turn after these tokens; return them."""
+        if self.environment.tools:
+            self._states[row].opening = opened_thought(str(self.tokenizer.decode(tokens[-LONGEST_MARK:])))
+        return tokens
 
     def _after(self, row: int, said: Sequence[int], turn: Turn) -> list[int] | None:
         """The tokens after a turn of the policy; None if the episode has ended."""
@@ -349,7 +401,11 @@ class Episodes:
         self._pay(row, turn.reward)
         state.calls += turn.num_calls
         state.errors += turn.num_errors
-        if turn.ending is not None:
+        if turn.ending == "failed":
+            self._fail(row)
+        has_room = state.length < self.limits.tokens or said[-1] in self.stop_ids
+        # An answer without a call ends an episode with tools, but not the start of one.
+        if turn.ending is not None and (has_room or turn.ending != "completed" or not self.environment.tools):
             state.ending = turn.ending
             return None
         if state.length >= self.limits.tokens:
@@ -366,7 +422,7 @@ class Episodes:
             state.ending = "context_overflow"
             return None
         state.length += len(tokens)
-        return tokens
+        return self._read(row, tokens)
 
     def _pay(self, row: int, reward: float) -> None:
         """Add a reward at the policy's last token so far."""

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import random
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,7 +15,8 @@ from typing import Any
 
 from kedge.environments.openenv import PREFIX, find_served
 from kedge.environments.shapes import Game, ToolUser, Turn, adapter_of
-from kedge.errors import EnvError
+from kedge.errors import EnvError, RunEnded
+from kedge.system.generators import seed_generators, seeded
 from kedge.system.importing import find_named
 from kedge.system.invocation import loading_user_code
 from kedge.system.texts import place_of, traceback_text, typed_error_text
@@ -38,12 +37,13 @@ class Session:
     """
 
     def __init__(self, kind: Callable[[], Any], name: str, timeout: float | None = None) -> None:
-        self._make = _adapter(kind, name)
-        with _one_line_errors(name):
-            first = self._make()
+        with seeded(0):
+            self._make = _adapter(kind, name)
+            with _one_line_errors(name):
+                first = self._make()
         self.name = name
         self._timeout = timeout
-        self._free: list[Game | ToolUser] = [first]
+        self._free: list[Game | ToolUser] = [first] * first.has_reset
         self._playing: dict[int, Game | ToolUser] = {}
         self._turns: dict[int, tuple[int, int]] = {}
         self.tools = first.tools
@@ -62,20 +62,26 @@ class Session:
             episodes: For each, its number `episode` and the arguments.
 
         Returns:
-            For each, the messages that open it; the `Turn` as a mapping; or the reward.
-
-        Raises:
-            EnvError: The environment raised, or returned something else; one line.
+            For each, the messages that open it; the `Turn` as a mapping; or the reward. Where the environment raised,
+            or returned something else, a mapping with the line in `failed`, and its traceback.
         """
-        calls = [self._one(what, **episode) for episode in episodes]
-        if not self.is_async:
-            return [self._alone(call) for call in calls]
+        calls = [self._guarded(what, **episode) for episode in episodes]
+        with seeded(0):  # each call is seeded for itself; the run's own generators are restored
+            if not self.is_async:
+                return [self._alone(call) for call in calls]
 
-        async def together() -> list[Any]:
-            with _one_line_errors(self.name):
+            async def together() -> list[Any]:
                 return await asyncio.gather(*calls)
 
-        return event_loop().submit(together()).result()
+            return event_loop().submit(together()).result()
+
+    async def _guarded(self, what: str, episode: int, **arguments: Any) -> Any:
+        try:
+            with _one_line_errors(self.name):
+                return await self._one(what, episode, **arguments)
+        except EnvError as error:
+            self._forget(episode)
+            return {"failed": str(error), "traceback": traceback_text(error)}
 
     async def _one(self, what: str, episode: int, **arguments: Any) -> Any:
         match what:
@@ -91,6 +97,7 @@ class Session:
     async def _open(self, episode: int, row: Mapping[str, Any], seed: int) -> list[dict[str, str]]:
         if episode in self._playing:  # it starts again
             self._end(episode)
+        seed_generators(seed)
         self._playing[episode] = self._free.pop() if self._free else self._make()
         self._turns[episode] = (seed, 0)
         return await self._run(episode, self._playing[episode].open(row, seed))
@@ -99,23 +106,25 @@ class Session:
         try:
             turn = await self._run(episode, self._playing[episode].step(text))
         except _Late:
-            del self._playing[episode]  # in an unknown state
-            del self._turns[episode]
+            self._forget(episode)
             return asdict(Turn(ending="timeout"))
         if turn.ending is not None:
             self._end(episode)
         return asdict(turn)
 
     async def _run(self, episode: int, call: Coroutine[Any, Any, Any]) -> Any:
-        """The result of a call, within the time limit if it can wait; `_alone` has that of others."""
+        """The result of a call, within the time limit."""
 
-        async def seeded() -> Any:
-            self._seed(episode)  # where it starts: calls that run at the same time share the generator
+        async def begun() -> Any:
+            seed, turn = self._turns[episode]
+            self._turns[episode] = (seed, turn + 1)
+            seed_generators(seed + turn)  # where it starts: calls that run at the same time share the generators
             return await call
 
         if not self.is_async:
-            return await seeded()
-        task = asyncio.ensure_future(seeded())
+            with _deadline(self._timeout):
+                return await begun()
+        task = asyncio.ensure_future(begun())
         done, _ = await asyncio.wait([task], timeout=self._timeout)
         if not done:
             task.cancel()
@@ -128,24 +137,20 @@ class Session:
             self._free.append(environment)
         del self._turns[episode]
 
-    def _seed(self, episode: int) -> None:
-        """Seed the global generator, so that an environment that draws from it plays the same episode again."""
-        seed, turn = self._turns[episode]
-        self._turns[episode] = (seed, turn + 1)
-        random.seed(seed + turn)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed((seed + turn) % 2**32)
+    def _forget(self, episode: int) -> None:
+        """Leave an episode whose environment is in an unknown state."""
+        self._playing.pop(episode, None)
+        self._turns.pop(episode, None)
 
     def _alone(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Run a call that never waits, within the time limit."""
-        with _one_line_errors(self.name), _deadline(self._timeout):
-            try:
-                call.send(None)
-            except StopIteration as result:
-                return result.value
-            finally:
-                call.close()
-            raise EnvError(f"{self.name} returns something to be awaited; declare its methods with async def")
+        """Run a call that never waits."""
+        try:
+            call.send(None)
+        except StopIteration as result:
+            return result.value
+        finally:
+            call.close()
+        raise EnvError(f"{self.name} returns something to be awaited; declare its methods with async def")
 
 
 class _Late(BaseException):
@@ -188,7 +193,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
     """Convert any exception of user code into one line with the place."""
     try:
         yield
-    except EnvError:
+    except (EnvError, RunEnded):
         raise
     except _Late as error:
         raise EnvError(f"{name} took longer than its limit to open or end an episode (environment.timeout)") from error
@@ -211,6 +216,7 @@ def main(descriptor: int, tie: int) -> None:
             if request["do"] == "load":
                 spec = request["spec"]
                 is_served = spec.startswith(PREFIX)
+                seed_generators(0)  # for what its module draws
                 kind = find_served(spec) if is_served else find_named(spec, word="environment", error=EnvError)
                 sessions.append(Session(kind, request["name"], request["timeout"]))
                 return {"id": request["id"], "result": sessions[0].describe()}

@@ -40,9 +40,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from kedge.environments.tools import Tools
-from kedge.errors import EnvError
+from kedge.errors import EnvError, RunEnded
 
-Ending = Literal["completed", "truncated", "timeout"]
+Ending = Literal["completed", "truncated", "timeout", "failed"]
 """How an environment ends an episode; kedge ends it for other reasons, see `ENDINGS`."""
 
 LARGEST = 3e38
@@ -170,6 +170,8 @@ class ToolUser:
         for call in calls:
             try:
                 content = as_text(await _result(self.tools.call(self._environment, call)))
+            except RunEnded:
+                raise
             except (Exception, SystemExit) as error:  # a tool may raise anything; the policy reads what went wrong
                 errors += 1
                 content = f"Error: {str(error) or type(error).__name__}"
@@ -249,8 +251,11 @@ def _taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, 
 
 
 def _as_step(value: Any, name: str) -> Step:
-    """A step from an object with its attributes, a mapping, or a tuple as in Gymnasium."""
+    """A step from an object with its attributes, a mapping, or a tuple as in Gymnasium or Gym."""
     if isinstance(value, (tuple, list)) and 4 <= len(value) <= 5:
+        if len(value) == 4 and isinstance(value[3], Mapping):  # Gym's, before Gymnasium
+            was_cut = value[3].get("TimeLimit.truncated", False)
+            return Step(value[0], value[1], False if was_cut else value[2], was_cut)
         return Step(*value[:4])
     names = (*Step.__annotations__, "observation", "done")  # the last two as in OpenEnv
     given = value if isinstance(value, Mapping) else {key: getattr(value, key) for key in names if hasattr(value, key)}

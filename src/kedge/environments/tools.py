@@ -11,13 +11,14 @@ from typing import Any
 
 from kedge.errors import EnvError
 from kedge.system.texts import error_text
+from kedge.system.thoughts import answer_of
 
 RESERVED = frozenset({"reset", "step", "get_reward", "close"})
 """Public methods of an environment that are not tools."""
 
-HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-"""Hermes, Qwen 2.5 and 3, and others."""
-MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(\[.*\])", re.DOTALL)
+HERMES = "tool_call"
+"""The tag of Hermes, Qwen 2.5 and 3, and others."""
+MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(?=\[)")
 LLAMA = re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(\{.*\"(?:parameters|arguments)\".*\})\s*\Z", re.DOTALL)
 """Llama 3: the whole turn is a call."""
 
@@ -106,19 +107,25 @@ class Tools:
         """True if the only call in a turn is the sample."""
         return self.calls_in(text) == [Call(**self.sample)]
 
+    def is_closing(self, tag: str) -> bool:
+        """True for a tag that closes a call."""
+        return tag in {f"</{name}>" for name in (HERMES, *self.names)}
+
     def calls_in(self, text: str) -> list[Call]:
         """The calls in a turn, in the order of the text.
 
         Read are the formats of Hermes and Qwen (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`), Mistral
         (`[TOOL_CALLS][…]`), Llama 3 (the turn is one JSON object) and plain tags (`<NAME>{…}</NAME>`, or the only
-        argument as text). Calls in thoughts, up to `</think>`, are not made.
+        argument as text). A call that is not closed is not made, nor one in a thought. All others are, wherever they
+        stand: in prose, or in a block of code.
         """
-        text = text.rpartition("</think>")[2]
-        if marked := HERMES.findall(text):
-            return [self._read(each) for each in marked]
+        text = answer_of(text) or ""
+        if marked := list(_closed(text, [HERMES])):
+            return [self._read(inner) for _, inner in marked]
         if mistral := MISTRAL.search(text):
             try:
-                return [self._call(entry) for entry in json.loads(mistral[1])]
+                entries, _ = json.JSONDecoder().raw_decode(text, mistral.end())
+                return [self._call(entry) for entry in entries]
             except (ValueError, RecursionError) as error:
                 return [_unreadable(error)]
         if llama := LLAMA.match(text):
@@ -165,9 +172,7 @@ class Tools:
         return Call(name, {str(key): value for key, value in arguments.items()})
 
     def _tagged(self, text: str) -> Iterator[Call]:
-        tags = "|".join(map(re.escape, self.names))
-        for match in re.finditer(rf"<({tags})>(.*?)(?:</\1>|\Z)", text, re.DOTALL):
-            name, inner = match[1], match[2].strip()
+        for name, inner in _closed(text, self.names):
             schema = next(each["function"] for each in self.schemas if each["function"]["name"] == name)
             parameters = list(schema.get("parameters", {}).get("properties", {}))
             try:
@@ -181,6 +186,13 @@ class Tools:
                 kind = schema["parameters"]["properties"][parameters[0]].get("type")
                 value = {parameters[0]: inner if kind == "string" or value is None else value}
             yield self._checked(name, value)
+
+
+def _closed(text: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The tags of these names that are closed, and the texts in them; of two that open, the second one does."""
+    tags = "|".join(map(re.escape, names))
+    for match in re.finditer(rf"<({tags})>((?:(?!<\1>).)*?)</\1>", text, re.DOTALL):
+        yield match[1], match[2].strip()
 
 
 def _unreadable(error: Exception) -> Call:

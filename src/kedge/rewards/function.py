@@ -17,7 +17,7 @@ from functools import partial
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Literal
 
-from kedge.errors import RewardError
+from kedge.errors import RewardError, RunEnded
 from kedge.rewards.source import Responses, Score, Verdict, checked_scores, free_names
 from kedge.system.generators import seeded
 from kedge.system.importing import find_named
@@ -30,7 +30,9 @@ if TYPE_CHECKING:  # a reward function's process imports this module, and needs 
     from kedge.rewards.worker.client import RemoteFunction
     from kedge.system.ranks import Ranks
 
-RESPONSE_ARGUMENTS = ("completions", "completion_ids", "stopped")
+TURN_ARGUMENTS = ("last_turns", "episodes")
+"""The responses by turns; only for functions that name them."""
+RESPONSE_ARGUMENTS = ("completions", "completion_ids", "stopped", *TURN_ARGUMENTS)
 RESERVED_ARGUMENTS = (*RESPONSE_ARGUMENTS, "prompts", "prompt_ids", "max_new_tokens", "seed")
 """The keyword arguments available to every reward function, next to the prompts' columns. Texts and ids have TRL's
 names, so that functions written for TRL and plain prompts run unchanged. Conversational prompts and responses are also
@@ -75,9 +77,12 @@ class FunctionReward:
         self.function = function
         self.settings = dict(settings or {})
         self._parameters = _parameters(function, self.name)
-        is_ours = str(getattr(function, "__module__", "")).startswith("kedge.rewards.")
+        self._module = str(getattr(_inner(function), "__module__", ""))
+        self._is_ours = self._module.startswith("kedge.rewards.")
         self._only_settings = {
-            parameter.name for parameter in self._parameters if is_ours and parameter.kind is Parameter.KEYWORD_ONLY
+            parameter.name
+            for parameter in self._parameters
+            if self._is_ours and parameter.kind is Parameter.KEYWORD_ONLY
         }
         self._check_settings()
 
@@ -212,7 +217,7 @@ class FunctionReward:
         available: dict[str, Any] = {
             **self._given(responses.columns),
             "prompts": responses.prompts,
-            "completions": responses.completions,
+            "completions": self._texts(responses),
             "prompt_ids": responses.prompt_ids,
             "completion_ids": responses.response_ids,
             "stopped": responses.stopped,
@@ -220,6 +225,8 @@ class FunctionReward:
         }
         if responses.max_new_tokens is not None:
             available["max_new_tokens"] = responses.max_new_tokens
+        names = {parameter.name for parameter in self._parameters}
+        available |= {name: getattr(responses, name) for name in TURN_ARGUMENTS if name in names}
         available.update(self.settings)
         positional = []
         named = {}
@@ -236,6 +243,12 @@ class FunctionReward:
                 raise self._missing(parameter.name, responses.columns)
         # Copies: a function that sorts or empties a list must not change it for the next source, or the next call.
         return own_copy(positional), own_copy(named)
+
+    def _texts(self, responses: Responses) -> list[str]:
+        """The `completions`: kedge's own functions read the policy's last turn alone, not what an environment said."""
+        if self._module.startswith("kedge.rewards.verify."):
+            return responses.answers
+        return responses.last_turns if self._is_ours else responses.completions
 
     def _check_settings(self) -> None:
         names = self.argument_names
@@ -272,8 +285,12 @@ def name_of(function: object) -> str:
     """The name of a function, or of another callable object, as a term of the reward."""
     if not callable(function):
         raise RewardError(f"a reward function must be callable; {function!r} is a {type(function).__name__}")
-    inner = function.func if isinstance(function, partial) else function
+    inner = _inner(function)
     return str(getattr(inner, "__name__", type(inner).__name__)).strip("<>")
+
+
+def _inner(function: object) -> object:
+    return function.func if isinstance(function, partial) else function
 
 
 def _parameters(function: Callable[..., Any], name: str) -> list[Parameter]:
@@ -304,6 +321,8 @@ def _one_line_errors(name: str) -> Iterator[None]:
     """
     try:
         yield
+    except RunEnded:
+        raise
     except RewardError as error:
         raise RewardError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error
     except (Exception, SystemExit, asyncio.CancelledError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean, pstdev
@@ -16,9 +16,11 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
 from kedge.algorithm.shaping import MissingEosMode, penalize_missing_eos, total_scores
 from kedge.data import Prompt, Rendered
+from kedge.data.tokens import token_pieces
 from kedge.data.turns import opened_conversation
 from kedge.errors import UnscoredError
 from kedge.rewards import MESSAGES_COLUMN, Responses, ScoredTerms, WeightedReward
+from kedge.system.thoughts import opened_thought
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,7 @@ def score_rollout(
         scores = missing_eos.penalize(scores, ~rollout.was_cut)
     token_scores = None
     if terms.token_scores is not None:
-        per_token = _at_tokens([terms.token_scores[row] for row in rows], rollout.token_mask)
-        token_scores = torch.where(rollout.action_mask, per_token, 0.0)  # tokens that were only read earn nothing
+        token_scores = _at_actions([terms.token_scores[row] for row in rows], rollout)
     reasons = [terms.reason(row) for row in rows] if terms.reasons else None
     texts = [str(prompts[row].text) for row in rows]  # a checkpoint stores plain texts
     return ScoredRollout(rollout, scores, token_scores, texts, terms, reasons=reasons)
@@ -183,6 +184,11 @@ def describe_responses(
         texts = [str(tokenizer.decode(ids)) for ids in prompt_ids]
         if MESSAGES_COLUMN in columns:
             columns[MESSAGES_COLUMN] = _conversations(prompts, texts, tokenizer)
+    turns: list[list[dict[str, str]]] = []
+    if rollout.rewards is not None or not torch.equal(rollout.token_mask, rollout.action_mask):
+        own = _unpadded(rollout.action_mask, rollout.token_mask)
+        stops = {ids[-1] for ids, ended in zip(response_ids, stopped, strict=True) if ended}
+        turns = [_turns(tokenizer, *row, stops) for row in zip(response_ids, own, strict=True)]
     return Responses(
         prompts=texts,
         completions=[continuation(tokenizer, *ids) for ids in zip(prompt_ids, text_ids, strict=True)],
@@ -193,7 +199,32 @@ def describe_responses(
         max_new_tokens=max_new_tokens,
         seed=seed,
         paid=[] if rollout.rewards is None else _unpadded(rollout.rewards, rollout.token_mask),
+        turns=turns,
+        openings=[opened_thought(before) for before in map(_before_last, texts, turns or [()] * len(texts))],
     )
+
+
+def _turns(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], own: Sequence[bool], stops: Collection[int]
+) -> list[dict[str, str]]:
+    """A response as messages: the policy's turns, without the tokens that end them, and what it read in between."""
+    turns: list[dict[str, str]] = []
+    role = ""
+    for token, is_own, piece in zip(ids, own, token_pieces(tokenizer, ids), strict=True):
+        before, role = role, "assistant" if is_own else "environment"
+        if role != before:
+            turns.append({"role": role, "content": ""})
+        if is_own and token in stops:
+            role = ""  # another turn of the policy may follow at once
+        else:
+            turns[-1]["content"] += piece
+    return turns
+
+
+def _before_last(prompt: str, turns: Sequence[Mapping[str, str]]) -> str:
+    """Return the text right before the policy's last turn."""
+    texts = [prompt, *(turn["content"] for turn in turns)]
+    return texts[max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)]
 
 
 def _conversations(prompts: Sequence[Prompt], texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Any]:
@@ -217,13 +248,19 @@ def continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], resp
     return whole[len(prompt) :] if whole.startswith(prompt) else str(tokenizer.decode(response_ids))
 
 
-def _at_tokens(rows: Sequence[Sequence[float] | None], mask: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
-    """One number per counted slot, in order; 0 in all other slots, and in rows without numbers."""
-    scores = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+def _at_actions(rows: Sequence[Sequence[float] | None], rollout: Rollout) -> Float[Tensor, "batch time"]:
+    """Each number at its token; that of a token that was only read, such as a tool's, at the policy's token before it.
+
+    0 in all other slots, and in rows without numbers.
+    """
+    scores = torch.zeros_like(rollout.logprobs)
+    slots = torch.arange(scores.shape[1], device=scores.device)
+    before = torch.where(rollout.action_mask, slots, 0).cummax(1).values
     for index, row in enumerate(rows):
         if row is not None:
-            scores[index, mask[index]] = torch.tensor(row, dtype=torch.float32, device=mask.device)
-    return scores
+            places = before[index, rollout.token_mask[index]]
+            scores[index].index_add_(0, places, torch.tensor(row, dtype=scores.dtype, device=scores.device))
+    return torch.where(rollout.action_mask, scores, 0.0)
 
 
 def _unpadded(table: Tensor, mask: Tensor) -> list[list[Any]]:

@@ -71,7 +71,10 @@ class Responses:
         max_new_tokens: the response length limit, tokens; None for no limit.
         seed: for sources that draw random numbers, in [0, 2⁶³). It depends on the run's seed and the update alone, so
             that a resumed run draws the same numbers.
-        paid: what an environment paid, one number per response token; empty without one.
+        paid: what an environment paid, one number per response token, NaN if it failed; empty without one.
+        turns: the turns of each episode as messages, see `episodes`; empty for responses of one turn.
+        openings: the mark by which what precedes each last turn opens a thought, or an empty text; empty for texts that
+            no model has written.
 
     Raises:
         RewardError: The lists differ in length.
@@ -86,11 +89,16 @@ class Responses:
     max_new_tokens: int | None = None
     seed: int = 0
     paid: list[list[float]] = field(default_factory=list[list[float]])
+    turns: list[list[dict[str, str]]] = field(default_factory=list[list[dict[str, str]]])
+    openings: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        lists = {name: entries for name, entries in vars(self).items() if isinstance(entries, list)}
-        if not self.paid:
-            del lists["paid"]
+        optional = ("paid", "turns", "openings")
+        lists = {
+            name: entries
+            for name, entries in vars(self).items()
+            if isinstance(entries, list) and (entries or name not in optional)
+        }
         lists |= {f"columns[{name!r}]": column for name, column in self.columns.items()}
         for name, entries in lists.items():
             if len(entries) != len(self.prompts):
@@ -112,6 +120,22 @@ class Responses:
     def lengths(self) -> list[int]:
         """Tokens per response, including the stop token where one was sampled."""
         return [len(ids) for ids in self.response_ids]
+
+    @property
+    def episodes(self) -> list[list[dict[str, str]]]:
+        """The responses as messages: `assistant` is the policy, `environment` is what it read in between."""
+        return self.turns or [[{"role": "assistant", "content": text}] for text in self.completions]
+
+    @property
+    def last_turns(self) -> list[str]:
+        """The last turn of the policy in each response."""
+        return [[each["content"] for each in turns if each["role"] == "assistant"][-1] for turns in self.episodes]
+
+    @property
+    def answers(self) -> list[str]:
+        """The last turns as verifiers read them: after the mark of a thought that they continue."""
+        openings = self.openings or [""] * len(self)
+        return [opening + text for opening, text in zip(openings, self.last_turns, strict=True)]
 
     def select(self, rows: Sequence[int]) -> Responses:
         """Some of the responses, in the order given."""

@@ -199,13 +199,14 @@ class WeightedReward:
             for collect, weight in zip(calls, self.weights, strict=True)
         ]
         dropped = frozenset[int]().union(
-            *(result.dropped for weight, result in zip(self.weights, results, strict=True) if weight)
+            *(result.dropped for weight, result in zip(self.weights, results, strict=True) if weight),
+            lost := [row for row, paid in enumerate(responses.paid) if math.isnan(sum(paid))],
         )
         entries = [
             [] if row in dropped else self._weighted([result.scores[row] for result in results])
             for row in range(len(responses))
         ]
-        failures: dict[str, float] = {}
+        failures = {"reward/environment_given_up": float(len(lost))} if responses.paid else {}
         for name, source, result in zip(self.names, self.sources, results, strict=True):
             if isinstance(source, GuardedReward):
                 failures |= result.metrics(name)

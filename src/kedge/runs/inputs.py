@@ -235,7 +235,7 @@ def load_player(
     from kedge.environments.player import Limits, Player  # a run without one needs none of it
 
     settings = config.environment
-    limits = Limits(settings.max_turns, tokens, settings.max_turn_tokens)
+    limits = Limits(settings.max_turns, tokens, settings.max_turn_tokens, on_error=settings.on_error)
     return Player(given, limits, timeout=settings.timeout, by_turn=by_turn, log=run.folder / REWARD_LOG, say=say)
 
 

@@ -6,8 +6,11 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
@@ -89,12 +92,40 @@ if hasattr(os, "register_at_fork"):
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators that are imported."""
+    """Seed the global generators of Python, NumPy and torch; those of a library that is imported later, then."""
+    global _latest
+    _latest = seed
     random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
+    for name in _SEEDED:
+        if name in sys.modules:
+            _seed(name)
+        elif _LATER not in sys.meta_path:
+            sys.meta_path.insert(0, _LATER)
+
+
+def _seed(name: str) -> None:
+    library = sys.modules[name]
+    if name == "torch":
+        library.manual_seed(_latest)
+    else:
+        library.random.seed(_latest % 2**32)
+
+
+class _Later(MetaPathFinder):
+    """Seeds a library as soon as it is imported, as in the middle of a user's call."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        """The library's usual spec, with a loader that also seeds it; None for all other modules."""
+        spec: Any = PathFinder.find_spec(name, path) if name in _SEEDED else None
+        if spec is not None:
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (execute(module), _seed(name))
+        return spec
+
+
+_SEEDED = ("numpy", "torch")
+_LATER = _Later()
+_latest = 0
 
 
 def _read() -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, RunEnded
 from kedge.system.invocation import importing_user_code
 from kedge.system.texts import DOTTED_NAME, place_of, typed_error_text
 
@@ -84,6 +84,8 @@ def _run_file(given: Path, kind: _Kind) -> ModuleType:
     try:
         with importing_user_code():
             spec.loader.exec_module(module)
+    except RunEnded:
+        raise
     except (Exception, SystemExit) as error:
         raise _failed(f"{kind.word} file {str(given)!r}", error, kind) from error
     return module
@@ -128,6 +130,8 @@ def _import_module(name: str, kind: _Kind) -> ModuleType:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise kind.error(f"{kind.word} module {name!r} not found: there is no module {error.name!r}") from error
         raise _failed(f"{kind.word} module {name!r}", error, kind) from error
+    except RunEnded:
+        raise
     except (Exception, SystemExit) as error:
         raise _failed(f"{kind.word} module {name!r}", error, kind) from error
 

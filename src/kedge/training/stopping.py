@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from kedge.errors import RunEnded
 from kedge.system.ranks import ALONE, Ranks
 
 GRACE_SECONDS = 20.0
@@ -23,7 +24,7 @@ HANGUP = None if sys.platform == "win32" else signal.SIGHUP
 """The terminal is gone, such as a lost connection."""
 
 
-class Terminated(SystemExit):
+class Terminated(RunEnded):
     """SIGTERM or SIGHUP stopped the run; uncaught, it exits the interpreter with code 143 or 129."""
 
     def __init__(self, signum: int = signal.SIGTERM) -> None:

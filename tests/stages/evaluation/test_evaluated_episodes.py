@@ -7,9 +7,12 @@ from math import comb
 import pytest
 
 import kedge
+from kedge.environments import Step
 from kedge.errors import ConfigError
 from kedge.logs.json_lines import read_json_lines
+from kedge.rewards import verify
 from tests.environments.worlds import Guess
+from tests.stages.evaluation.speakers import save_speaker
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 PROMPTS = [{"prompt": "Guess: "}, {"prompt": "Number: "}, {"prompt": "Again: "}, {"prompt": "Once more: "}]
@@ -86,3 +89,38 @@ def test_policies_that_write_conversations_differently_are_not_compared(tmp_path
         kedge.evaluate(
             model=policies[0], against=str(other), prompts=PROMPTS, environment=Guess, out=tmp_path / "run", **GAME
         )
+
+
+class Oracle:
+    """Says the right answer after the first turn; and asks again, or fails in the games that are to fail."""
+
+    def reset(self, row, seed):
+        self.fails = row["prompt"] == "Again: "
+        self.turns = 0
+        return ""
+
+    def step(self, text):
+        if self.fails:
+            raise ConnectionResetError("the connection was reset")
+        self.turns += 1
+        return Step(" It is 42. ", terminated=self.turns == 2)
+
+
+@pytest.mark.parametrize(("said", "share"), [("7 it is. ", 0.0), ("42 it is. ", 1.0)])
+def test_a_verifier_reads_what_the_policy_said_last(tmp_path, said, share):
+    """Its only token is its answer, in two turns; what is said between them is 42. One game of four has no score."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([said])
+    policy = str(save_speaker(tmp_path / "policy", said, tokenizer=tokenizer))
+    rows = [{**row, "answer": 42} for row in PROMPTS]
+    settings = {**GAME, "environment.max_turn_tokens": 1}
+    result = kedge.pass_at_k(
+        model=policy, prompts=rows, environment=Oracle, judge=verify.number, num_responses=2, out=tmp_path / "run",
+        **settings,
+    )  # fmt: skip
+    assert result.pass_at[1].value == share
+    assert result.summary["num_scored"] == 6
+    assert result.summary["endings"] == {"completed": 0.75, "failed": 0.25}
+    found = read_json_lines(tmp_path / "run" / "judgments.jsonl")
+    assert {row["score"] for row in found if row["ending"] == "failed"} == {None}
+    assert all("It is 42." in row["completion"] for row in found if row["ending"] == "completed")

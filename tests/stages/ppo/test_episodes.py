@@ -20,6 +20,7 @@ from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines, read_sample
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.trainer import Trainer
+from kedge.system.importing import find_named
 from tests.data.test_turns import UNREAD, calling
 from tests.environments import worlds
 from tests.forking import fork_context
@@ -359,11 +360,132 @@ def test_a_failing_environment_ends_the_run_with_one_line_and_the_policy_saved(t
         "        if Late.count > 20:\n            raise OSError('the line parted')\n        return super().step(text)\n"
     )
     settings = EPISODES | {"environment.source": f"{world}:Late", "num_updates": 50}
-    with pytest.raises(EnvError, match=r"^Late raised OSError: the line parted \(late.py:\d+\)$"):
+    with pytest.raises(
+        EnvError, match=r"^Late raised OSError: the line parted \(late.py:\d+\): it failed in all episodes"
+    ):
         run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES)
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
     assert "Traceback" in (tmp_path / "run" / "reward.log").read_text()
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) >= 1
+
+
+FLAKY = """
+
+class Flaky(Guess):
+    # Fails in every fifth episode, by its row.
+
+    def reset(self, row, seed):
+        self.fails = row["prompt"] in ("Game 2. ", "Game 7. ")
+        if row["prompt"] == "Game 5. ":
+            raise ConnectionResetError("no sandbox is free")
+        return super().reset(row, seed)
+
+    def step(self, text):
+        if self.fails:
+            raise ConnectionResetError("the connection was reset")
+        return super().step(text)
+"""
+
+
+@pytest.mark.parametrize("more", [{}, {"preset": "grpo", "num_responses": 2}, {"advantage": "remax"},
+                                  {"max_staleness": 1}], ids=["ppo", "grpo", "remax", "stale"])  # fmt: skip
+def test_failed_episodes_are_dropped_and_counted(tmp_path, policy, more):
+    """By hand: three of the twelve prompts fail, in each of the passes over them. A resumed run is the same."""
+    world = tmp_path / "flaky.py"
+    world.write_text(Path(worlds.__file__).read_text() + FLAKY)
+    settings = EPISODES | {"environment.source": f"{world}:Flaky", "num_updates": 6, "checkpoint.every": 1, **more}
+    result = run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES)
+    size = settings.get("num_responses", 1)
+    assert sum(row["reward/unscored"] for row in result.metrics) == 2 * 3 * size
+    assert sum(row["reward/environment_given_up"] for row in result.metrics) == 2 * 3 * size * (
+        1 + ("remax" in str(more))
+    )
+    assert sum(row["episode/failed"] for row in result.metrics) == pytest.approx(2 * 3 / 4)
+    for row in result.metrics:
+        assert row["reward/score_mean"] == pytest.approx(row["score/Flaky"], abs=1e-6)
+    log = (tmp_path / "run" / "reward.log").read_text()
+    assert "no sandbox is free" in log
+    found = {finding.rule for finding in diagnose(read_run(tmp_path / "run"))}
+    assert "reward_function_failing" in found
+
+    def stop(update, _):
+        if update == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=GAMES, on_update=stop)
+    run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=GAMES, resume=Resume())
+    assert_same(tmp_path / "run", tmp_path / "stopped")
+
+
+def test_a_failed_call_may_stop_the_run(tmp_path, policy):
+    world = tmp_path / "flaky.py"
+    world.write_text(Path(worlds.__file__).read_text() + FLAKY)
+    settings = EPISODES | {"environment.source": f"{world}:Flaky", "environment.on_error": "stop", "num_updates": 3}
+    with pytest.raises(EnvError, match=r"^Flaky raised ConnectionResetError: .* \(flaky.py:\d+\)$"):
+        run_ppo(configure(policy, tmp_path / "run", **settings), prompts=GAMES)
+
+
+DRAWING = """
+
+class Drawing(Guess):
+    # Draws with libraries that are imported in the middle of a call, and in its constructor.
+
+    def __init__(self):
+        import numpy
+
+        self.luck = numpy.random.rand()
+
+    def step(self, text):
+        import numpy
+        import torch
+
+        luck = numpy.random.rand() + torch.rand(1).item() + random.random()
+        return Step("no.\\n", reward=luck)
+
+
+class Drawn:
+    # Tools without reset: each episode has a new one.
+
+    def __init__(self):
+        import numpy
+
+        self.luck = numpy.random.rand() + random.random()
+
+    def get_reward(self):
+        import numpy
+
+        return self.luck + numpy.random.rand()
+
+    def ask(self) -> str:
+        "Ask."
+        return ""
+"""
+
+
+@pytest.mark.parametrize("name", ["Drawing", "Drawn"])
+@pytest.mark.parametrize("local", [False, True])
+def test_a_resumed_run_draws_the_same_numbers_in_libraries_that_are_imported_in_a_call(tmp_path, name, local):
+    world = tmp_path / "drawing.py"
+    world.write_text(Path(worlds.__file__).read_text() + DRAWING)
+    policy = save_tiny_policy(tmp_path / "policy", tokenizer=tiny_tokenizer(chat_template=CHAT_TEMPLATE))
+    rows = [{"prompt": [{"role": "user", "content": game}]} for game in GAMES]
+    settings = EPISODES | {"environment.source": f"{world}:{name}", "num_updates": 3, "checkpoint.every": 1}
+    more = {}
+    if local:
+        more["environment"] = find_named(settings.pop("environment.source"), word="environment", error=EnvError)
+    run_ppo(configure(policy, tmp_path / "whole", **settings), prompts=rows, **more)
+
+    def stop(update, _):
+        if update == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=rows, on_update=stop, **more)
+    run_ppo(configure(policy, tmp_path / "stopped", **settings), prompts=rows, resume=Resume(), **more)
+    assert_same(tmp_path / "whole", tmp_path / "stopped")
+    paid = [row["score/" + name] for row in metrics_without_times(tmp_path / "whole")]
+    assert len(set(paid)) == 3
 
 
 @pytest.mark.parametrize(

@@ -96,11 +96,17 @@ class EnvironmentConfig(Section):
     timeout: float = field(
         30.0,
         gt=0,
-        meaning="Seconds that one call of an episode may take. A later answer ends the episode; a call that opens one, "
-        "or that cannot be interrupted, ends the run.",
+        meaning="Seconds that one call of an episode may take. A later answer ends the episode; a call that cannot be "
+        "interrupted ends the run.",
         source="kedge",
         too_high="a hanging environment blocks the run for this long",
         too_low="slow answers end episodes",
+    )
+    on_error: Literal["stop", "drop"] = field(
+        "drop",
+        meaning="After a failed call (if it opens an episode, after a second one): stop the run, or drop the episode "
+        "from the update. If all episodes of a batch fail, the run stops.",
+        source="kedge: as a late answer",
     )
 
 

@@ -50,15 +50,15 @@ SATURATED = 0.1
 
 
 @rule(
-    "A reward function raises, times out or returns invalid scores. Retries cost time; the responses it gives up on "
-    "are left out of the update or get a substitute score.",
+    "A reward function raises, times out or returns invalid scores, or an environment fails. Retries cost time; the "
+    "responses it gives up on are left out of the update or get a substitute score.",
     also=("reward/NAME_failures", "reward/NAME_timeouts", "reward/NAME_given_up"),
 )
 def reward_function_failing(run: RunRecord) -> Symptom | None:
     """Seen: `reward/NAME_failures`, `reward/NAME_timeouts` or `reward/NAME_given_up` is above 0.
 
-    Try: Read the function's output and exceptions in `reward.log`; double `reward_functions.timeout` if calls time out,
-    else `reward_functions.retries`.
+    Try: Read the function's output and exceptions in `reward.log`, or the environment's; double
+    `reward_functions.timeout` if a function's calls time out, else `reward_functions.retries`.
 
     Threshold: Any failure is a warning; it is serious if a function has given up on more than a tenth of the responses.
     Returning `None` is not a failure: see [responses_unscored](#responses_unscored).

@@ -54,6 +54,7 @@ class _Session:
     def _load(
         self, *, spec: str, name: str | None, settings: dict[str, Any], skips_missing: bool = False
     ) -> dict[str, Any]:
+        seed_generators(0)  # for what its module draws
         self._function = FunctionReward(find_function(spec), name=name, settings=settings, skips_missing=skips_missing)
         loaded = self._function
         return {"name": loaded.name, "argument_names": loaded.argument_names, "checks_rows": loaded.checks_rows}

@@ -130,7 +130,8 @@ class Evaluator:
                 f"{policy.source} has another tokenizer or chat template than {self.reader.source}: their episodes "
                 "cannot be compared"
             )
-        return written_responses(self.prompts, responses.completions, responses.stopped, self.reader.tokenizer)
+        written = written_responses(self.prompts, responses.completions, responses.stopped, self.reader.tokenizer)
+        return replace(written, openings=responses.openings)
 
     def _kl(self, policy: Policy, against: Policy | None, batches: Sequence[SampledResponses]) -> Interval | None:
         if against is None or self.player is not None or not share_tokens(policy.tokenizer, against.tokenizer):

@@ -161,7 +161,8 @@ class Policy:
                     rollout = engine.generate(ids, seeds=seeds)
                 else:
                     starts = [stream_seed(sampling.seed, "environment", firsts[id(prompt)]) for prompt in batch]
-                    rollout = engine.generate((), seeds=seeds, dialogue=player.episodes(self.tokenizer, batch, starts))
+                    dialogue = player.episodes(self.tokenizer, batch, starts)
+                    rollout = player.check(engine.generate((), seeds=seeds, dialogue=dialogue))
                 described = describe_responses(
                     rollout,
                     batch,

@@ -144,7 +144,11 @@ class PpoLog:
             **self._flops(batch, result),
             "policy/learning_rate": rates["learning_rate"],
             **({"value/learning_rate": rates["critic"]} if "critic" in rates else {}),
-            **({} if trainer.roles.player is None else trainer.roles.player.metrics(batch.scored.rollout)),
+            **(
+                {}
+                if trainer.roles.player is None
+                else trainer.roles.player.metrics(batch.scored.rollout, batch.rollouts)
+            ),
             **({} if trainer.warmup is None else trainer.warmup.metrics(trainer.update)),
             **budget_metrics(trainer.run.micro_batch_tokens),
             "policy/staleness": trainer.update - 1 - int(batch.trained.rollout.policy_version.min()),

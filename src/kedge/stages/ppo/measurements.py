@@ -236,7 +236,8 @@ class Measurements:
         )
         ours = judge.score(responses)
         if self._start is None:
-            texts = {name: getattr(responses, name) for name in ("completions", "response_ids", "stopped")}
+            names = ("completions", "response_ids", "stopped", "turns", "openings")
+            texts = {name: getattr(responses, name) for name in names}
             self._start = {"texts": texts, "scores": ours.scores}
             return {"eval/win_rate": 0.5}
         theirs = ScoredResponses(replace(responses, **self._start["texts"]), self._start["scores"])

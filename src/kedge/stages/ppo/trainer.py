@@ -160,7 +160,9 @@ class Trainer:
                 [starts[group] for group in groups],
                 max_new_tokens=longest,
             )
-            return engine.generate((), seeds=seeds, groups=groups, policy_version=policy_version, dialogue=dialogue)
+            return self.roles.player.check(
+                engine.generate((), seeds=seeds, groups=groups, policy_version=policy_version, dialogue=dialogue)
+            )
         encoded = prompt_ids or [encode_prompt(self.roles.tokenizer, prompt.text) for prompt in prompts]
         return engine.generate(
             [encoded[group] for group in groups], seeds=seeds, groups=groups, policy_version=policy_version
