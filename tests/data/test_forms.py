@@ -206,25 +206,6 @@ def test_a_conversation_in_an_unknown_form_does_not_hide_a_comparison():
     assert only(read_rows([row], "comparisons", tokenizer=CHAT)) == Comparison(RENDERED, "So.", "No.")
 
 
-def test_an_answer_that_is_not_to_be_learned_is_refused():
-    skipped = {**ASSISTANT, "weight": 0}
-    learned = [{**USER, "weight": 0}, {**ASSISTANT, "weight": 1}]
-    row = {"messages": [USER, skipped, *learned]}
-    expected = "field 'messages[1]' is an answer with weight 0, which kedge would learn; data.train_on=last "
-    assert only(read_rows([{"messages": learned}], "demonstrations", tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
-    for form in (row, {"messages": json.dumps(row["messages"])}):
-        assert reasons("demonstrations", {"text": "a"}, form)[0].startswith(expected)
-    shared = {"conversations": [HUMAN, {**GPT, "weight": 0}]}
-    assert "'conversations[1]' is an answer" in reasons("demonstrations", {"text": "a"}, shared)[0]
-    assert only(read_rows([row], "demonstrations", tokenizer=CHAT, train_on="last")).completion == "So."
-    ended = [{"text": "a"}, {"messages": row["messages"][:2]}]
-    [rejected] = read_rows(ended, "demonstrations", tokenizer=CHAT, train_on="last", max_rejected_fraction=0.5).rejected
-    assert rejected.reason == "field 'messages[1]' is an answer with weight 0, which kedge would learn"
-    beside = {"prompt": "a", "completion": "b", **row}
-    assert only(read_rows([beside], "demonstrations", tokenizer=CHAT)).prompt == "a"
-    assert only(read_rows([row], "prompts", tokenizer=CHAT)).columns["messages"] == [USER, ASSISTANT, USER]
-
-
 @pytest.mark.parametrize(
     "column",
     [

@@ -128,6 +128,24 @@ def render_demonstration(
     return Rendered(whole[:begin]), _without_eos(tokenizer, whole[begin:end]), read
 
 
+def generated_answers(tokenizer: PreTrainedTokenizerBase, messages: Messages, answers: list[int]) -> list[int]:
+    """The answers, by their indices, that the template marks by `{% generation %}`; all of them if it has no marks.
+
+    Errors as in `render_demonstration`.
+    """
+    template = str(tokenizer.chat_template)
+    marked = re.sub(r"(\{%-?\s*generation\s*-?%\})", "\\1\ufdd0", template)
+    if marked == template:
+        return answers
+    marked = re.sub(r"(\{%-?\s*endgeneration)", "\ufdd1\\1", marked)
+    whole = _render(tokenizer, messages)
+    text = "".join(apply_template(tokenizer, messages, chat_template=marked).split())
+    kinds = re.sub("\ufdd0(.*?)\ufdd1", lambda found: "\ufdd0" * len(found[1]), text)
+    starts = [_render(tokenizer, messages[:index], add_generation_prompt=True) for index in answers]
+    before = ["".join(whole[: num_shared(whole, start)].split()) for start in starts]
+    return [index for index, text in zip(answers, before, strict=True) if kinds[len(text) :][:1] == "\ufdd0"]
+
+
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The special token that the chat template writes after an assistant's message, such as `<end_of_turn>`.
 

@@ -16,7 +16,7 @@ Fields: TypeAlias = "Mapping[str, Any]"
 Messages: TypeAlias = "list[dict[str, str]]"
 
 _DEEPEST = 100
-_ROLES = {
+ROLES = {
     **{"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"},
     **{"chatgpt": "assistant", "model": "assistant", "tool": "tool", "observation": "tool"},
 }
@@ -155,26 +155,6 @@ def messages_of(value: object, name: str) -> Messages:
     return given
 
 
-def check_learned(fields: Fields, *, only_last: bool) -> None:
-    """Check that no answer that is to be learned has the `weight` 0, with which OpenAI's format excludes it.
-
-    Raises:
-        RowError: One has.
-    """
-    names = ["completion"] if is_given(fields, "completion") else ["messages", "conversations", "conversation"]
-    for name in names:
-        entries = decoded(fields.get(name))
-        if not isinstance(entries, list) or not is_conversation(entries):
-            continue
-        for index, entry in enumerate(entries[-1:] if only_last else entries):
-            role = str(entry.get(_name_in(entry, "role", "from"))).lower()
-            if entry.get("weight") == 0 and _ROLES.get(role) == "assistant":
-                kind = "an answer with weight 0, which kedge would learn"
-                kind += "" if only_last else "; data.train_on=last learns the last one only"
-                place = len(entries) - 1 if only_last else index
-                raise RowError(f"field '{name}[{place}]' is {kind}", kind)
-
-
 def check_rendered(fields: Fields) -> None:
     """Check that a row whose messages are rendered has no columns that a template should read beside them.
 
@@ -201,8 +181,8 @@ def _message(entry: object, name: str) -> dict[str, str] | None:
     speaker = _name_in(entry, "role", "from")
     content = _name_in(entry, "content", "value")
     role = text_of(field_of(entry, speaker), f"{name}.{speaker}")
-    if speaker == "from" and role.lower() not in _ROLES:
-        raise RowError(f"field {name + '.from'!r} is {role[:40]!r}, expected one of {', '.join(_ROLES)}")
+    if speaker == "from" and role.lower() not in ROLES:
+        raise RowError(f"field {name + '.from'!r} is {role[:40]!r}, expected one of {', '.join(ROLES)}")
     for key, (held, remedy) in _UNREAD.items():
         if entry.get(key) and is_given(entry, key):
             unread = f"which kedge does not read: {remedy}"
@@ -211,7 +191,7 @@ def _message(entry: object, name: str) -> dict[str, str] | None:
     if role == "system" and content in entry and not is_given({content: text}, content):
         return None
     field_of(entry, content)
-    return {"role": _ROLES.get(role.lower(), role), "content": text_of(text, f"{name}.{content}")}
+    return {"role": ROLES.get(role.lower(), role), "content": text_of(text, f"{name}.{content}")}
 
 
 def _joined(content: object, name: str) -> object:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
-from kedge.data.chat import render_answer, render_demonstration, render_prompt
+from kedge.data.chat import generated_answers, render_answer, render_demonstration, render_prompt
 from kedge.data.fields import (
     POST,
     Fields,
     Messages,
     Role,
     check_fields,
-    check_learned,
     check_rendered,
     columns_of,
     field_of,
@@ -25,7 +24,8 @@ from kedge.data.fields import (
     rename_columns,
     text_of,
 )
-from kedge.data.forms import ranked_answers, standard_form
+from kedge.data.forms import is_comparison, ranked_answers, standard_form
+from kedge.data.marks import check_judged, excluded_answers
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, RowError
 from kedge.data.tokens import encode_completion, encode_example
 from kedge.data.truncation import (
@@ -51,6 +51,8 @@ class Post(NamedTuple):
     post: str
 
 
+_NOTHING_LEFT = "nothing to learn: the answers are excluded by their flags, or by the chat template's generation marks"
+
 Turn: TypeAlias = "str | Messages | Post"
 """A part of a row: a plain text, one or several messages, or a post."""
 
@@ -69,6 +71,7 @@ class ReadingOptions:
         columns: names of columns, ours → theirs; see `columns_of`.
         train_on: the assistant's messages that a demonstration teaches: all of them, or the last one.
         cuts: collects what was cut to fit.
+        grades: collects the columns that judge answers by a number, which nothing reads.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -79,6 +82,7 @@ class ReadingOptions:
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
     train_on: Literal["all", "last"] = "all"
     cuts: list[object] = field(default_factory=list[object])
+    grades: set[str] = field(default_factory=set[str])
 
 
 def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration:
@@ -89,16 +93,22 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
     Raises:
         RowError: The row has another form.
     """
-    fields = _read(value, "text", "demonstrations", options)
+    given = _named(value, "text", "demonstrations", options)
+    fields = _formed(given, "demonstrations", options)
+    name = "completion"
     if options.template == "tldr":
         name = "chosen" if is_given(fields, "chosen") and not is_given(fields, "summary") else "summary"
-        return _answered(fields, name, options)
-    if not is_given(fields, "completion"):
+    elif not is_given(fields, name):
         if is_given(fields, "messages"):
-            return _conversation_to_learn(messages_of(fields["messages"], "messages"), 1, "messages", options)
-        if is_given(fields, "text") and not is_given(fields, "prompt"):
+            name = "messages"
+        elif is_given(fields, "text") and not is_given(fields, "prompt"):
             return _whole(Demonstration("", text_of(fields["text"], "text")), "text", "text", options)
-    answer = field_of(fields, "completion")
+    answer = field_of(fields, name)
+    if is_given(given, "completion") or not is_comparison(given):
+        options.grades.update(check_judged(given, answer))
+    excluded = excluded_answers(given, only_last=options.train_on == "last")
+    if name == "messages":
+        return _conversation_to_learn(messages_of(answer, name), 1, name, excluded, options)
     if isinstance(answer, (list, tuple)) and len(answer) > 1:
         start = _as_messages(field_of(fields, "prompt"), "prompt", "user")
         answers = messages_of(answer, "completion")
@@ -107,12 +117,10 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
                 "field 'prompt' ends with an assistant message, and 'completion' starts with one and has several: make "
                 "one message of the two, and write it into one of the fields"
             )
-        return _conversation_to_learn([*start, *answers], len(start), "completion", options)
-    return _answered(fields, "completion", options)
-
-
-def _answered(fields: Fields, name: str, options: ReadingOptions) -> Demonstration:
-    prompt, completion = _prompt_and_answers(fields, {name: field_of(fields, name)}, options)
+        return _conversation_to_learn([*start, *answers], len(start), "completion", excluded, options)
+    if excluded:
+        raise RowError(_NOTHING_LEFT)
+    prompt, completion = _prompt_and_answers(fields, {name: answer}, options)
     return Demonstration(prompt, completion)
 
 
@@ -163,11 +171,12 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
 
 
 def _read(value: object, name: str, role: Role, options: ReadingOptions) -> Fields:
-    """A row under kedge's names and in one of its forms.
+    """A row under kedge's names and in one of its forms."""
+    return _formed(_named(value, name, role, options), role, options)
 
-    A bare text becomes the field `name`, and a bare conversation `messages`. Missing values, which rows of concatenated
-    data sets have in the columns of the others, do not count as fields; reward functions may still take them.
-    """
+
+def _named(value: object, name: str, role: Role, options: ReadingOptions) -> Fields:
+    """A row under kedge's names. A bare text becomes the field `name`, and a bare conversation `messages`."""
     columns = columns_of(options.columns, role)
     is_text = bool(name) and isinstance(value, str)
     if is_text and name not in columns.values():
@@ -175,12 +184,18 @@ def _read(value: object, name: str, role: Role, options: ReadingOptions) -> Fiel
     fields = check_fields(
         {name: value} if is_text else {"messages": value} if name and is_conversation(value) else value
     )
-    if columns:
-        fields = rename_columns(fields, columns)
+    return rename_columns(fields, columns) if columns else fields
+
+
+def _formed(fields: Fields, role: Role, options: ReadingOptions) -> Fields:
+    """A row in one of kedge's forms.
+
+    Missing values, which rows of concatenated data sets have in the columns of the others, do not count as fields;
+    reward functions may still take them.
+    """
+    columns = columns_of(options.columns, role)
     if options.template == "tldr":
         return fields
-    if role == "demonstrations":
-        check_learned(fields, only_last=options.train_on == "last")
     given = standard_form(
         {key: value for key, value in fields.items() if is_given(fields, key)}, role, options.tokenizer
     )
@@ -331,35 +346,43 @@ def _fitted(
     return _checked_lengths(_rendered_prompt(kept, options), texts, options)
 
 
-def _conversation_to_learn(messages: Messages, first: int, name: str, options: ReadingOptions) -> Demonstration:
+def _conversation_to_learn(
+    messages: Messages, first: int, name: str, excluded: Collection[int], options: ReadingOptions
+) -> Demonstration:
     """A conversation as a demonstration of its assistant's messages.
 
     Args:
         messages: the conversation.
         first: number of messages that belong to the prompt in any case, at least 1.
         name: the field that holds its end.
+        excluded: answers that are not learned, counted from the end.
         options: how rows are parsed.
 
     Raises:
-        RowError: The last message is not an answer, the template leaves out a part of a message, or the conversation is
-            too long.
+        RowError: The last message is not an answer, no answer is to be learned, the template leaves out a part of a
+            message, or the conversation is too long.
         DataError: The tokenizer has no chat template.
     """
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise RowError(f"field {name!r} must end with an assistant message that follows another message")
+    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    kept = [index for number, index in enumerate(answers, start=-len(answers)) if number not in excluded]
+    wanted = answers[-1:] if options.train_on == "last" else range(first, len(messages))
+    learned = generated_answers(options.tokenizer, messages, [index for index in kept if index in wanted])
+    if not learned:
+        raise RowError(_NOTHING_LEFT)
+    messages = messages[: learned[-1] + 1]  # nothing after it changes what is learned
     last = {name: messages[-1:]}
-    only_last = options.train_on == "last" or not any(each["role"] == "assistant" for each in messages[first:-1])
-    if only_last and messages[-2]["role"] != "assistant":  # which the last one would continue
+    if len(learned) == 1 and messages[-2]["role"] != "assistant":  # which the last one would continue
         prompt, completion = _fitted(messages[:-1], last, options)
         return Demonstration(prompt, completion)
     if options.truncate != "never":
         # The length of all turns decides how many fit; the prompt, before the first answer, has a separate limit.
-        limits = options if only_last else replace(options, max_prompt_tokens=None)
-        kept = _cut(messages[:-1], _rendered(messages[:-1], last, options), limits)
-        first = max(first - (len(messages) - 1 - len(kept)), 1)
-        messages = [*cast("Messages", kept), messages[-1]]
-    learned = [index for index in range(first, len(messages)) if messages[index]["role"] == "assistant"]
-    learned = learned[-1:] if only_last else learned
+        limits = options if len(learned) == 1 else replace(options, max_prompt_tokens=None)
+        left = _cut(messages[:-1], _rendered(messages[:-1], last, options), limits)
+        dropped = len(messages) - 1 - len(left)
+        learned = [index - dropped for index in learned if index - dropped >= max(first - dropped, 1)]
+        messages = [*cast("Messages", left), messages[-1]]
     prompt, completion, read = render_demonstration(options.tokenizer, messages, learned)
     _checked_lengths(prompt, {}, options)
     record = Demonstration(prompt, text_of(completion, name), read)

@@ -309,12 +309,14 @@ class Table(Generic[RecordT]):
         rejected: the unusable rows.
         num_cut: usable rows with a part that was cut to fit.
         origins: index of each usable row's source among the names in `Sources`; 0 for any other source.
+        notes: further facts for the line about the data.
     """
 
     records: list[RecordT]
     rejected: list[Rejection]
     num_cut: int = 0
     origins: list[int] = field(default_factory=list[int])
+    notes: Sequence[str] = ()
 
     def dropped(self) -> dict[str, int]:
         """Number of unusable rows by reason, most frequent first."""

@@ -1,0 +1,108 @@
+"""Marks that exclude an answer from what is learned: flags of a message, and columns that judge a row's answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kedge.data.fields import ROLES, Fields, decoded, is_conversation, is_given
+from kedge.data.records import RowError
+
+_LEARNED = re.compile(
+    r"weight|loss(_weight|_scale|_mask)?|learn(able)?|train(ing|able|_on|_on_turn)?|thumbs?_up|"
+    r"(is_|kto_)?(tag|label|desirable|chosen|preferred|accept(ed|able)?|approved|correct|right|good|valid|pass(ed)?|"
+    r"success(ful)?|solved|resolved|helpful|safe|liked?|upvoted?)|"
+    r"(\w+_)?(score|rating|reward|quality|grade|correctness|verdict|judge?ment|feedback)"
+)
+"""Names of marks that are above 0 for an answer to learn."""
+_EXCLUDED = re.compile(
+    r"(is_)?(masked|undesirable|rejected|bad|wrong|incorrect|invalid|toxic|harmful|unsafe|disliked?|failed)|thumbs?_down"
+)
+"""Names of marks that are 0 for an answer to learn."""
+_BAD = re.compile(
+    r"(un|not[ _]?)(desirable|acceptable|safe)|(in|not[ _])correct|bad|poor|wrong|negative|reject(ed)?|fail(ed|ure)?|"
+    r"disliked?|(thumbs?[ _]?)?down(voted?)?"
+)
+_LIKE_A_FLAG = re.compile(r"(^|_)(weight|loss|learn|train|mask|ignore|exclude|skip|supervise)")
+
+
+def excluded_answers(fields: Fields, *, only_last: bool) -> set[int]:
+    """The assistant's messages that are not to be learned, counted from the end: −1 is the last one.
+
+    Args:
+        fields: A demonstration before its form is changed.
+        only_last: Read the flags of the last message alone.
+
+    Raises:
+        RowError: A flag is unknown or neither 0 nor 1, or asks for a message that is never learned.
+    """
+    names = ("completion",) if is_given(fields, "completion") else ("messages", "conversations", "conversation")
+    for name in (*names, "chosen"):
+        value = decoded(fields.get(name))
+        entries: Any = [value] if isinstance(value, Mapping) else value
+        if is_conversation(entries):
+            start = len(entries) - 1 if only_last else 0
+            flags = [_flag(entry, f"{name}[{index}]") for index, entry in enumerate(entries[start:], start=start)]
+            answers = [flag for flag in reversed(flags) if flag is not None]
+            return {-number for number, flag in enumerate(answers, start=1) if not flag}
+    return set()
+
+
+def _flag(message: Fields, place: str) -> bool | None:
+    """True for an answer to learn, False for one that its flags exclude, None for another message."""
+    is_answer = ROLES.get(str(message.get("role") or message.get("from")).lower()) == "assistant"
+    is_learned = True
+    for key, value in message.items():
+        mark = _mark(key, value)
+        is_followed = isinstance(mark, bool) if is_answer else mark is not True
+        if is_given(message, key) and _LIKE_A_FLAG.search(_words(key)) and not is_followed:
+            raise RowError(
+                f"field '{place}.{key}' is {value!r:.40}, which kedge cannot follow: it learns the assistant's "
+                "messages, without those with 'weight', 'loss', 'loss_mask' or 'train' 0, or 'masked' 1",
+                f"messages with a flag {key!r} that kedge cannot follow",
+            )
+        is_learned = is_learned and mark is not False
+    return is_learned if is_answer else None
+
+
+def check_judged(fields: Fields, answer: object) -> set[str]:
+    """Check that no column beside an answer to learn says that it is a bad one, as KTO's `label` does.
+
+    Args:
+        fields: A demonstration.
+        answer: Its answer; a column that repeats it is no judgment.
+
+    Returns:
+        The columns with a number that leaves open whether the answer is good.
+
+    Raises:
+        RowError: A column says so.
+    """
+    columns = [key for key in fields if is_given(fields, key) and str(fields[key]).strip() != str(answer).strip()]
+    marks = {key: _mark(key, fields[key]) for key in columns}
+    for key, mark in marks.items():
+        if mark is False:
+            raise RowError(
+                f"field {key!r} is {fields[key]!r:.40}, and kedge would learn this answer: leave such rows out or, if "
+                f"the column does not judge answers, rename it: data.columns.demonstrations.other={key}",
+                f"answers that {key!r} calls bad",
+            )
+    return {key for key, mark in marks.items() if mark not in (None, True)}
+
+
+def _mark(key: str, given: object) -> bool | float | None:
+    """True for an answer to learn, False for one to exclude, another number if it may be either; else None."""
+    name = _words(key)
+    value: Any = decoded(given.strip().lower()) if isinstance(given, str) else given
+    if isinstance(value, (int, float)):
+        if _EXCLUDED.fullmatch(name):
+            return not value if value in (0, 1) else value
+        return (value > 0 if value <= 0 or value == 1 else value) if _LEARNED.fullmatch(name) else None
+    is_bad = not all(value) if isinstance(value, list) else isinstance(value, str) and _BAD.fullmatch(value)
+    return False if is_bad and _LEARNED.fullmatch(name) else None
+
+
+def _words(key: str) -> str:
+    """`trainOnTurn` as `train_on_turn`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", key).lower()
