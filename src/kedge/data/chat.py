@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from kedge.data.fields import Messages
 from kedge.data.records import RowError
-from kedge.data.tokens import Rendered, num_shared
+from kedge.data.tokens import Rendered, num_shared, special_wrapping
 from kedge.errors import DataError
 from kedge.system.texts import error_text
 from kedge.system.workers.codec import decode, encode
@@ -168,6 +168,21 @@ def closing_of(tokenizer: PreTrainedTokenizerBase, *, is_last: bool = True) -> s
         known = (tokenizer.chat_template, *_closings(tokenizer))
         _CLOSINGS[tokenizer] = known
     return known[1] if is_last else known[2]
+
+
+def written_ends(tokenizer: PreTrainedTokenizerBase, *, in_message: bool) -> tuple[str, str]:
+    """The special tokens that are written before a text or message (BOS) and after an answer (EOS), as text.
+
+    Args:
+        tokenizer: The model's.
+        in_message: Of a message, where the chat template decides.
+    """
+    end = str(tokenizer.eos_token or "")
+    if not in_message:
+        return "".join(map(str, tokenizer.convert_ids_to_tokens(special_wrapping(tokenizer)[0]))), end
+    start = str(tokenizer.bos_token or "")
+    is_written = any(each in str(tokenizer.chat_template) for each in ("bos_token", start))
+    return start if is_written else "", end if closing_of(tokenizer) else ""
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

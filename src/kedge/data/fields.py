@@ -16,7 +16,7 @@ Fields: TypeAlias = "Mapping[str, Any]"
 Messages: TypeAlias = "list[dict[str, str]]"
 
 _DEEPEST = 100
-ROLES = {
+_ROLES = {
     **{"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"},
     **{"chatgpt": "assistant", "model": "assistant", "tool": "tool", "observation": "tool"},
 }
@@ -169,20 +169,25 @@ def check_rendered(fields: Fields) -> None:
             raise RowError(f"field {name!r} is for the chat template, {remedy}", f"rows with {name}")
 
 
-def _name_in(entry: Fields, ours: str, theirs: str) -> str:
+def name_in(entry: Fields, ours: str, theirs: str) -> str:
     """The name that a message uses: concatenated data sets hold null under the other one."""
     return theirs if theirs in entry and entry.get(ours) is None else ours
+
+
+def role_of(message: Fields) -> str | None:
+    """The role of a message under kedge's name; None for another one."""
+    return _ROLES.get(str(message.get(name_in(message, "role", "from"))).lower())
 
 
 def _message(entry: object, name: str) -> dict[str, str] | None:
     """A message; None for an empty one of the system."""
     if not isinstance(entry, Mapping):
         raise RowError(f"field {name!r} is {_kind(entry)}, expected a message with 'role' and 'content'")
-    speaker = _name_in(entry, "role", "from")
-    content = _name_in(entry, "content", "value")
+    speaker = name_in(entry, "role", "from")
+    content = name_in(entry, "content", "value")
     role = text_of(field_of(entry, speaker), f"{name}.{speaker}")
-    if speaker == "from" and role.lower() not in ROLES:
-        raise RowError(f"field {name + '.from'!r} is {role[:40]!r}, expected one of {', '.join(ROLES)}")
+    if speaker == "from" and role.lower() not in _ROLES:
+        raise RowError(f"field {name + '.from'!r} is {role[:40]!r}, expected one of {', '.join(_ROLES)}")
     for key, (held, remedy) in _UNREAD.items():
         if entry.get(key) and is_given(entry, key):
             unread = f"which kedge does not read: {remedy}"
@@ -191,7 +196,7 @@ def _message(entry: object, name: str) -> dict[str, str] | None:
     if role == "system" and content in entry and not is_given({content: text}, content):
         return None
     field_of(entry, content)
-    return {"role": ROLES.get(role.lower(), role), "content": text_of(text, f"{name}.{content}")}
+    return {"role": _ROLES.get(role.lower(), role), "content": text_of(text, f"{name}.{content}")}
 
 
 def _joined(content: object, name: str) -> object:
@@ -226,10 +231,10 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "comparisons": ("prompt", "chosen", "rejected", "margin", "responses", "ranks", *_INSTRUCTION, *POST),
     "prompts": ("prompt", "messages", "text", *_INSTRUCTION, *_IDS, *POST),
 }
-_COMPARED = ("chosen", "rejected", "responses", "ranks")
+COMPARED = ("chosen", "rejected", "responses", "ranks")
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {
-    "prompts": ("completion", "summary", "output", *_COMPARED),
-    "demonstrations": _COMPARED,
+    "prompts": ("completion", "summary", "output", *COMPARED),
+    "demonstrations": COMPARED,
 }
 """Columns that may be missing: references of prompts, and columns of comparisons, which other roles can read."""
 

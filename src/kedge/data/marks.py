@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kedge.data.fields import ROLES, Fields, decoded, is_conversation, is_given
+from kedge.data.fields import Fields, decoded, is_conversation, is_given, role_of
 from kedge.data.records import RowError
 
 _LEARNED = re.compile(
@@ -51,7 +51,7 @@ def excluded_answers(fields: Fields, *, only_last: bool) -> set[int]:
 
 def _flag(message: Fields, place: str) -> bool | None:
     """True for an answer to learn, False for one that its flags exclude, None for another message."""
-    is_answer = ROLES.get(str(message.get("role") or message.get("from")).lower()) == "assistant"
+    is_answer = role_of(message) == "assistant"
     is_learned = True
     for key, value in message.items():
         mark = _mark(key, value)

@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
-from kedge.data.chat import generated_answers, render_answer, render_demonstration, render_prompt
+from kedge.data.chat import generated_answers, render_answer, render_demonstration, render_prompt, written_ends
 from kedge.data.fields import (
+    COMPARED,
     POST,
     Fields,
     Messages,
@@ -20,14 +21,16 @@ from kedge.data.fields import (
     is_conversation,
     is_given,
     messages_of,
+    name_in,
     number_of,
     rename_columns,
+    role_of,
     text_of,
 )
 from kedge.data.forms import is_comparison, ranked_answers, standard_form
 from kedge.data.marks import check_judged, excluded_answers
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, RowError
-from kedge.data.tokens import encode_completion, encode_example
+from kedge.data.tokens import bare_text, encode_completion, encode_example
 from kedge.data.truncation import (
     Truncate,
     num_tokens,
@@ -193,19 +196,33 @@ def _formed(fields: Fields, role: Role, options: ReadingOptions) -> Fields:
     Missing values, which rows of concatenated data sets have in the columns of the others, do not count as fields;
     reward functions may still take them.
     """
-    columns = columns_of(options.columns, role)
-    if options.template == "tldr":
-        return fields
-    given = standard_form(
-        {key: value for key, value in fields.items() if is_given(fields, key)}, role, options.tokenizer
-    )
-    if "system" in columns and "system" in given:
-        given = _with_system(given, options)
-    elif isinstance(given.get("system"), str):
-        given = _with_system(given, options, is_named=False)
-    if any(is_conversation(given.get(name)) for name in ("messages", "prompt")):
-        check_rendered(given)
-    return {**{key: value for key, value in fields.items() if not is_given(fields, key) and key not in given}, **given}
+    given: Fields = {key: value for key, value in fields.items() if is_given(fields, key)}
+    if options.template != "tldr":
+        columns = columns_of(options.columns, role)
+        given = standard_form(given, role, options.tokenizer)
+        if isinstance(given.get("system"), str) or columns.keys() & given.keys() & {"system"}:
+            given = _with_system(given, options, is_named="system" in columns)
+        if any(is_conversation(given.get(name)) for name in ("messages", "prompt")):
+            check_rendered(given)
+    read = ("messages",) if role == "prompts" else ("messages", "text", "completion", "summary", *COMPARED)
+    bare = {
+        name: _bare(given[name], options, is_answer=name != "prompt") for name in ("prompt", *read) if name in given
+    }
+    absent = {key: value for key, value in fields.items() if key not in given and not is_given(fields, key)}
+    return {**absent, **given, **bare}
+
+
+def _bare(value: Any, options: ReadingOptions, *, is_answer: bool, in_message: bool = False) -> Any:
+    """A field without BOS before its texts and EOS after its answers, where both are written anyway."""
+    if isinstance(value, str):
+        start, end = written_ends(options.tokenizer, in_message=in_message)
+        return bare_text(value, start, end if is_answer else "")
+    if isinstance(value, (list, tuple)):
+        return [_bare(entry, options, is_answer=is_answer) for entry in value]
+    if not is_conversation([value]) or not options.tokenizer.chat_template:
+        return value
+    name = name_in(value, "content", "value")
+    return {**value, name: _bare(value[name], options, is_answer=role_of(value) == "assistant", in_message=True)}
 
 
 def _with_system(fields: Fields, options: ReadingOptions, *, is_named: bool = True) -> Fields:

@@ -172,6 +172,20 @@ def special_wrapping(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], lis
     return [], []
 
 
+def bare_text(text: str, start: str, end: str) -> str:
+    """A text without the special tokens at its ends that are written anyway, and without space after the last.
+
+    Args:
+        text: The text.
+        start: What is written before it, such as BOS; empty for nothing.
+        end: What is written after it, such as EOS; empty for nothing.
+    """
+    while start and text.startswith(start):
+        text = text.removeprefix(start)
+    bare = re.sub(rf"{re.escape(end)}(\s|{re.escape(end)})*\Z", "", text) if end and end in text else text
+    return bare if bare.strip() else text.strip()
+
+
 def pad_left(
     rows: Sequence[Sequence[int]], pad_id: int
 ) -> tuple[Int[Tensor, "batch width"], Bool[Tensor, "batch width"]]:
@@ -280,7 +294,7 @@ END = 0x110000
 class _Characters:
     """The part of a tokenizer's interface that reading data needs."""
 
-    bos_token_id = pad_token_id = pad_token = None
+    bos_token = bos_token_id = pad_token_id = pad_token = None
     eos_token_id = END
     eos_token = "<end>"
     chat_template = "{{ messages }}"
