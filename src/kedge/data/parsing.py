@@ -141,9 +141,11 @@ def parse_comparison(value: object, options: ReadingOptions) -> Comparison | Ran
     answers = {name: field_of(fields, name) for name in ("chosen", "rejected")}
     prompt, chosen, rejected = _prompt_and_answers(fields, answers, options, cuts_answers=True)
     if chosen == rejected:
-        cut = "" if answers["chosen"] == answers["rejected"] else ", once cut to fit"
-        raise RowError(f"fields 'chosen' and 'rejected' hold the same answer{cut}")
+        written = "" if answers["chosen"] == answers["rejected"] else ", as the chat template writes them"
+        raise RowError(f"fields 'chosen' and 'rejected' hold the same answer{written}")
     margin = number_of(fields["margin"], "margin") if is_given(fields, "margin") else None
+    if margin is not None and margin < 0:
+        raise RowError(f"field 'margin' is {margin:g}, expected at least 0: swap 'chosen' and 'rejected' instead")
     return Comparison(prompt, chosen, rejected, margin)
 
 
@@ -310,6 +312,8 @@ def _has_conversation(fields: Fields) -> bool:
 
 def _ranking(fields: Fields, options: ReadingOptions) -> Ranking:
     responses, ranks = ranked_answers(fields)
+    if any(is_given(fields, name) for name in ("margin", "margins")):
+        raise RowError("a ranking has no margin: leave 'margin' out, or write 'chosen' and 'rejected' of each pair")
     if len(set(ranks)) < 2:
         raise RowError("all entries of 'ranks' are equal: at least two different ranks are needed")
     answers = {f"responses[{index}]": entry for index, entry in enumerate(responses)}
@@ -460,7 +464,15 @@ def _without_ends(
     max_length: int,
     options: ReadingOptions,
 ) -> dict[str, str | Messages]:
-    """Answers without their end, where it leaves the prompt less than half of `max_length` and less than it needs."""
+    """Answers without their end, where it leaves the prompt less than half of `max_length` and less than it needs.
+
+    Raises:
+        RowError: Two answers differ only where they are cut.
+    """
+
+    def ending(answer: str | Messages) -> str:
+        return answer if isinstance(answer, str) else answer[-1]["content"]
+
     half = max_length // 2
     needed = num_tokens(options.tokenizer, _rendered_prompt(prompt, options), half)
     room = max_length - min(needed, half, options.max_prompt_tokens or half)
@@ -477,6 +489,10 @@ def _without_ends(
             *before, last = answer
             shorter = text_of(last["content"][: len(text) - len(texts[name])], name)
             kept[name] = [*before, {**last, "content": shorter}]
+        for other in answers.keys() - {name}:
+            if ending(answers[other]).startswith(ending(kept[name])):
+                kind = "answers that differ only where they are cut to fit"
+                raise RowError(f"fields {name!r} and {other!r} hold {kind}", kind)
     return kept
 
 
