@@ -72,11 +72,13 @@ class Prompt:
         text: the text that the policy continues.
         columns: the row's other fields, passed to reward functions.
         absent: names among them that the row lacks, which are None for the sake of the other rows.
+        place: its file and line, or row.
     """
 
     text: str
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     absent: Collection[str] = ()
+    place: str = field(default="a prompt", compare=False)
 
     @property
     def row(self) -> dict[str, Any]:
