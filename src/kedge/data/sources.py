@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, combinations, groupby, islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from kedge.data.generated import PREFIX, generated_rows
 from kedge.data.records import Row, check_row_count, listed_rows, one_line_errors, parquet_rows, table_rows
-from kedge.data.text_files import COMPRESSIONS, csv_rows, json_rows
+from kedge.data.text_files import COMPRESSIONS, csv_rows, json_rows, text_rows
 from kedge.errors import DataError
 from kedge.system.memory import free_memory, memory_limit, private_memory
 from kedge.system.texts import IN_MEMORY, pointer_fault
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     **{".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows, ".parquet": parquet_rows},
-    **{".csv": csv_rows, ".tsv": csv_rows},
+    **{".csv": csv_rows, ".tsv": csv_rows, ".txt": text_rows},
 }
 # Without .json: in a folder of data files, .json files hold metadata, and .csv files may.
 _FOLDER_FORMATS = ((".jsonl", ".ndjson", ".parquet"), (".csv", ".tsv"))
@@ -38,6 +39,7 @@ _MISNAMED = {
     (b"\xff\xfe", ()): "UTF-16; save it as UTF-8",
 }
 _SHARD = re.compile(r"[-_.]?\d+(-of-\d+)?([-_.][0-9a-f]{8,})?$")
+_COPY = re.compile(r"(-checkpoint| ?\(\d+\)|[ _-]+copy( ?\(?\d+\)?)?|\.bak|\.old)(?=\.\w+)", re.IGNORECASE)
 _SPLIT = re.compile(r"(?<![a-z])(train(ing)?|test|valid(ation)?|val|dev|eval(uation)?)(?![a-z])", re.IGNORECASE)
 
 _HUB_ID = re.compile(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*(:\S+)?")
@@ -59,7 +61,7 @@ def rows_of(source: Source) -> Iterator[Row]:
     Args:
         source: one of
 
-            - a `.jsonl`, `.json`, `.parquet`, `.csv` or `.tsv` file; texts also compressed;
+            - a `.jsonl`, `.json`, `.parquet`, `.csv`, `.tsv` or, of prompts, `.txt` file; texts also compressed;
             - a folder that `datasets` saved, or with such files; `folder:split` takes the files of one split;
             - a task of reasoning-gym: `reasoning-gym:NAME,size=…,seed=…`, see `generated`;
             - a Hugging Face id: `org/name`, `org/name:split` (default `train`), `org/name:config:split`;
@@ -194,6 +196,7 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
         formats = ", ".join(chain.from_iterable(_FOLDER_FORMATS))
         raise DataError(f"{folder} holds no {formats} file {wanted}and no saved data set{named or json}")
     _check_configurations(folder, sorted({path.parent for path in chosen}))
+    _check_copies(folder, chosen)
     names = sorted({splits[path] for path in chosen})
     # Files of one name are one split; of several, only those may be read together that do not say that they are splits.
     if len(names) > 1 and any(_SPLIT.search(splits[path]) or "-of-" in path.name for path in chosen):
@@ -203,6 +206,19 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
         kinds = ", ".join(sorted({copy[2] for copy in copies}))
         raise DataError(f"{folder} has the same names as {kinds}, which may be copies; name one of the files")
     return chain.from_iterable(_file_rows(folder / path) for path in chosen)
+
+
+def _check_copies(folder: Path, paths: Sequence[Path]) -> None:
+    """Refuse files that are copies of others: by their content, or by the names that file managers and Jupyter give."""
+    pairs = [(path.with_name(_COPY.sub("", path.name)), path) for path in paths]
+    pairs = [pair for pair in pairs if pair[0] != pair[1] and pair[0] in paths]
+    by_size = sorted((os.path.getsize(folder / path), path) for path in paths)
+    for _, same in groupby((each for each in by_size if each[0]), key=lambda each: each[0]):
+        twins = combinations((path for _, path in same), 2)
+        pairs += [twin for twin in twins if filecmp.cmp(*(folder / path for path in twin), shallow=False)]
+    if pairs:
+        first, second = pairs[0]
+        raise DataError(f"{folder}: {second} looks like a copy of {first}; remove it, or name the files to read")
 
 
 def _check_configurations(folder: Path, parents: list[Path]) -> None:
