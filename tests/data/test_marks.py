@@ -117,7 +117,6 @@ def test_flags_that_cannot_be_followed_are_refused(flag):
     [name] = flag
     row = {"messages": [USER, answer("Wrong.", **flag), USER, answer("So.")]}
     assert reason(row).startswith(f"field 'messages[1].{name}' is ")
-    assert learned(row, train_on="last") == ["So."]
 
 
 def test_the_flags_of_a_comparison_hold_where_it_is_a_demonstration():
@@ -153,11 +152,11 @@ MARKED = "{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{{ '\
 UNMARKED = "{{ m.content }}{{ eos_token }}{{ '\\n' }}"
 END = "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 LAST_ALONE = TURN + "{% if loop.last %}" + MARKED + "{% else %}" + UNMARKED + "{% endif %}" + END
-SHORT_ALONE = TURN + "{% if m.role == 'assistant' and m.content | length < 5 %}" + MARKED.replace("{% gen", "{%- gen")
-SHORT_ALONE += "{% else %}" + UNMARKED + "{% endif %}" + END
+SURE_ALONE = TURN + "{% if m.role == 'assistant' and m.content[0] == 'S' %}" + MARKED.replace("{% gen", "{%- gen")
+SURE_ALONE += "{% else %}" + UNMARKED + "{% endif %}" + END
 
 
-@pytest.mark.parametrize("template", [LAST_ALONE, SHORT_ALONE])
+@pytest.mark.parametrize("template", [LAST_ALONE, SURE_ALONE])
 def test_answers_that_the_template_does_not_mark_are_only_read(template):
     tokenizer = tiny_tokenizer(chat_template=template)
     messages = [USER, answer("Wrong."), USER, answer("So.")]
@@ -170,7 +169,7 @@ def test_answers_that_the_template_does_not_mark_are_only_read(template):
 
 
 def test_an_answer_alone_that_the_template_does_not_mark_is_refused():
-    tokenizer = tiny_tokenizer(chat_template=SHORT_ALONE)
+    tokenizer = tiny_tokenizer(chat_template=SURE_ALONE)
     assert reason({"messages": [USER, answer("Wrong.")]}, tokenizer).startswith("nothing to learn")
 
 

@@ -134,16 +134,19 @@ def generated_answers(tokenizer: PreTrainedTokenizerBase, messages: Messages, an
     Errors as in `render_demonstration`.
     """
     template = str(tokenizer.chat_template)
-    marked = re.sub(r"(\{%-?\s*generation\s*-?%\})", "\\1\ufdd0", template)
+    marked = re.sub(
+        r"(\{%[-+]?\s*generation\b.*?%\})(.*?)(\{%[-+]?\s*endgeneration)",
+        "\\1\ufdd0\\2\ufdd1\\3",
+        template,
+        flags=re.DOTALL,
+    )
     if marked == template:
         return answers
-    marked = re.sub(r"(\{%-?\s*endgeneration)", "\ufdd1\\1", marked)
-    whole = _render(tokenizer, messages)
-    text = "".join(apply_template(tokenizer, messages, chat_template=marked).split())
-    kinds = re.sub("\ufdd0(.*?)\ufdd1", lambda found: "\ufdd0" * len(found[1]), text)
-    starts = [_render(tokenizer, messages[:index], add_generation_prompt=True) for index in answers]
-    before = ["".join(whole[: num_shared(whole, start)].split()) for start in starts]
-    return [index for index, text in zip(answers, before, strict=True) if kinds[len(text) :][:1] == "\ufdd0"]
+    named = [
+        {**message, "content": f"{message['content']}\ufdd2{index}\ufdd2"} for index, message in enumerate(messages)
+    ]
+    inside = re.findall("\ufdd0.*?\ufdd1", apply_template(tokenizer, named, chat_template=marked), flags=re.DOTALL)
+    return [index for index in answers if f"\ufdd2{index}\ufdd2" in "".join(inside)]
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -170,19 +173,31 @@ def closing_of(tokenizer: PreTrainedTokenizerBase, *, is_last: bool = True) -> s
     return known[1] if is_last else known[2]
 
 
-def written_ends(tokenizer: PreTrainedTokenizerBase, *, in_message: bool) -> tuple[str, str]:
-    """The special tokens that are written before a text or message (BOS) and after an answer (EOS), as text.
+def bare(tokenizer: PreTrainedTokenizerBase, turn: str | Messages) -> Any:
+    """An answer as text, or messages, without the BOS and EOS at their ends that are written anyway.
 
     Args:
-        tokenizer: The model's.
-        in_message: Of a message, where the chat template decides.
+        tokenizer: The model's: it writes both around a text; around a message the chat template does.
+        turn: The text or the messages.
     """
     end = str(tokenizer.eos_token or "")
-    if not in_message:
-        return "".join(map(str, tokenizer.convert_ids_to_tokens(special_wrapping(tokenizer)[0]))), end
-    start = str(tokenizer.bos_token or "")
-    is_written = any(each in str(tokenizer.chat_template) for each in ("bos_token", start))
-    return start if is_written else "", end if closing_of(tokenizer) else ""
+    if isinstance(turn, str):
+        start = "".join(map(str, tokenizer.convert_ids_to_tokens(special_wrapping(tokenizer)[0])))
+        return _stripped(turn, start, end)
+    bos = str(tokenizer.bos_token or "")
+    start = bos if any(each in str(tokenizer.chat_template) for each in ("bos_token", bos)) else ""
+    ends = {"assistant": end if closing_of(tokenizer) else ""}
+    return [
+        {**message, "content": _stripped(message["content"], start, ends.get(message["role"], ""))} for message in turn
+    ]
+
+
+def _stripped(text: str, start: str, end: str) -> str:
+    """The text without `start` and `end` at its ends; an answer that is EOS alone keeps it."""
+    while start and text.startswith(start):
+        text = text.removeprefix(start)
+    short = re.sub(rf"{re.escape(end)}(\s|{re.escape(end)})*\Z", "", text) if end else text
+    return short if short.strip() else text.strip()
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

@@ -169,22 +169,22 @@ def check_rendered(fields: Fields) -> None:
             raise RowError(f"field {name!r} is for the chat template, {remedy}", f"rows with {name}")
 
 
-def name_in(entry: Fields, ours: str, theirs: str) -> str:
+def _name_in(entry: Fields, ours: str, theirs: str) -> str:
     """The name that a message uses: concatenated data sets hold null under the other one."""
     return theirs if theirs in entry and entry.get(ours) is None else ours
 
 
 def role_of(message: Fields) -> str | None:
     """The role of a message under kedge's name; None for another one."""
-    return _ROLES.get(str(message.get(name_in(message, "role", "from"))).lower())
+    return _ROLES.get(str(message.get(_name_in(message, "role", "from"))).lower())
 
 
 def _message(entry: object, name: str) -> dict[str, str] | None:
     """A message; None for an empty one of the system."""
     if not isinstance(entry, Mapping):
         raise RowError(f"field {name!r} is {_kind(entry)}, expected a message with 'role' and 'content'")
-    speaker = name_in(entry, "role", "from")
-    content = name_in(entry, "content", "value")
+    speaker = _name_in(entry, "role", "from")
+    content = _name_in(entry, "content", "value")
     role = text_of(field_of(entry, speaker), f"{name}.{speaker}")
     if speaker == "from" and role.lower() not in _ROLES:
         raise RowError(f"field {name + '.from'!r} is {role[:40]!r}, expected one of {', '.join(_ROLES)}")
@@ -231,10 +231,10 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "comparisons": ("prompt", "chosen", "rejected", "margin", "responses", "ranks", *_INSTRUCTION, *POST),
     "prompts": ("prompt", "messages", "text", *_INSTRUCTION, *_IDS, *POST),
 }
-COMPARED = ("chosen", "rejected", "responses", "ranks")
+_COMPARED = ("chosen", "rejected", "responses", "ranks")
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {
-    "prompts": ("completion", "summary", "output", *COMPARED),
-    "demonstrations": COMPARED,
+    "prompts": ("completion", "summary", "output", *_COMPARED),
+    "demonstrations": _COMPARED,
 }
 """Columns that may be missing: references of prompts, and columns of comparisons, which other roles can read."""
 

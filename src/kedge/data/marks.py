@@ -27,12 +27,11 @@ _BAD = re.compile(
 _LIKE_A_FLAG = re.compile(r"(^|_)(weight|loss|learn|train|mask|ignore|exclude|skip|supervise)")
 
 
-def excluded_answers(fields: Fields, *, only_last: bool) -> set[int]:
+def excluded_answers(fields: Fields) -> set[int]:
     """The assistant's messages that are not to be learned, counted from the end: −1 is the last one.
 
     Args:
         fields: A demonstration before its form is changed.
-        only_last: Read the flags of the last message alone.
 
     Raises:
         RowError: A flag is unknown or neither 0 nor 1, or asks for a message that is never learned.
@@ -42,8 +41,7 @@ def excluded_answers(fields: Fields, *, only_last: bool) -> set[int]:
         value = decoded(fields.get(name))
         entries: Any = [value] if isinstance(value, Mapping) else value
         if is_conversation(entries):
-            start = len(entries) - 1 if only_last else 0
-            flags = [_flag(entry, f"{name}[{index}]") for index, entry in enumerate(entries[start:], start=start)]
+            flags = [_flag(entry, f"{name}[{index}]") for index, entry in enumerate(entries)]
             answers = [flag for flag in reversed(flags) if flag is not None]
             return {-number for number, flag in enumerate(answers, start=1) if not flag}
     return set()

@@ -7,9 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
-from kedge.data.chat import generated_answers, render_answer, render_demonstration, render_prompt, written_ends
+from kedge.data.chat import bare, generated_answers, render_answer, render_demonstration, render_prompt
 from kedge.data.fields import (
-    COMPARED,
     POST,
     Fields,
     Messages,
@@ -21,16 +20,14 @@ from kedge.data.fields import (
     is_conversation,
     is_given,
     messages_of,
-    name_in,
     number_of,
     rename_columns,
-    role_of,
     text_of,
 )
 from kedge.data.forms import is_comparison, ranked_answers, standard_form
 from kedge.data.marks import check_judged, excluded_answers
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, RowError
-from kedge.data.tokens import bare_text, encode_completion, encode_example
+from kedge.data.tokens import encode_completion, encode_example
 from kedge.data.truncation import (
     Truncate,
     num_tokens,
@@ -105,11 +102,12 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
         if is_given(fields, "messages"):
             name = "messages"
         elif is_given(fields, "text") and not is_given(fields, "prompt"):
-            return _whole(Demonstration("", text_of(fields["text"], "text")), "text", "text", options)
+            text = bare(options.tokenizer, text_of(fields["text"], "text"))
+            return _whole(Demonstration("", text), "text", "text", options)
     answer = field_of(fields, name)
     if is_given(given, "completion") or not is_comparison(given):
         options.grades.update(check_judged(given, answer))
-    excluded = excluded_answers(given, only_last=options.train_on == "last")
+    excluded = excluded_answers(given)
     if name == "messages":
         return _conversation_to_learn(messages_of(answer, name), 1, name, excluded, options)
     if isinstance(answer, (list, tuple)) and len(answer) > 1:
@@ -166,6 +164,7 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
         name = next((name for name in ("prompt", "messages", "text") if is_given(fields, name)), "prompt")
         prompt = _prompt(fields, name, options)
         del columns[name]
+    prompt = bare(options.tokenizer, prompt) if isinstance(prompt, list) else prompt
     kept = _cut(prompt, {}, options)
     [text] = _checked_lengths(_rendered_prompt(kept, options), {}, options)
     if not isinstance(kept, str):
@@ -198,33 +197,16 @@ def _formed(fields: Fields, role: Role, options: ReadingOptions) -> Fields:
     Missing values, which rows of concatenated data sets have in the columns of the others, do not count as fields;
     reward functions may still take them.
     """
-    given: Fields = {key: value for key, value in fields.items() if is_given(fields, key)}
-    if options.template != "tldr":
-        columns = columns_of(options.columns, role)
-        given = standard_form(given, role, options.tokenizer)
-        if isinstance(given.get("system"), str) or columns.keys() & given.keys() & {"system"}:
-            given = _with_system(given, options, is_named="system" in columns)
-        if any(is_conversation(given.get(name)) for name in ("messages", "prompt")):
-            check_rendered(given)
-    read = ("messages",) if role == "prompts" else ("messages", "text", "completion", "summary", *COMPARED)
-    bare = {
-        name: _bare(given[name], options, is_answer=name != "prompt") for name in ("prompt", *read) if name in given
-    }
-    absent = {key: value for key, value in fields.items() if key not in given and not is_given(fields, key)}
-    return {**absent, **given, **bare}
-
-
-def _bare(value: Any, options: ReadingOptions, *, is_answer: bool, in_message: bool = False) -> Any:
-    """A field without BOS before its texts and EOS after its answers, where both are written anyway."""
-    if isinstance(value, str):
-        start, end = written_ends(options.tokenizer, in_message=in_message)
-        return bare_text(value, start, end if is_answer else "")
-    if isinstance(value, (list, tuple)):
-        return [_bare(entry, options, is_answer=is_answer) for entry in value]
-    if not is_conversation([value]) or not options.tokenizer.chat_template:
-        return value
-    name = name_in(value, "content", "value")
-    return {**value, name: _bare(value[name], options, is_answer=role_of(value) == "assistant", in_message=True)}
+    if options.template == "tldr":
+        return fields
+    is_named = "system" in columns_of(options.columns, role)
+    present = {key: value for key, value in fields.items() if is_given(fields, key)}
+    given = standard_form(present, role, options.tokenizer)
+    if isinstance(given.get("system"), str) or (is_named and "system" in given):
+        given = _with_system(given, options, is_named=is_named)
+    if any(is_conversation(given.get(name)) for name in ("messages", "prompt")):
+        check_rendered(given)
+    return {**{key: value for key, value in fields.items() if not is_given(fields, key) and key not in given}, **given}
 
 
 def _with_system(fields: Fields, options: ReadingOptions, *, is_named: bool = True) -> Fields:
@@ -357,6 +339,8 @@ def _fitted(
     prompt: Turn, answers: Mapping[str, str | Messages], options: ReadingOptions, *, cuts_answers: bool = False
 ) -> tuple[str, ...]:
     """Prompt and answers as texts that fit."""
+    prompt = bare(options.tokenizer, prompt) if isinstance(prompt, list) else prompt
+    answers = {name: bare(options.tokenizer, answer) for name, answer in answers.items()}
     texts = _rendered(prompt, answers, options)
     if cuts_answers and options.truncate != "never" and options.max_length is not None:
         answers = _without_ends(prompt, answers, texts, options.max_length, options)
@@ -386,6 +370,7 @@ def _conversation_to_learn(
     """
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise RowError(f"field {name!r} must end with an assistant message that follows another message")
+    messages = bare(options.tokenizer, messages)
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     kept = [index for number, index in enumerate(answers, start=-len(answers)) if number not in excluded]
     wanted = answers[-1:] if options.train_on == "last" else range(first, len(messages))

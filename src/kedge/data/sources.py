@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations, groupby, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -210,12 +210,14 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
 
 def _check_copies(folder: Path, paths: Sequence[Path]) -> None:
     """Refuse files that are copies of others: by their content, or by the names that file managers and Jupyter give."""
-    pairs = [(path.with_name(_COPY.sub("", path.name)), path) for path in paths]
-    pairs = [pair for pair in pairs if pair[0] != pair[1] and pair[0] in paths]
     by_size = sorted((os.path.getsize(folder / path), path) for path in paths)
-    for _, same in groupby((each for each in by_size if each[0]), key=lambda each: each[0]):
-        twins = combinations((path for _, path in same), 2)
-        pairs += [twin for twin in twins if filecmp.cmp(*(folder / path for path in twin), shallow=False)]
+    twins = [(first, second) for (size, first), (_, second) in pairwise(by_size) if size]
+    pairs = [twin for twin in twins if filecmp.cmp(*map(folder.joinpath, twin), shallow=False)]
+    pairs += [
+        (first, path)
+        for path in paths
+        if (first := path.with_name(_COPY.sub("", path.name))) != path and first in paths
+    ]
     if pairs:
         first, second = pairs[0]
         raise DataError(f"{folder}: {second} looks like a copy of {first}; remove it, or name the files to read")

@@ -172,20 +172,6 @@ def special_wrapping(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], lis
     return [], []
 
 
-def bare_text(text: str, start: str, end: str) -> str:
-    """A text without the special tokens at its ends that are written anyway, and without space after the last.
-
-    Args:
-        text: The text.
-        start: What is written before it, such as BOS; empty for nothing.
-        end: What is written after it, such as EOS; empty for nothing.
-    """
-    while start and text.startswith(start):
-        text = text.removeprefix(start)
-    bare = re.sub(rf"{re.escape(end)}(\s|{re.escape(end)})*\Z", "", text) if end and end in text else text
-    return bare if bare.strip() else text.strip()
-
-
 def pad_left(
     rows: Sequence[Sequence[int]], pad_id: int
 ) -> tuple[Int[Tensor, "batch width"], Bool[Tensor, "batch width"]]:
