@@ -171,7 +171,10 @@ def test_a_pair_that_the_template_makes_equal_names_the_template():
         "rejected": [{**ASSISTANT, "content": "Here"}],
     }
     [reason] = reasons("comparisons", {"prompt": "a", "chosen": "b", "rejected": "c"}, pair, tokenizer)
-    assert reason == "fields 'chosen' and 'rejected' hold the same answer, as the chat template writes them"
+    assert (
+        reason
+        == "fields 'chosen' and 'rejected' hold the same answer, once special tokens and the chat template are added"
+    )
 
 
 def test_comparisons_with_tldr_posts_demonstrate_the_better_summary():

@@ -340,24 +340,6 @@ def test_files_of_one_size_are_no_copies(tmp_path):
     assert len(values(tmp_path)) == 3
 
 
-def test_a_text_file_holds_a_prompt_per_line(tmp_path):
-    path = tmp_path / "prompts.txt"
-    path.write_text("\ufeffThe boat lay\n\n  Once upon a time\r\n", encoding="utf-8")
-    prompts = read_rows(path, "prompts", tokenizer=tiny_tokenizer()).records
-    assert [(prompt.text, prompt.place) for prompt in prompts] == [
-        ("The boat lay", f"{path}:1"),
-        ("Once upon a time", f"{path}:3"),
-    ]
-    for role in ("demonstrations", "comparisons"):
-        with pytest.raises(
-            DataError, match=rf"{path}:1: the lines of a text file are prompts; write other data as JSON"
-        ):
-            read_rows(path, role, tokenizer=tiny_tokenizer())
-    path.write_bytes(b"\xff")
-    with pytest.raises(DataError, match="is not UTF-8"):
-        read_rows(path, "prompts", tokenizer=tiny_tokenizer())
-
-
 @pytest.mark.parametrize("end", ["jsonl", "json", "csv", "parquet"])
 def test_prompts_know_their_place_among_rows_that_were_dropped(tmp_path, end):
     rows = [{"prompt": "a", "x": 1}, {"prompt": "", "x": 2}, {"prompt": "c", "x": 3}]
@@ -460,7 +442,10 @@ def test_invalid_sources(tmp_path):
     with pytest.raises(DataError, match=r"no \.jsonl"):
         values(tmp_path / "empty")
     (tmp_path / "rows.xlsx").write_text("a,b")
-    with pytest.raises(DataError, match=r"unsupported file type; supported: \.jsonl.*; texts also as \.gz, "):
+    with pytest.raises(
+        DataError,
+        match=r"unsupported file type; supported: \.jsonl.*; texts also as \.gz, .* as a JSON line",
+    ):
         values(tmp_path / "rows.xlsx")
     for source in (3, None, {"prompt": "a"}):
         with pytest.raises(DataError, match="the data must be a file, a hub id, a list of rows"):

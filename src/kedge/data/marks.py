@@ -24,11 +24,11 @@ _BAD = re.compile(
     r"(un|not[ _]?)(desirable|acceptable|safe)|(in|not[ _])correct|bad|poor|wrong|negative|reject(ed)?|fail(ed|ure)?|"
     r"disliked?|(thumbs?[ _]?)?down(voted?)?"
 )
-_LIKE_A_FLAG = re.compile(r"(^|_)(weight|loss|learn|train|mask|ignore|exclude|skip|supervise)")
+_LIKE_A_FLAG = re.compile(r"(?i)(^|_)(weight|loss|learn|train|mask|ignore|exclude|skip|supervise)")
 
 
 def excluded_answers(fields: Fields) -> set[int]:
-    """The assistant's messages that are not to be learned, counted from the end: −1 is the last one.
+    """The assistant's messages that are not to be learned, by their place from the end: −1 is the last message.
 
     Args:
         fields: A demonstration before its form is changed.
@@ -41,27 +41,24 @@ def excluded_answers(fields: Fields) -> set[int]:
         value = decoded(fields.get(name))
         entries: Any = [value] if isinstance(value, Mapping) else value
         if is_conversation(entries):
-            flags = [_flag(entry, f"{name}[{index}]") for index, entry in enumerate(entries)]
-            answers = [flag for flag in reversed(flags) if flag is not None]
-            return {-number for number, flag in enumerate(answers, start=1) if not flag}
+            places = enumerate(entries, start=-len(entries))
+            return {place for place, entry in places if _is_excluded(entry, f"{name}[{place + len(entries)}]")}
     return set()
 
 
-def _flag(message: Fields, place: str) -> bool | None:
-    """True for an answer to learn, False for one that its flags exclude, None for another message."""
+def _is_excluded(message: Fields, place: str) -> bool:
+    """True for an answer that its flags exclude."""
     is_answer = role_of(message) == "assistant"
-    is_learned = True
-    for key, value in message.items():
-        mark = _mark(key, value)
+    marks = {key: _mark(key, value) for key, value in message.items()}
+    for key, mark in marks.items():
         is_followed = isinstance(mark, bool) if is_answer else mark is not True
-        if is_given(message, key) and _LIKE_A_FLAG.search(_words(key)) and not is_followed:
+        if is_given(message, key) and _LIKE_A_FLAG.search(key) and not is_followed:
             raise RowError(
-                f"field '{place}.{key}' is {value!r:.40}, which kedge cannot follow: it learns the assistant's "
+                f"field '{place}.{key}' is {message[key]!r:.40}, which kedge cannot follow: it learns the assistant's "
                 "messages, without those with 'weight', 'loss', 'loss_mask' or 'train' 0, or 'masked' 1",
                 f"messages with a flag {key!r} that kedge cannot follow",
             )
-        is_learned = is_learned and mark is not False
-    return is_learned if is_answer else None
+    return is_answer and any(mark is False for mark in marks.values())
 
 
 def check_judged(fields: Fields, answer: object) -> set[str]:
@@ -91,16 +88,14 @@ def check_judged(fields: Fields, answer: object) -> set[str]:
 
 def _mark(key: str, given: object) -> bool | float | None:
     """True for an answer to learn, False for one to exclude, another number if it may be either; else None."""
-    name = _words(key)
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", key).lower()  # `trainOnTurn` as `train_on_turn`
     value: Any = decoded(given.strip().lower()) if isinstance(given, str) else given
-    if isinstance(value, (int, float)):
-        if _EXCLUDED.fullmatch(name):
-            return not value if value in (0, 1) else value
-        return (value > 0 if value <= 0 or value == 1 else value) if _LEARNED.fullmatch(name) else None
-    is_bad = not all(value) if isinstance(value, list) else isinstance(value, str) and _BAD.fullmatch(value)
-    return False if is_bad and _LEARNED.fullmatch(name) else None
-
-
-def _words(key: str) -> str:
-    """`trainOnTurn` as `train_on_turn`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", key).lower()
+    if isinstance(value, list):
+        value = all(value)
+    elif isinstance(value, str) and _BAD.fullmatch(value):
+        value = False
+    if not isinstance(value, (int, float)):
+        return None
+    if _EXCLUDED.fullmatch(name):
+        return not value if value in (0, 1) else value
+    return (value > 0 if value <= 0 or value == 1 else value) if _LEARNED.fullmatch(name) else None

@@ -93,8 +93,7 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
     Raises:
         RowError: The row has another form.
     """
-    given = _named(value, "text", "demonstrations", options)
-    fields = _formed(given, "demonstrations", options)
+    given, fields = _read(value, "text", "demonstrations", options)
     name = "completion"
     if options.template == "tldr":
         name = "chosen" if is_given(fields, "chosen") and not is_given(fields, "summary") else "summary"
@@ -133,13 +132,15 @@ def parse_comparison(value: object, options: ReadingOptions) -> Comparison | Ran
     Raises:
         RowError: The row has neither form, or expresses no preference.
     """
-    fields = _read(value, "", "comparisons", options)
+    _, fields = _read(value, "", "comparisons", options)
     if is_given(fields, "responses") and not is_given(fields, "chosen"):
         return _ranking(fields, options)
     answers = {name: field_of(fields, name) for name in ("chosen", "rejected")}
     prompt, chosen, rejected = _prompt_and_answers(fields, answers, options, cuts_answers=True)
     if chosen == rejected:
-        written = "" if answers["chosen"] == answers["rejected"] else ", as the chat template writes them"
+        written = (
+            "" if answers["chosen"] == answers["rejected"] else ", once special tokens and the chat template are added"
+        )
         raise RowError(f"fields 'chosen' and 'rejected' hold the same answer{written}")
     margin = number_of(fields["margin"], "margin") if is_given(fields, "margin") else None
     if margin is not None and margin < 0:
@@ -156,7 +157,7 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
     Raises:
         RowError: The row has another form, or is too long.
     """
-    fields = _read(value, "prompt", "prompts", options)
+    _, fields = _read(value, "prompt", "prompts", options)
     columns = dict(fields)
     if options.template == "tldr":
         prompt = _post(fields)
@@ -174,39 +175,32 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
     return Prompt(text, columns)
 
 
-def _read(value: object, name: str, role: Role, options: ReadingOptions) -> Fields:
-    """A row under kedge's names and in one of its forms."""
-    return _formed(_named(value, name, role, options), role, options)
+def _read(value: object, name: str, role: Role, options: ReadingOptions) -> tuple[Fields, Fields]:
+    """A row under kedge's names, as it is and in one of kedge's forms.
 
-
-def _named(value: object, name: str, role: Role, options: ReadingOptions) -> Fields:
-    """A row under kedge's names. A bare text becomes the field `name`, and a bare conversation `messages`."""
+    A bare text becomes the field `name`, and a bare conversation `messages`. Missing values, which rows of concatenated
+    data sets have in the columns of the others, do not count as fields; reward functions may still take them.
+    """
     columns = columns_of(options.columns, role)
     is_text = bool(name) and isinstance(value, str)
-    if is_text and name not in columns.values():
-        return check_fields({name: value})
     fields = check_fields(
         {name: value} if is_text else {"messages": value} if name and is_conversation(value) else value
     )
-    return rename_columns(fields, columns) if columns else fields
-
-
-def _formed(fields: Fields, role: Role, options: ReadingOptions) -> Fields:
-    """A row in one of kedge's forms.
-
-    Missing values, which rows of concatenated data sets have in the columns of the others, do not count as fields;
-    reward functions may still take them.
-    """
+    if columns and not (is_text and name not in columns.values()):
+        fields = rename_columns(fields, columns)
     if options.template == "tldr":
-        return fields
-    is_named = "system" in columns_of(options.columns, role)
-    present = {key: value for key, value in fields.items() if is_given(fields, key)}
-    given = standard_form(present, role, options.tokenizer)
-    if isinstance(given.get("system"), str) or (is_named and "system" in given):
-        given = _with_system(given, options, is_named=is_named)
+        return fields, fields
+    given = standard_form(
+        {key: value for key, value in fields.items() if is_given(fields, key)}, role, options.tokenizer
+    )
+    if "system" in columns and "system" in given:
+        given = _with_system(given, options)
+    elif isinstance(given.get("system"), str):
+        given = _with_system(given, options, is_named=False)
     if any(is_conversation(given.get(name)) for name in ("messages", "prompt")):
         check_rendered(given)
-    return {**{key: value for key, value in fields.items() if not is_given(fields, key) and key not in given}, **given}
+    rest = {key: value for key, value in fields.items() if not is_given(fields, key) and key not in given}
+    return fields, {**rest, **given}
 
 
 def _with_system(fields: Fields, options: ReadingOptions, *, is_named: bool = True) -> Fields:
@@ -360,7 +354,7 @@ def _conversation_to_learn(
         messages: the conversation.
         first: number of messages that belong to the prompt in any case, at least 1.
         name: the field that holds its end.
-        excluded: answers that are not learned, counted from the end.
+        excluded: answers that are not learned, by their place from the end.
         options: how rows are parsed.
 
     Raises:
@@ -371,10 +365,11 @@ def _conversation_to_learn(
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise RowError(f"field {name!r} must end with an assistant message that follows another message")
     messages = bare(options.tokenizer, messages)
-    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    kept = [index for number, index in enumerate(answers, start=-len(answers)) if number not in excluded]
-    wanted = answers[-1:] if options.train_on == "last" else range(first, len(messages))
-    learned = generated_answers(options.tokenizer, messages, [index for index in kept if index in wanted])
+    count = len(messages)
+    wanted = [index for index in range(first, count) if messages[index]["role"] == "assistant"]
+    wanted = wanted[-1:] if options.train_on == "last" else wanted
+    kept = [index for index in wanted if index - count not in excluded]
+    learned = generated_answers(options.tokenizer, messages, kept)
     if not learned:
         raise RowError(_NOTHING_LEFT)
     messages = messages[: learned[-1] + 1]  # nothing after it changes what is learned

@@ -104,8 +104,6 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
         try:
             if row.fault is not None:
                 raise RowError(row.fault)
-            if role != "prompts" and isinstance(row.value, str) and ".txt" in row.source.lower():
-                raise DataError('the lines of a text file are prompts; write other data as JSON lines ({"text": …})')
             record = _PARSERS[role](row.value, options)
             records.append(replace(record, place=row.place) if isinstance(record, Prompt) else record)
             origins.append(origin)

@@ -13,14 +13,14 @@ from typing import Any, TypeAlias, TypeVar
 
 from kedge.data.generated import PREFIX, generated_rows
 from kedge.data.records import Row, check_row_count, listed_rows, one_line_errors, parquet_rows, table_rows
-from kedge.data.text_files import COMPRESSIONS, csv_rows, json_rows, text_rows
+from kedge.data.text_files import COMPRESSIONS, csv_rows, json_rows
 from kedge.errors import DataError
 from kedge.system.memory import free_memory, memory_limit, private_memory
 from kedge.system.texts import IN_MEMORY, pointer_fault
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     **{".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows, ".parquet": parquet_rows},
-    **{".csv": csv_rows, ".tsv": csv_rows, ".txt": text_rows},
+    **{".csv": csv_rows, ".tsv": csv_rows},
 }
 # Without .json: in a folder of data files, .json files hold metadata, and .csv files may.
 _FOLDER_FORMATS = ((".jsonl", ".ndjson", ".parquet"), (".csv", ".tsv"))
@@ -61,7 +61,7 @@ def rows_of(source: Source) -> Iterator[Row]:
     Args:
         source: one of
 
-            - a `.jsonl`, `.json`, `.parquet`, `.csv`, `.tsv` or, of prompts, `.txt` file; texts also compressed;
+            - a `.jsonl`, `.json`, `.parquet`, `.csv` or `.tsv` file; texts also compressed;
             - a folder that `datasets` saved, or with such files; `folder:split` takes the files of one split;
             - a task of reasoning-gym: `reasoning-gym:NAME,size=…,seed=…`, see `generated`;
             - a Hugging Face id: `org/name`, `org/name:split` (default `train`), `org/name:config:split`;
@@ -161,7 +161,8 @@ def _file_rows(path: Path) -> Iterator[Row]:
     if reader is None:
         compressed = ", ".join(COMPRESSIONS)
         raise DataError(
-            f"{path} has an unsupported file type; supported: {', '.join(_READERS)}; texts also as {compressed}"
+            f"{path} has an unsupported file type; supported: {', '.join(_READERS)}; texts also as {compressed}; "
+            'each prompt of a text file as a JSON line: {"prompt": "…"}'
         )
     _check_start(path)
     return reader(path)

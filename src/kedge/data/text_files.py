@@ -1,4 +1,4 @@
-"""Reads text files: JSON lines, JSON as a whole, tables as CSV, and prompts line by line, each also compressed."""
+"""Reads text files: JSON lines, JSON as a whole, and tables as CSV, each also compressed."""
 
 from __future__ import annotations
 
@@ -135,13 +135,6 @@ def _held_rows(value: dict[str, Any], source: str) -> list[Any]:
 
 def _is_list_of(kind: type, value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(entry, kind) for entry in value)
-
-
-def text_rows(path: Path) -> Iterator[Row]:
-    """The lines of a text that are not blank; `DataError` if it cannot be read."""
-    with _reading(path) as stream:
-        for number, raw in _full_lines(stream):
-            yield Row(str(path), number, raw.decode("utf-8"))
 
 
 def csv_rows(path: Path) -> Iterator[Row]:
