@@ -104,6 +104,13 @@ NULLS = {"prompt": None, "completion": None, "chosen": None, "rejected": None, "
         ({"input": "Why?", "output_1": "No.", "output_2": "So.", "label": "2"}, RENDERED, "So.", "No."),
         ({"instruction": "Why?", "output_1": "No.", "output_2": "So.", "preference": 2}, RENDERED, "So.", "No."),
         ({"prompt": "Why?", "response_0": "So.", "response_1": "No.", "better_response_id": 0}, "Why?", "So.", "No."),
+        ({"prompt": "Why?", "response_a": "No.", "response_b": "So.", "winner": "model_b"}, "Why?", "So.", "No."),
+        (
+            {"conversation_a": [USER, ASSISTANT], "conversation_b": [USER, OTHER], "winner": "model_a"},
+            RENDERED,
+            "So.",
+            "No.",
+        ),
         ({**NULLS, **HH}, HH_PROMPT, " So it is.", " So what?"),
     ],
 )
@@ -118,7 +125,9 @@ def test_a_comparison_has_the_same_prompt_in_every_role(row, prompt, better, wor
 def test_rankings_demonstrate_their_best_answer():
     scored = [{"response": "No.", "overall_score": 3.0}, {"response": "So.", "overall_score": "8"}]
     ranked = {"prompt": "Why?", "responses": ["No.", "So.", "Well."], "ranks": [3, 1, 2]}
-    for row, prompt in (({"instruction": "Why?", "completions": scored}, RENDERED), (ranked, "Why?")):
+    valued = {"prompt": "Why?", "responses": ["No.", "So.", "Well."], "scores": [-3.5, 2, "0.5"]}
+    forms = (({"instruction": "Why?", "completions": scored}, RENDERED), (ranked, "Why?"), (valued, "Why?"))
+    for row, prompt in forms:
         assert only(read_rows([row], "demonstrations", tokenizer=CHAT)) == Demonstration(prompt, "So.")
         assert only(read_rows([row], "prompts", tokenizer=CHAT)).text == prompt
         ranking = only(read_rows([row], "comparisons", tokenizer=CHAT))
@@ -129,11 +138,43 @@ def test_rankings_demonstrate_their_best_answer():
 def test_a_pair_with_another_label_is_a_bad_row():
     good, bad = {"prompt": "a", "chosen": "b", "rejected": "c"}, {"input": "a", "output_1": "b", "output_2": "c"}
     [reason] = reasons("comparisons", good, {**bad, "label": 0})
-    assert reason == "field 'label' is 0, expected 1 ('output_1' is better) or 2 ('output_2')"
+    form = "expected 1 ('output_1' is better) or 2 ('output_2')"
+    assert reason == f"field 'label' is 0, {form}; add 1 to labels that count from 0"
     for row in ({**bad, "label": 0}, {"instruction": "a", "completions": [{"response": "b"}, {"response": "c"}]}):
         prompt = only(read_rows([row], "prompts", tokenizer=CHAT))
         assert prompt.text == RENDERED.replace("Why?", "a")
-    assert reasons("comparisons", good, {**bad, "label": "b"})[0] == "field 'label' is text, expected a number"
+    for label in ("b", True, 3):
+        assert reasons("comparisons", good, {**bad, "label": label})[0] == f"field 'label' is {label!r}, {form}"
+    tie = {"conversation_a": [USER, ASSISTANT], "conversation_b": [USER, OTHER], "winner": "tie (bothbad)"}
+    assert reasons("comparisons", good, tie)[0].startswith("field 'winner' is 'tie (bothbad)', expected model_a (")
+
+
+def test_margins_that_are_not_read_are_refused():
+    good = {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 0}
+    [reason] = reasons("comparisons", good, {**good, "margin": -0.5})
+    assert reason == "field 'margin' is -0.5, expected at least 0: swap 'chosen' and 'rejected' instead"
+    for margin in ({"margin": 1.0}, {"margins": [1.0]}):
+        [reason] = reasons("comparisons", good, {"prompt": "a", "responses": ["b", "c"], "ranks": [1, 2], **margin})
+        assert reason.startswith("a ranking has no margin: leave 'margin' out, or write 'chosen' and 'rejected'")
+    assert only(
+        read_rows(
+            [{"prompt": "a", "responses": ["b", "c"], "ranks": [1, 2], "margin": None}], "comparisons", tokenizer=CHAT
+        )
+    )
+
+
+def test_a_pair_that_the_template_makes_equal_names_the_template():
+    tokenizer = tiny_tokenizer(chat_template=CHAT_TEMPLATE.replace("message['content']", "message['content'] | trim"))
+    pair = {
+        "prompt": [USER],
+        "chosen": [{**ASSISTANT, "content": "Here "}],
+        "rejected": [{**ASSISTANT, "content": "Here"}],
+    }
+    [reason] = reasons("comparisons", {"prompt": "a", "chosen": "b", "rejected": "c"}, pair, tokenizer)
+    assert (
+        reason
+        == "fields 'chosen' and 'rejected' hold the same answer, once special tokens and the chat template are added"
+    )
 
 
 def test_comparisons_with_tldr_posts_demonstrate_the_better_summary():
@@ -204,25 +245,6 @@ def test_messages_that_are_not_text_say_what_to_do(message, reason):
 def test_a_conversation_in_an_unknown_form_does_not_hide_a_comparison():
     row = {"conversation": [{"input": "a", "output": "b"}], "chosen": [USER, ASSISTANT], "rejected": [USER, OTHER]}
     assert only(read_rows([row], "comparisons", tokenizer=CHAT)) == Comparison(RENDERED, "So.", "No.")
-
-
-def test_an_answer_that_is_not_to_be_learned_is_refused():
-    skipped = {**ASSISTANT, "weight": 0}
-    learned = [{**USER, "weight": 0}, {**ASSISTANT, "weight": 1}]
-    row = {"messages": [USER, skipped, *learned]}
-    expected = "field 'messages[1]' is an answer with weight 0, which kedge would learn; data.train_on=last "
-    assert only(read_rows([{"messages": learned}], "demonstrations", tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
-    for form in (row, {"messages": json.dumps(row["messages"])}):
-        assert reasons("demonstrations", {"text": "a"}, form)[0].startswith(expected)
-    shared = {"conversations": [HUMAN, {**GPT, "weight": 0}]}
-    assert "'conversations[1]' is an answer" in reasons("demonstrations", {"text": "a"}, shared)[0]
-    assert only(read_rows([row], "demonstrations", tokenizer=CHAT, train_on="last")).completion == "So."
-    ended = [{"text": "a"}, {"messages": row["messages"][:2]}]
-    [rejected] = read_rows(ended, "demonstrations", tokenizer=CHAT, train_on="last", max_rejected_fraction=0.5).rejected
-    assert rejected.reason == "field 'messages[1]' is an answer with weight 0, which kedge would learn"
-    beside = {"prompt": "a", "completion": "b", **row}
-    assert only(read_rows([beside], "demonstrations", tokenizer=CHAT)).prompt == "a"
-    assert only(read_rows([row], "prompts", tokenizer=CHAT)).columns["messages"] == [USER, ASSISTANT, USER]
 
 
 @pytest.mark.parametrize(

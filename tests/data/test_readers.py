@@ -1,5 +1,6 @@
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -301,8 +302,34 @@ def test_answers_of_conversations_and_posts_are_cut_as_well():
     assert record.chosen.startswith(" The tide went out.")
     same = {"prompt": "a", "chosen": "sea " * 50, "rejected": "sea " * 60}
     assert reason("comparisons", same, max_length=20, truncate="keep_end") == (
-        "fields 'chosen' and 'rejected' hold the same answer, once cut to fit"
+        "fields 'chosen' and 'rejected' hold answers that differ only where they are cut to fit"
     )
+
+
+@pytest.mark.parametrize("is_conversation", [False, True])
+def test_answers_that_differ_only_behind_the_cut_are_no_comparison(is_conversation):
+    words = random.Random(0)
+    for _ in range(40):
+        shared = "".join(words.choices("aehlot .\n", k=60))
+        ends = ["".join(words.choices("aehlot .\n", k=words.randint(1, 40))) for _ in range(2)]
+        answers = dict(zip(("chosen", "rejected"), (f"The {shared}{end}." for end in ends), strict=True))
+        given: dict[str, Any] = {"prompt": "Why?", **answers}
+        if is_conversation:
+            given |= {name: [{"role": "assistant", "content": text}] for name, text in answers.items()}
+        table = read_rows(
+            [given, {"prompt": "a", "chosen": "b", "rejected": "c"}],
+            "comparisons",
+            tokenizer=CHAT,
+            max_length=words.randint(30, 90),
+            truncate="keep_end",
+            max_rejected_fraction=0.5,
+        )
+        for record in table.records[:-1]:
+            kept = (record.chosen, record.rejected)
+            cut = [text for text, whole in zip(kept, answers.values(), strict=True) if text.strip() != whole.strip()]
+            assert not any(other.startswith(text) for text in cut for other in kept if other is not text)
+        if table.rejected:
+            assert table.rejected[0].kind == "answers that differ only where they are cut to fit"
 
 
 def test_of_a_conversation_the_oldest_turns_are_cut():

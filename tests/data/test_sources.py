@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.data import Sources
+from kedge.data import Sources, read_rows
 from kedge.data.sources import rows_of
 from kedge.errors import DataError
 from kedge.system import hub
+from tests.tiny import tiny_tokenizer
 
 ROWS = [{"prompt": "a"}, {"prompt": "b"}]
 
@@ -303,6 +304,58 @@ def test_copies_in_a_folder_are_not_read_twice(tmp_path):
         values(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "is_equal"),
+    [
+        ("prompts.jsonl", "prompts (1).jsonl", False),
+        ("prompts.jsonl", "prompts(2).jsonl", False),
+        ("train.csv", "train - Copy.csv", False),
+        ("train.jsonl.gz", "train copy 2.jsonl.gz", False),
+        ("data.jsonl", "data-checkpoint.jsonl", False),
+        ("train.parquet", "train.bak.parquet", False),
+        ("train.jsonl", "old/train.jsonl", True),
+        ("data_v1.jsonl", "data_v2.jsonl", True),
+        ("a.csv", "b.csv", True),
+    ],
+)
+def test_files_that_look_like_copies_of_others_are_named(tmp_path, first, second, is_equal):
+    (tmp_path / second).parent.mkdir(exist_ok=True)
+    (tmp_path / first).write_text('{"prompt": "a"}\n')
+    (tmp_path / second).write_text('{"prompt": "%s"}\n' % ("a" if is_equal else "b"))
+    with pytest.raises(
+        DataError, match=r": (.*) looks like a copy of (.*); remove it, or name the files to read$"
+    ) as found:
+        list(rows_of(tmp_path))
+    assert str(tmp_path) in str(found.value)
+    assert first in str(found.value)
+    assert second in str(found.value)
+
+
+def test_files_of_one_size_are_no_copies(tmp_path):
+    for name in ("a.jsonl", "b.jsonl", "old/a.jsonl"):
+        written(tmp_path / name, [{"prompt": name[:1] + name[-7:-6]}])
+    (tmp_path / "old/a.jsonl").write_text('{"prompt": "zz"}\n')
+    for name in ("c.jsonl", "d.jsonl"):
+        (tmp_path / name).touch()
+    assert len(values(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("end", ["jsonl", "json", "csv", "parquet"])
+def test_prompts_know_their_place_among_rows_that_were_dropped(tmp_path, end):
+    rows = [{"prompt": "a", "x": 1}, {"prompt": "", "x": 2}, {"prompt": "c", "x": 3}]
+    path = tmp_path / f"rows.{end}"
+    if end == "parquet":
+        datasets.Dataset.from_list(rows).to_parquet(str(path))
+    elif end == "csv":
+        path.write_text("prompt,x\na,1\n,2\nc,3\n")
+    else:
+        path.write_text(json.dumps(rows) if end == "json" else "".join(f"{json.dumps(row)}\n" for row in rows))
+    table = read_rows(path, "prompts", tokenizer=tiny_tokenizer(), max_rejected_fraction=0.5)
+    first = 2 if end == "csv" else 1  # the first line of a table names its columns
+    assert [prompt.place for prompt in table.records] == [f"{path}:{first}", f"{path}:{first + 2}"]
+    assert table.rejected[0].line == first + 1
+
+
 def test_folders_that_datasets_saved(tmp_path):
     dataset = datasets.Dataset.from_list(ROWS)
     dataset.save_to_disk(str(tmp_path / "plain"))
@@ -389,7 +442,10 @@ def test_invalid_sources(tmp_path):
     with pytest.raises(DataError, match=r"no \.jsonl"):
         values(tmp_path / "empty")
     (tmp_path / "rows.xlsx").write_text("a,b")
-    with pytest.raises(DataError, match=r"unsupported file type; supported: \.jsonl.*; texts also as \.gz, "):
+    with pytest.raises(
+        DataError,
+        match=r"unsupported file type; supported: \.jsonl.*; texts also as \.gz, .* as a JSON line",
+    ):
         values(tmp_path / "rows.xlsx")
     for source in (3, None, {"prompt": "a"}):
         with pytest.raises(DataError, match="the data must be a file, a hub id, a list of rows"):

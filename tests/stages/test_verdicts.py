@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -63,14 +64,23 @@ def test_a_run_without_reasons_has_none_in_its_files(tmp_path):
 @pytest.mark.parametrize("stage", ["ppo", "generate"])
 def test_a_mistake_in_a_row_ends_the_run_before_any_sampling(tmp_path, stage):
     policy = save_tiny_policy(tmp_path / "policy")
-    rows = [*ROWS, {"prompt": "Deck?", "answer": "four"}]
-    message = r"^gsm8k: column 'answer', prompt 5: 'four' is not usable; expected a solution that ends with its answer"
+    rows = [*ROWS, {"prompt": ""}, {"prompt": "Deck?", "answer": "four"}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n\n" + "".join(f"{json.dumps(row)}\n" for row in rows))
+    number = len(rows) + 2  # of the file's lines, not of the rows that can be used
+    message = (
+        rf"^gsm8k: column 'answer', {path}:{number}: 'four' is not usable; expected a solution that ends with its "
+    )
+    source = [f"data.prompts=[{path}]", "data.max_rejected_fraction=0.5"]
     run, config = {
-        "ppo": (run_ppo, configure(policy, tmp_path / "run", reward=GSM8K)),
-        "generate": (run_generate, evaluated(policy, tmp_path, f"reward=[{GSM8K}]")),
+        "ppo": (
+            run_ppo,
+            configure(policy, tmp_path / "run", reward=GSM8K, prompts=[str(path)], max_rejected_fraction=0.5),
+        ),
+        "generate": (run_generate, evaluated(policy, tmp_path, f"reward=[{GSM8K}]", *source)),
     }[stage]
     with pytest.raises(RewardError, match=message):
-        run(config, prompts=rows)
+        run(config)
     assert not (tmp_path / "run" / "samples.jsonl").exists()
     assert not (tmp_path / "run" / "responses.jsonl").exists()
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from kedge.data.fields import Messages
 from kedge.data.records import RowError
-from kedge.data.tokens import Rendered, num_shared
+from kedge.data.tokens import Rendered, num_shared, special_wrapping
 from kedge.errors import DataError
 from kedge.system.texts import error_text
 from kedge.system.workers.codec import decode, encode
@@ -128,6 +128,27 @@ def render_demonstration(
     return Rendered(whole[:begin]), _without_eos(tokenizer, whole[begin:end]), read
 
 
+def generated_answers(tokenizer: PreTrainedTokenizerBase, messages: Messages, answers: list[int]) -> list[int]:
+    """The answers, by their indices, that the template marks by `{% generation %}`; all of them if it has no marks.
+
+    Errors as in `render_demonstration`.
+    """
+    template = str(tokenizer.chat_template)
+    marked = re.sub(
+        r"(\{%[-+]?\s*generation\b.*?%\})(.*?)(\{%[-+]?\s*endgeneration)",
+        "\\1\ufdd0\\2\ufdd1\\3",
+        template,
+        flags=re.DOTALL,
+    )
+    if marked == template:
+        return answers
+    named = [
+        {**message, "content": f"{message['content']}\ufdd2{index}\ufdd2"} for index, message in enumerate(messages)
+    ]
+    inside = re.findall("\ufdd0.*?\ufdd1", apply_template(tokenizer, named, chat_template=marked), flags=re.DOTALL)
+    return [index for index in answers if f"\ufdd2{index}\ufdd2" in "".join(inside)]
+
+
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The special token that the chat template writes after an assistant's message, such as `<end_of_turn>`.
 
@@ -150,6 +171,33 @@ def closing_of(tokenizer: PreTrainedTokenizerBase, *, is_last: bool = True) -> s
         known = (tokenizer.chat_template, *_closings(tokenizer))
         _CLOSINGS[tokenizer] = known
     return known[1] if is_last else known[2]
+
+
+def bare(tokenizer: PreTrainedTokenizerBase, turn: str | Messages) -> Any:
+    """An answer as text, or messages, without the BOS and EOS at their ends that are written anyway.
+
+    Args:
+        tokenizer: The model's: it writes both around a text; around a message the chat template does.
+        turn: The text or the messages.
+    """
+    end = str(tokenizer.eos_token or "")
+    if isinstance(turn, str):
+        start = "".join(map(str, tokenizer.convert_ids_to_tokens(special_wrapping(tokenizer)[0])))
+        return _stripped(turn, start, end)
+    bos = str(tokenizer.bos_token or "")
+    start = bos if any(each in str(tokenizer.chat_template) for each in ("bos_token", bos)) else ""
+    ends = {"assistant": end if closing_of(tokenizer) else ""}
+    return [
+        {**message, "content": _stripped(message["content"], start, ends.get(message["role"], ""))} for message in turn
+    ]
+
+
+def _stripped(text: str, start: str, end: str) -> str:
+    """The text without `start` and `end` at its ends; an answer that is EOS alone keeps it."""
+    while start and text.startswith(start):
+        text = text.removeprefix(start)
+    short = re.sub(rf"{re.escape(end)}(\s|{re.escape(end)})*\Z", "", text) if end else text
+    return short if short.strip() else text.strip()
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

@@ -155,26 +155,6 @@ def messages_of(value: object, name: str) -> Messages:
     return given
 
 
-def check_learned(fields: Fields, *, only_last: bool) -> None:
-    """Check that no answer that is to be learned has the `weight` 0, with which OpenAI's format excludes it.
-
-    Raises:
-        RowError: One has.
-    """
-    names = ["completion"] if is_given(fields, "completion") else ["messages", "conversations", "conversation"]
-    for name in names:
-        entries = decoded(fields.get(name))
-        if not isinstance(entries, list) or not is_conversation(entries):
-            continue
-        for index, entry in enumerate(entries[-1:] if only_last else entries):
-            role = str(entry.get(_name_in(entry, "role", "from"))).lower()
-            if entry.get("weight") == 0 and _ROLES.get(role) == "assistant":
-                kind = "an answer with weight 0, which kedge would learn"
-                kind += "" if only_last else "; data.train_on=last learns the last one only"
-                place = len(entries) - 1 if only_last else index
-                raise RowError(f"field '{name}[{place}]' is {kind}", kind)
-
-
 def check_rendered(fields: Fields) -> None:
     """Check that a row whose messages are rendered has no columns that a template should read beside them.
 
@@ -192,6 +172,11 @@ def check_rendered(fields: Fields) -> None:
 def _name_in(entry: Fields, ours: str, theirs: str) -> str:
     """The name that a message uses: concatenated data sets hold null under the other one."""
     return theirs if theirs in entry and entry.get(ours) is None else ours
+
+
+def role_of(message: Fields) -> str | None:
+    """The role of a message under kedge's name; None for another one."""
+    return _ROLES.get(str(message.get(_name_in(message, "role", "from"))).lower())
 
 
 def _message(entry: object, name: str) -> dict[str, str] | None:

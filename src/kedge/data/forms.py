@@ -32,11 +32,13 @@ _CONVERSATIONS = ("conversations", "conversation")
 _MAY_BE_CONVERSATIONS = (*_CONVERSATIONS, "messages", "prompt", "completion", "chosen", "rejected")
 
 _PAIRS = (
-    ("output_1", "output_2", "label", 1),
-    ("output_1", "output_2", "preference", 1),
-    ("response_0", "response_1", "better_response_id", 0),
+    ("output_1", "output_2", "label", 1, 2),
+    ("output_1", "output_2", "preference", 1, 2),
+    ("response_0", "response_1", "better_response_id", 0, 1),
+    ("conversation_a", "conversation_b", "winner", "model_a", "model_b"),
+    ("response_a", "response_b", "winner", "model_a", "model_b"),
 )
-"""Two answers, the column that says which is better, and its value for the first: LLMBar, AlpacaFarm, PKU-SafeRLHF."""
+"""Two answers, the column that says which is better, and its values: LLMBar, AlpacaFarm, PKU-SafeRLHF, the Arena."""
 
 _SCORES = ("fine-grained_score", "overall_score")
 """UltraFeedback's scores of a completion: the mean of its ratings, and the critique's, which has known mistakes."""
@@ -58,8 +60,8 @@ def standard_form(fields: Fields, role: Role, tokenizer: PreTrainedTokenizerBase
     """The row in one of kedge's own forms; unchanged if it is in one already, or in none that is known.
 
     - `conversations` (ShareGPT), with an optional `system`, become `messages`; next to `chosen`, the prompt;
-    - two answers with a label, and scored `completions` (UltraFeedback) become `chosen` and `rejected`, and `responses`
-      and `ranks`;
+    - two answers with a label become `chosen` and `rejected`; scored `responses` or `completions` (UltraFeedback),
+      `responses` and `ranks`;
     - a comparison that holds its prompt in another column, or in both answers, gets `prompt`, and as a demonstration
       the better answer as its `completion`;
     - `instruction`, `input` and `output` (Alpaca) become `prompt` and `completion`: a conversation if the tokenizer has
@@ -109,7 +111,8 @@ def is_comparison(fields: Fields) -> bool:
     forms = (
         {"chosen", "rejected"},
         {"responses", "ranks"},
-        *({first, second, label} for first, second, label, _ in _PAIRS),
+        {"responses", "scores"},
+        *({first, second, label} for first, second, label, *_ in _PAIRS),
     )
     return any(fields.keys() >= form for form in forms) or _scores_of(fields) is not None
 
@@ -122,16 +125,18 @@ def _conversation(value: Any) -> Any:
 
 def _compared(fields: Fields) -> Fields:
     """The row with `chosen` and `rejected`, or `responses` and `ranks`, if it holds them in another form."""
+    if fields.keys() & {"scores", "responses", "ranks", "chosen"} == {"scores", "responses"}:
+        return {**fields, "ranks": [-number_of(each, "scores") for each in entries_of(fields["scores"], "scores")]}
     if fields.keys() & {"chosen", "rejected", "responses"}:
         return fields
-    for first, second, label, value in _PAIRS:
+    for first, second, label, *values in _PAIRS:
         if fields.keys() >= {first, second, label}:
-            number = number_of(fields[label], label)
-            if number not in (value, value + 1):
-                raise RowError(
-                    f"field {label!r} is {number:g}, expected {value} ({first!r} is better) or {value + 1} ({second!r})"
-                )
-            better, worse = (first, second) if number == value else (second, first)
+            value: Any = decoded(fields[label])
+            if value not in values or isinstance(value, bool):
+                hint = "; add 1 to labels that count from 0" if value == 0 else ""
+                expected = f"{values[0]} ({first!r} is better) or {values[1]} ({second!r}){hint}"
+                raise RowError(f"field {label!r} is {value!r:.40}, expected {expected}")
+            better, worse = (first, second) if value == values[0] else (second, first)
             return {**fields, "chosen": fields[better], "rejected": fields[worse]}
     if name := _scores_of(fields):
         entries: list[Any] = fields["completions"]

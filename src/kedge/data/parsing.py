@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
-from kedge.data.chat import render_answer, render_demonstration, render_prompt
+from kedge.data.chat import bare, generated_answers, render_answer, render_demonstration, render_prompt
 from kedge.data.fields import (
     POST,
     Fields,
     Messages,
     Role,
     check_fields,
-    check_learned,
     check_rendered,
     columns_of,
     field_of,
@@ -25,7 +24,8 @@ from kedge.data.fields import (
     rename_columns,
     text_of,
 )
-from kedge.data.forms import ranked_answers, standard_form
+from kedge.data.forms import is_comparison, ranked_answers, standard_form
+from kedge.data.marks import check_judged, excluded_answers
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, RowError
 from kedge.data.tokens import encode_completion, encode_example
 from kedge.data.truncation import (
@@ -51,6 +51,8 @@ class Post(NamedTuple):
     post: str
 
 
+_NOTHING_LEFT = "nothing to learn: the answers are excluded by their flags, or by the chat template's generation marks"
+
 Turn: TypeAlias = "str | Messages | Post"
 """A part of a row: a plain text, one or several messages, or a post."""
 
@@ -69,6 +71,7 @@ class ReadingOptions:
         columns: names of columns, ours → theirs; see `columns_of`.
         train_on: the assistant's messages that a demonstration teaches: all of them, or the last one.
         cuts: collects what was cut to fit.
+        grades: collects the columns that judge answers by a number, which nothing reads.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -79,6 +82,7 @@ class ReadingOptions:
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
     train_on: Literal["all", "last"] = "all"
     cuts: list[object] = field(default_factory=list[object])
+    grades: set[str] = field(default_factory=set[str])
 
 
 def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration:
@@ -89,16 +93,22 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
     Raises:
         RowError: The row has another form.
     """
-    fields = _read(value, "text", "demonstrations", options)
+    given, fields = _read(value, "text", "demonstrations", options)
+    name = "completion"
     if options.template == "tldr":
         name = "chosen" if is_given(fields, "chosen") and not is_given(fields, "summary") else "summary"
-        return _answered(fields, name, options)
-    if not is_given(fields, "completion"):
+    elif not is_given(fields, name):
         if is_given(fields, "messages"):
-            return _conversation_to_learn(messages_of(fields["messages"], "messages"), 1, "messages", options)
-        if is_given(fields, "text") and not is_given(fields, "prompt"):
-            return _whole(Demonstration("", text_of(fields["text"], "text")), "text", "text", options)
-    answer = field_of(fields, "completion")
+            name = "messages"
+        elif is_given(fields, "text") and not is_given(fields, "prompt"):
+            text = bare(options.tokenizer, text_of(fields["text"], "text"))
+            return _whole(Demonstration("", text), "text", "text", options)
+    answer = field_of(fields, name)
+    if is_given(given, "completion") or not is_comparison(given):
+        options.grades.update(check_judged(given, answer))
+    excluded = excluded_answers(given)
+    if name == "messages":
+        return _conversation_to_learn(messages_of(answer, name), 1, name, excluded, options)
     if isinstance(answer, (list, tuple)) and len(answer) > 1:
         start = _as_messages(field_of(fields, "prompt"), "prompt", "user")
         answers = messages_of(answer, "completion")
@@ -107,12 +117,10 @@ def parse_demonstration(value: object, options: ReadingOptions) -> Demonstration
                 "field 'prompt' ends with an assistant message, and 'completion' starts with one and has several: make "
                 "one message of the two, and write it into one of the fields"
             )
-        return _conversation_to_learn([*start, *answers], len(start), "completion", options)
-    return _answered(fields, "completion", options)
-
-
-def _answered(fields: Fields, name: str, options: ReadingOptions) -> Demonstration:
-    prompt, completion = _prompt_and_answers(fields, {name: field_of(fields, name)}, options)
+        return _conversation_to_learn([*start, *answers], len(start), "completion", excluded, options)
+    if excluded:
+        raise RowError(_NOTHING_LEFT)
+    prompt, completion = _prompt_and_answers(fields, {name: answer}, options)
     return Demonstration(prompt, completion)
 
 
@@ -124,15 +132,19 @@ def parse_comparison(value: object, options: ReadingOptions) -> Comparison | Ran
     Raises:
         RowError: The row has neither form, or expresses no preference.
     """
-    fields = _read(value, "", "comparisons", options)
+    _, fields = _read(value, "", "comparisons", options)
     if is_given(fields, "responses") and not is_given(fields, "chosen"):
         return _ranking(fields, options)
     answers = {name: field_of(fields, name) for name in ("chosen", "rejected")}
     prompt, chosen, rejected = _prompt_and_answers(fields, answers, options, cuts_answers=True)
     if chosen == rejected:
-        cut = "" if answers["chosen"] == answers["rejected"] else ", once cut to fit"
-        raise RowError(f"fields 'chosen' and 'rejected' hold the same answer{cut}")
+        written = (
+            "" if answers["chosen"] == answers["rejected"] else ", once special tokens and the chat template are added"
+        )
+        raise RowError(f"fields 'chosen' and 'rejected' hold the same answer{written}")
     margin = number_of(fields["margin"], "margin") if is_given(fields, "margin") else None
+    if margin is not None and margin < 0:
+        raise RowError(f"field 'margin' is {margin:g}, expected at least 0: swap 'chosen' and 'rejected' instead")
     return Comparison(prompt, chosen, rejected, margin)
 
 
@@ -145,7 +157,7 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
     Raises:
         RowError: The row has another form, or is too long.
     """
-    fields = _read(value, "prompt", "prompts", options)
+    _, fields = _read(value, "prompt", "prompts", options)
     columns = dict(fields)
     if options.template == "tldr":
         prompt = _post(fields)
@@ -153,6 +165,7 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
         name = next((name for name in ("prompt", "messages", "text") if is_given(fields, name)), "prompt")
         prompt = _prompt(fields, name, options)
         del columns[name]
+    prompt = bare(options.tokenizer, prompt) if isinstance(prompt, list) else prompt
     kept = _cut(prompt, {}, options)
     [text] = _checked_lengths(_rendered_prompt(kept, options), {}, options)
     if not isinstance(kept, str):
@@ -162,25 +175,21 @@ def parse_prompt(value: object, options: ReadingOptions) -> Prompt:
     return Prompt(text, columns)
 
 
-def _read(value: object, name: str, role: Role, options: ReadingOptions) -> Fields:
-    """A row under kedge's names and in one of its forms.
+def _read(value: object, name: str, role: Role, options: ReadingOptions) -> tuple[Fields, Fields]:
+    """A row under kedge's names, as it is and in one of kedge's forms.
 
     A bare text becomes the field `name`, and a bare conversation `messages`. Missing values, which rows of concatenated
     data sets have in the columns of the others, do not count as fields; reward functions may still take them.
     """
     columns = columns_of(options.columns, role)
     is_text = bool(name) and isinstance(value, str)
-    if is_text and name not in columns.values():
-        return check_fields({name: value})
     fields = check_fields(
         {name: value} if is_text else {"messages": value} if name and is_conversation(value) else value
     )
-    if columns:
+    if columns and not (is_text and name not in columns.values()):
         fields = rename_columns(fields, columns)
     if options.template == "tldr":
-        return fields
-    if role == "demonstrations":
-        check_learned(fields, only_last=options.train_on == "last")
+        return fields, fields
     given = standard_form(
         {key: value for key, value in fields.items() if is_given(fields, key)}, role, options.tokenizer
     )
@@ -190,7 +199,8 @@ def _read(value: object, name: str, role: Role, options: ReadingOptions) -> Fiel
         given = _with_system(given, options, is_named=False)
     if any(is_conversation(given.get(name)) for name in ("messages", "prompt")):
         check_rendered(given)
-    return {**{key: value for key, value in fields.items() if not is_given(fields, key) and key not in given}, **given}
+    rest = {key: value for key, value in fields.items() if not is_given(fields, key) and key not in given}
+    return fields, {**rest, **given}
 
 
 def _with_system(fields: Fields, options: ReadingOptions, *, is_named: bool = True) -> Fields:
@@ -278,6 +288,8 @@ def _has_conversation(fields: Fields) -> bool:
 
 def _ranking(fields: Fields, options: ReadingOptions) -> Ranking:
     responses, ranks = ranked_answers(fields)
+    if any(is_given(fields, name) for name in ("margin", "margins")):
+        raise RowError("a ranking has no margin: leave 'margin' out, or write 'chosen' and 'rejected' of each pair")
     if len(set(ranks)) < 2:
         raise RowError("all entries of 'ranks' are equal: at least two different ranks are needed")
     answers = {f"responses[{index}]": entry for index, entry in enumerate(responses)}
@@ -321,6 +333,8 @@ def _fitted(
     prompt: Turn, answers: Mapping[str, str | Messages], options: ReadingOptions, *, cuts_answers: bool = False
 ) -> tuple[str, ...]:
     """Prompt and answers as texts that fit."""
+    prompt = bare(options.tokenizer, prompt) if isinstance(prompt, list) else prompt
+    answers = {name: bare(options.tokenizer, answer) for name, answer in answers.items()}
     texts = _rendered(prompt, answers, options)
     if cuts_answers and options.truncate != "never" and options.max_length is not None:
         answers = _without_ends(prompt, answers, texts, options.max_length, options)
@@ -331,35 +345,45 @@ def _fitted(
     return _checked_lengths(_rendered_prompt(kept, options), texts, options)
 
 
-def _conversation_to_learn(messages: Messages, first: int, name: str, options: ReadingOptions) -> Demonstration:
+def _conversation_to_learn(
+    messages: Messages, first: int, name: str, excluded: Collection[int], options: ReadingOptions
+) -> Demonstration:
     """A conversation as a demonstration of its assistant's messages.
 
     Args:
         messages: the conversation.
         first: number of messages that belong to the prompt in any case, at least 1.
         name: the field that holds its end.
+        excluded: answers that are not learned, by their place from the end.
         options: how rows are parsed.
 
     Raises:
-        RowError: The last message is not an answer, the template leaves out a part of a message, or the conversation is
-            too long.
+        RowError: The last message is not an answer, no answer is to be learned, the template leaves out a part of a
+            message, or the conversation is too long.
         DataError: The tokenizer has no chat template.
     """
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise RowError(f"field {name!r} must end with an assistant message that follows another message")
+    messages = bare(options.tokenizer, messages)
+    count = len(messages)
+    wanted = [index for index in range(first, count) if messages[index]["role"] == "assistant"]
+    wanted = wanted[-1:] if options.train_on == "last" else wanted
+    kept = [index for index in wanted if index - count not in excluded]
+    learned = generated_answers(options.tokenizer, messages, kept)
+    if not learned:
+        raise RowError(_NOTHING_LEFT)
+    messages = messages[: learned[-1] + 1]  # nothing after it changes what is learned
     last = {name: messages[-1:]}
-    only_last = options.train_on == "last" or not any(each["role"] == "assistant" for each in messages[first:-1])
-    if only_last and messages[-2]["role"] != "assistant":  # which the last one would continue
+    if len(learned) == 1 and messages[-2]["role"] != "assistant":  # which the last one would continue
         prompt, completion = _fitted(messages[:-1], last, options)
         return Demonstration(prompt, completion)
     if options.truncate != "never":
         # The length of all turns decides how many fit; the prompt, before the first answer, has a separate limit.
-        limits = options if only_last else replace(options, max_prompt_tokens=None)
-        kept = _cut(messages[:-1], _rendered(messages[:-1], last, options), limits)
-        first = max(first - (len(messages) - 1 - len(kept)), 1)
-        messages = [*cast("Messages", kept), messages[-1]]
-    learned = [index for index in range(first, len(messages)) if messages[index]["role"] == "assistant"]
-    learned = learned[-1:] if only_last else learned
+        limits = options if len(learned) == 1 else replace(options, max_prompt_tokens=None)
+        left = _cut(messages[:-1], _rendered(messages[:-1], last, options), limits)
+        dropped = len(messages) - 1 - len(left)
+        learned = [index - dropped for index in learned if index - dropped >= max(first - dropped, 1)]
+        messages = [*cast("Messages", left), messages[-1]]
     prompt, completion, read = render_demonstration(options.tokenizer, messages, learned)
     _checked_lengths(prompt, {}, options)
     record = Demonstration(prompt, text_of(completion, name), read)
@@ -420,7 +444,15 @@ def _without_ends(
     max_length: int,
     options: ReadingOptions,
 ) -> dict[str, str | Messages]:
-    """Answers without their end, where it leaves the prompt less than half of `max_length` and less than it needs."""
+    """Answers without their end, where it leaves the prompt less than half of `max_length` and less than it needs.
+
+    Raises:
+        RowError: Two answers differ only where they are cut.
+    """
+
+    def ending(answer: str | Messages) -> str:
+        return answer if isinstance(answer, str) else answer[-1]["content"]
+
     half = max_length // 2
     needed = num_tokens(options.tokenizer, _rendered_prompt(prompt, options), half)
     room = max_length - min(needed, half, options.max_prompt_tokens or half)
@@ -437,6 +469,10 @@ def _without_ends(
             *before, last = answer
             shorter = text_of(last["content"][: len(text) - len(texts[name])], name)
             kept[name] = [*before, {**last, "content": shorter}]
+        for other in answers.keys() - {name}:
+            if ending(answers[other]).startswith(ending(kept[name])):
+                kind = "answers that differ only where they are cut to fit"
+                raise RowError(f"fields {name!r} and {other!r} hold {kind}", kind)
     return kept
 
 

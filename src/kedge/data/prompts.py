@@ -49,7 +49,8 @@ def difficulties(prompts: Sequence[Prompt], column: str) -> list[float]:
             numbers.append(number_of(field_of(prompt.columns, column), column))
         except RowError as error:
             raise DataError(
-                f"data.curriculum={column}: every prompt needs a number in this column; {prompt.text[:40]!r}: {error}"
+                f"data.curriculum={column}: every prompt needs a number in this column; {prompt.place}, "
+                f"{prompt.text[:40]!r}: {error}"
             ) from error
     return numbers
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from kedge.data.fields import MAY_BE_EMPTY, Role, columns_of, name_missing_columns
 from kedge.data.parsing import ReadingOptions, parse_comparison, parse_demonstration, parse_prompt
-from kedge.data.records import Rejection, RowError, Table, hint_of, write_rejections
+from kedge.data.records import Prompt, Rejection, RowError, Table, hint_of, write_rejections
 from kedge.data.sources import Source, numbered_rows
 from kedge.errors import DataError
 
@@ -103,7 +104,8 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
         try:
             if row.fault is not None:
                 raise RowError(row.fault)
-            records.append(_PARSERS[role](row.value, options))
+            record = _PARSERS[role](row.value, options)
+            records.append(replace(record, place=row.place) if isinstance(record, Prompt) else record)
             origins.append(origin)
             num_cut += bool(options.cuts)
         except RowError as error:
@@ -112,4 +114,5 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
             raise DataError(f"{row.place}: {error}") from error
     for name, absent in unseen.items() if num_rows is None else ():
         name_missing_columns(firsts[name], absent, role, name)
-    return Table(records, rejected, num_cut, origins)
+    notes = [f"all answers are learned, whatever their {name!r} is" for name in sorted(options.grades)]
+    return Table(records, rejected, num_cut, origins, notes)

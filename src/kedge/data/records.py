@@ -72,11 +72,13 @@ class Prompt:
         text: the text that the policy continues.
         columns: the row's other fields, passed to reward functions.
         absent: names among them that the row lacks, which are None for the sake of the other rows.
+        place: its file and line, or row.
     """
 
     text: str
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     absent: Collection[str] = ()
+    place: str = field(default="a prompt", compare=False)
 
     @property
     def row(self) -> dict[str, Any]:
@@ -309,12 +311,14 @@ class Table(Generic[RecordT]):
         rejected: the unusable rows.
         num_cut: usable rows with a part that was cut to fit.
         origins: index of each usable row's source among the names in `Sources`; 0 for any other source.
+        notes: further facts for the line about the data.
     """
 
     records: list[RecordT]
     rejected: list[Rejection]
     num_cut: int = 0
     origins: list[int] = field(default_factory=list[int])
+    notes: Sequence[str] = ()
 
     def dropped(self) -> dict[str, int]:
         """Number of unusable rows by reason, most frequent first."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -38,6 +39,7 @@ _MISNAMED = {
     (b"\xff\xfe", ()): "UTF-16; save it as UTF-8",
 }
 _SHARD = re.compile(r"[-_.]?\d+(-of-\d+)?([-_.][0-9a-f]{8,})?$")
+_COPY = re.compile(r"(-checkpoint| ?\(\d+\)|[ _-]+copy( ?\(?\d+\)?)?|\.bak|\.old)(?=\.\w+)", re.IGNORECASE)
 _SPLIT = re.compile(r"(?<![a-z])(train(ing)?|test|valid(ation)?|val|dev|eval(uation)?)(?![a-z])", re.IGNORECASE)
 
 _HUB_ID = re.compile(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*(:\S+)?")
@@ -159,7 +161,8 @@ def _file_rows(path: Path) -> Iterator[Row]:
     if reader is None:
         compressed = ", ".join(COMPRESSIONS)
         raise DataError(
-            f"{path} has an unsupported file type; supported: {', '.join(_READERS)}; texts also as {compressed}"
+            f"{path} has an unsupported file type; supported: {', '.join(_READERS)}; texts also as {compressed}; "
+            'each prompt of a text file as a JSON line: {"prompt": "…"}'
         )
     _check_start(path)
     return reader(path)
@@ -194,6 +197,7 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
         formats = ", ".join(chain.from_iterable(_FOLDER_FORMATS))
         raise DataError(f"{folder} holds no {formats} file {wanted}and no saved data set{named or json}")
     _check_configurations(folder, sorted({path.parent for path in chosen}))
+    _check_copies(folder, chosen)
     names = sorted({splits[path] for path in chosen})
     # Files of one name are one split; of several, only those may be read together that do not say that they are splits.
     if len(names) > 1 and any(_SPLIT.search(splits[path]) or "-of-" in path.name for path in chosen):
@@ -203,6 +207,21 @@ def _folder_rows(folder: Path, split: str | None) -> Iterator[Row]:
         kinds = ", ".join(sorted({copy[2] for copy in copies}))
         raise DataError(f"{folder} has the same names as {kinds}, which may be copies; name one of the files")
     return chain.from_iterable(_file_rows(folder / path) for path in chosen)
+
+
+def _check_copies(folder: Path, paths: Sequence[Path]) -> None:
+    """Refuse files that are copies of others: by their content, or by the names that file managers and Jupyter give."""
+    by_size = sorted((os.path.getsize(folder / path), path) for path in paths)
+    twins = [(first, second) for (size, first), (_, second) in pairwise(by_size) if size]
+    pairs = [twin for twin in twins if filecmp.cmp(*map(folder.joinpath, twin), shallow=False)]
+    pairs += [
+        (first, path)
+        for path in paths
+        if (first := path.with_name(_COPY.sub("", path.name))) != path and first in paths
+    ]
+    if pairs:
+        first, second = pairs[0]
+        raise DataError(f"{folder}: {second} looks like a copy of {first}; remove it, or name the files to read")
 
 
 def _check_configurations(folder: Path, parents: list[Path]) -> None:

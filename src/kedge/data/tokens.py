@@ -280,7 +280,7 @@ END = 0x110000
 class _Characters:
     """The part of a tokenizer's interface that reading data needs."""
 
-    bos_token_id = pad_token_id = pad_token = None
+    bos_token = bos_token_id = pad_token_id = pad_token = None
     eos_token_id = END
     eos_token = "<end>"
     chat_template = "{{ messages }}"

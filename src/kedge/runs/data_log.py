@@ -57,7 +57,9 @@ class DataLog:
         self.origins[role] = table.origins
         self.examples[role] = parts_of(table.records[0], tokenizer)
         rows = len(table.records) + len(table.rejected)
-        self.roles[role] = DataUsage(tuple(sources), rows, len(table.records), cut=table.num_cut, dropped=dropped)
+        self.roles[role] = DataUsage(
+            tuple(sources), rows, len(table.records), cut=table.num_cut, dropped=dropped, notes=table.notes
+        )
 
     def add(self, role: str, *, held_out: int = 0, note: str = "", used: int | None = None) -> None:
         """Add to the notes of a role: rows held out, rows used if only a part is, or a further fact."""

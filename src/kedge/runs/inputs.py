@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -12,6 +13,7 @@ from kedge.config import Config, DataConfig
 from kedge.data import Prompt, Sources, read_rows
 from kedge.data.chat import prompt_form
 from kedge.data.fields import Role, columns_of
+from kedge.errors import RewardError
 from kedge.logs.progress import say
 from kedge.models.loading import Bases
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
@@ -99,6 +101,19 @@ def _with_all_columns(prompts: Sequence[Prompt]) -> list[Prompt]:
         )
         for prompt in prompts
     ]
+
+
+def check_columns(check: Callable[[Mapping[str, Sequence[Any]]], None], prompts: Sequence[Prompt]) -> None:
+    """Check the columns of prompts; an error names the file and line of a prompt instead of its number.
+
+    Raises:
+        RewardError: An entry cannot be used.
+    """
+    try:
+        check(prompt_columns(prompts))
+    except RewardError as error:
+        number = re.compile(r"(?<=, )prompt (\d+)(?=: )")
+        raise RewardError(number.sub(lambda found: prompts[int(found[1]) - 1].place, str(error))) from error
 
 
 def prompt_columns(prompts: Sequence[Prompt]) -> dict[str, list[Any]]:

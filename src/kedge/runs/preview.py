@@ -85,7 +85,7 @@ def preview_data(
         ]
     names = {"max_prompt_tokens=": "data.max_prompt_tokens=", "max_length=": "data.max_length="}
     dropped = {_renamed(reason, names): count for reason, count in table.dropped().items()}
-    notes = ["only the first rows were read"] if num_rows is not None and rows >= num_rows else []
+    notes = [*table.notes, *["only the first rows were read"][: num_rows is not None and rows >= num_rows]]
     return Preview(
         stage=stage,
         usage=DataUsage((), rows, len(table.records), cut=table.num_cut, dropped=dropped, notes=notes),

@@ -23,7 +23,7 @@ from kedge.logs.progress import say
 from kedge.models import load_tokenizer
 from kedge.rewards import RewardSpec
 from kedge.runs.ending import say_results
-from kedge.runs.inputs import load_player, load_rows, prompt_columns
+from kedge.runs.inputs import check_columns, load_player, load_rows
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Run, open_run
 from kedge.runs.shown_result import shows_its_run
@@ -203,7 +203,7 @@ def _opened(
         template=config.data.template,
         player=player,
     )
-    evaluator.judge.check(prompt_columns(chosen))
+    check_columns(evaluator.judge.check, chosen)
     return run, evaluator, against
 
 

@@ -21,7 +21,7 @@ from kedge.logs.table import print_table
 from kedge.rewards import Responses, ScoredTerms, Scores, WeightedReward
 from kedge.rewards.source import free_names
 from kedge.runs.ending import say_results
-from kedge.runs.inputs import Rewards, configured_rewards, load_player, load_rewards, load_rows, prompt_columns
+from kedge.runs.inputs import Rewards, check_columns, configured_rewards, load_player, load_rewards, load_rows
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
@@ -108,7 +108,7 @@ def run_generate(
     if rewards or player is not None:
         earned = () if player is None else (player.reward,)
         scorer = load_rewards(rewards, config, run, policy.tokenizer, more=earned)
-        scorer.check(prompt_columns(distinct))
+        check_columns(scorer.check, distinct)
 
     repeated = [prompt for prompt in distinct for _ in range(size)]
     with measuring(run) as on_phase:

@@ -30,7 +30,7 @@ from kedge.logs.table import Cell, print_table
 from kedge.models import load_scalar_model, load_tokenizer
 from kedge.rewards import RewardSpec, RewardTerm, WeightedReward
 from kedge.runs.ending import chain_report, publish, resumable, say_next
-from kedge.runs.inputs import Rewards, configured_rewards, load_rewards, load_rows, prompt_columns
+from kedge.runs.inputs import Rewards, check_columns, configured_rewards, load_rewards, load_rows
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, describe_in_memory, open_run
 from kedge.runs.shown_result import shows_its_run
@@ -246,7 +246,7 @@ def check_inputs(config: Config, run: Run, given: Mapping[str, Any]) -> tuple[li
     if config.rlhf.num_rounds == 1:
         return prompts, None
     labeler = load_rewards(given["labeler"] or str(config.rlhf.labeler), config, run, tokenizer)
-    labeler.check(prompt_columns(prompts))
+    check_columns(labeler.check, prompts)
     return prompts, labeler
 
 

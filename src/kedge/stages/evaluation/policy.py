@@ -286,9 +286,9 @@ def read_references(prompts: Sequence[Prompt], *, template: str) -> list[str]:
         DataError: A prompt has no reference.
     """
     texts = [_reference(prompt.columns) for prompt in prompts]
-    if missing := [number for number, text in enumerate(texts, start=1) if not text]:
+    if missing := [prompt.place for prompt, text in zip(prompts, texts, strict=True) if not text]:
         raise DataError(
-            f"{len(missing)} of {len(texts)} prompts have no reference, first prompt {missing[0]}; add a column "
+            f"{len(missing)} of {len(texts)} prompts have no reference, first {missing[0]}; add a column "
             f"{' or '.join(REFERENCE_COLUMNS)}; name a policy to compare with: "
             f"{as_argument('--against')}; or score the policy's own responses alone, several to each prompt, for "
             f"pass@1 and more: {as_argument('--samples 8', 'kedge.pass_at_k')}"
@@ -323,26 +323,26 @@ def render_for(policy: Policy, prompts: Sequence[Prompt], reader: Policy, *, max
     """
     rendered = list(prompts)
     if policy.tokenizer.chat_template not in (None, reader.tokenizer.chat_template):
-        rendered = [_rendered(policy, prompt, number) for number, prompt in enumerate(prompts, start=1)]
+        rendered = [_rendered(policy, prompt) for prompt in prompts]
     room = policy.room(max_new_tokens)
-    for number, prompt in enumerate(rendered if room is not None else [], start=1):
+    for prompt in rendered if room is not None else []:
         length = len(encode_prompt(policy.tokenizer, prompt.text))
         if room is not None and length > room:
             raise DataError(
-                f"prompt {number} is {length} tokens long for {policy.source!r}, which can continue at most {room}; "
+                f"{prompt.place} is {length} tokens long for {policy.source!r}, which can continue at most {room}; "
                 "lower data.max_prompt_tokens"
             )
     return rendered
 
 
-def _rendered(policy: Policy, prompt: Prompt, number: int) -> Prompt:
+def _rendered(policy: Policy, prompt: Prompt) -> Prompt:
     messages = prompt.columns.get(MESSAGES_COLUMN)
     if not messages:
         return prompt
     try:
         return replace(prompt, text=render_prompt(policy.tokenizer, messages))
     except RowError as error:
-        raise DataError(f"prompt {number}, for {policy.source!r}: {error}") from error
+        raise DataError(f"{prompt.place}, for {policy.source!r}: {error}") from error
 
 
 def written_responses(

@@ -33,11 +33,11 @@ from kedge.rollout import Engine
 from kedge.runs.frozen import bases_of, freeze_models, hold_bases_of, measuring_scores
 from kedge.runs.inputs import (
     Rewards,
+    check_columns,
     configured_rewards,
     load_player,
     load_rewards,
     load_rows,
-    prompt_columns,
 )
 from kedge.runs.run import Run, offloads_optimizer
 from kedge.stages.evaluation.judges import Judge, load_judge
@@ -253,10 +253,10 @@ def _checked_judge(
     """The judge, if the run compares responses; it and the rewards find the columns that they need in all prompts."""
     judges = config.ppo.eval_every is not None and config.evaluate.judge is not None
     judge = load_judge(None, config, run, tokenizer) if judges else None
-    for columns in records.columns:
-        rewards.check(columns)
+    for part in filter(None, (records.train, records.held_out)):
+        check_columns(rewards.check, part)
         if judge is not None:
-            judge.check(columns)
+            check_columns(judge.check, part)
     return judge
 
 
@@ -340,11 +340,6 @@ class RunPrompts:
     train: list[Prompt]
     held_out: list[Prompt]
     mixture: Mixture | None
-
-    @property
-    def columns(self) -> list[dict[str, list[Any]]]:
-        """The columns of each part that has prompts."""
-        return [prompt_columns(part) for part in (self.train, self.held_out) if part]
 
 
 def hold_out_prompts(

@@ -1,0 +1,101 @@
+"""Marks that exclude an answer from what is learned: flags of a message, and columns that judge a row's answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kedge.data.fields import Fields, decoded, is_conversation, is_given, role_of
+from kedge.data.records import RowError
+
+_LEARNED = re.compile(
+    r"weight|loss(_weight|_scale|_mask)?|learn(able)?|train(ing|able|_on|_on_turn)?|thumbs?_up|"
+    r"(is_|kto_)?(tag|label|desirable|chosen|preferred|accept(ed|able)?|approved|correct|right|good|valid|pass(ed)?|"
+    r"success(ful)?|solved|resolved|helpful|safe|liked?|upvoted?)|"
+    r"(\w+_)?(score|rating|reward|quality|grade|correctness|verdict|judge?ment|feedback)"
+)
+"""Names of marks that are above 0 for an answer to learn."""
+_EXCLUDED = re.compile(
+    r"(is_)?(masked|undesirable|rejected|bad|wrong|incorrect|invalid|toxic|harmful|unsafe|disliked?|failed)|thumbs?_down"
+)
+"""Names of marks that are 0 for an answer to learn."""
+_BAD = re.compile(
+    r"(un|not[ _]?)(desirable|acceptable|safe)|(in|not[ _])correct|bad|poor|wrong|negative|reject(ed)?|fail(ed|ure)?|"
+    r"disliked?|(thumbs?[ _]?)?down(voted?)?"
+)
+_LIKE_A_FLAG = re.compile(r"(?i)(^|_)(weight|loss|learn|train|mask|ignore|exclude|skip|supervise)")
+
+
+def excluded_answers(fields: Fields) -> set[int]:
+    """The assistant's messages that are not to be learned, by their place from the end: −1 is the last message.
+
+    Args:
+        fields: A demonstration before its form is changed.
+
+    Raises:
+        RowError: A flag is unknown or neither 0 nor 1, or asks for a message that is never learned.
+    """
+    names = ("completion",) if is_given(fields, "completion") else ("messages", "conversations", "conversation")
+    for name in (*names, "chosen"):
+        value = decoded(fields.get(name))
+        entries: Any = [value] if isinstance(value, Mapping) else value
+        if is_conversation(entries):
+            places = enumerate(entries, start=-len(entries))
+            return {place for place, entry in places if _is_excluded(entry, f"{name}[{place + len(entries)}]")}
+    return set()
+
+
+def _is_excluded(message: Fields, place: str) -> bool:
+    """True for an answer that its flags exclude."""
+    is_answer = role_of(message) == "assistant"
+    marks = {key: _mark(key, value) for key, value in message.items()}
+    for key, mark in marks.items():
+        is_followed = isinstance(mark, bool) if is_answer else mark is not True
+        if is_given(message, key) and _LIKE_A_FLAG.search(key) and not is_followed:
+            raise RowError(
+                f"field '{place}.{key}' is {message[key]!r:.40}, which kedge cannot follow: it learns the assistant's "
+                "messages, without those with 'weight', 'loss', 'loss_mask' or 'train' 0, or 'masked' 1",
+                f"messages with a flag {key!r} that kedge cannot follow",
+            )
+    return is_answer and any(mark is False for mark in marks.values())
+
+
+def check_judged(fields: Fields, answer: object) -> set[str]:
+    """Check that no column beside an answer to learn says that it is a bad one, as KTO's `label` does.
+
+    Args:
+        fields: A demonstration.
+        answer: Its answer; a column that repeats it is no judgment.
+
+    Returns:
+        The columns with a number that leaves open whether the answer is good.
+
+    Raises:
+        RowError: A column says so.
+    """
+    columns = [key for key in fields if is_given(fields, key) and str(fields[key]).strip() != str(answer).strip()]
+    marks = {key: _mark(key, fields[key]) for key in columns}
+    for key, mark in marks.items():
+        if mark is False:
+            raise RowError(
+                f"field {key!r} is {fields[key]!r:.40}, and kedge would learn this answer: leave such rows out or, if "
+                f"the column does not judge answers, rename it: data.columns.demonstrations.other={key}",
+                f"answers that {key!r} calls bad",
+            )
+    return {key for key, mark in marks.items() if mark not in (None, True)}
+
+
+def _mark(key: str, given: object) -> bool | float | None:
+    """True for an answer to learn, False for one to exclude, another number if it may be either; else None."""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", key).lower()  # `trainOnTurn` as `train_on_turn`
+    value: Any = decoded(given.strip().lower()) if isinstance(given, str) else given
+    if isinstance(value, list):
+        value = all(value)
+    elif isinstance(value, str) and _BAD.fullmatch(value):
+        value = False
+    if not isinstance(value, (int, float)):
+        return None
+    if _EXCLUDED.fullmatch(name):
+        return not value if value in (0, 1) else value
+    return (value > 0 if value <= 0 or value == 1 else value) if _LEARNED.fullmatch(name) else None
