@@ -229,6 +229,12 @@ MANY = [f"layer_{number}" for number in range(300_000)]
         ({"modules_to_save": [ENDLESS]}, "matching modules_to_save with"),
         ({"layers_pattern": ENDLESS, "layers_to_transform": [0]}, "matching layers_pattern with"),
         ({"layers_pattern": ["layers", ENDLESS], "layers_to_transform": [0]}, "matching layers_pattern with"),
+        # Behind one that is invalid.
+        ({"modules_to_save": ["(("], "rank_pattern": {ENDLESS: 4}}, "matching modules_to_save and rank_pattern with"),
+        ({"exclude_modules": "*", "modules_to_save": [ENDLESS]}, "matching exclude_modules and modules_to_save with"),
+        ({"rank_pattern": {"((": 1, "a{99999999999}": 1, ENDLESS: 4}}, "matching rank_pattern with"),
+        ({"rank_pattern": {"(" * 9_000: 1, ENDLESS: 4}}, "matching rank_pattern with"),
+        ({"target_modules": ["q_proj", ENDLESS], "ensure_weight_tying": True}, "matching target_modules with"),
         ({"target_modules": MANY}, "target_modules has 300,000 entries; at most 2,000"),
         ({"exclude_modules": MANY}, "exclude_modules has 300,000 entries"),
         ({"modules_to_save": MANY}, "modules_to_save has 300,000 entries"),
