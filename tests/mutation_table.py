@@ -430,7 +430,7 @@ MUTATIONS = (
     Mutation(
         "no-temperature-in-the-samplers-logprobs",
         "Sampler._draw",
-        "token_logprobs(logits, tokens, temperature=self.temperature)",
+        "token_logprobs(logits, tokens, temperature=self.temperature or 1.0)",
         "token_logprobs(logits, tokens)",
         f"{SAMPLER}::test_sampling_time_logprobs_are_those_of_a_second_pass_at_the_same_temperature[0.7-llama]",
     ),
@@ -608,8 +608,8 @@ MUTATIONS = (
     Mutation(
         "greedy-baseline-is-drawn",
         "Sampler._draw",
-        "logits.argmax(dim=-1) if self.greedy else _inverse_cdf",
-        "_inverse_cdf",
+        "else logits.argmax(dim=-1)",
+        "else _inverse_cdf(logits, draws)",
         f"{SAMPLING}::test_remax_compares_each_response_with_the_greedy_one_to_its_prompt",
     ),
     Mutation(

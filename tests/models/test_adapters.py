@@ -39,7 +39,7 @@ from kedge.models.loading import Bases
 from kedge.models.packing.packed import TokenRows
 from kedge.runs.fingerprint import input_hashes
 from tests.models.registry.builder import save_policy_folder, save_reward_folder
-from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_causal_lm, tiny_tokenizer
+from tests.tiny import Family, save_tiny_policy, save_tiny_reward_model, tiny_causal_lm, tiny_tokenizer
 
 ROWS = [[5, 9, 20, 31], [7, 8]]
 needs_stacks = pytest.mark.skipif(
@@ -229,6 +229,12 @@ MANY = [f"layer_{number}" for number in range(300_000)]
         ({"modules_to_save": [ENDLESS]}, "matching modules_to_save with"),
         ({"layers_pattern": ENDLESS, "layers_to_transform": [0]}, "matching layers_pattern with"),
         ({"layers_pattern": ["layers", ENDLESS], "layers_to_transform": [0]}, "matching layers_pattern with"),
+        # Behind one that is invalid.
+        ({"modules_to_save": ["(("], "rank_pattern": {ENDLESS: 4}}, "matching modules_to_save and rank_pattern with"),
+        ({"exclude_modules": "*", "modules_to_save": [ENDLESS]}, "matching exclude_modules and modules_to_save with"),
+        ({"rank_pattern": {"((": 1, "a{99999999999}": 1, ENDLESS: 4}}, "matching rank_pattern with"),
+        ({"rank_pattern": {"(" * 9_000: 1, ENDLESS: 4}}, "matching rank_pattern with"),
+        ({"target_modules": ["q_proj", ENDLESS], "ensure_weight_tying": True}, "matching target_modules with"),
         ({"target_modules": MANY}, "target_modules has 300,000 entries; at most 2,000"),
         ({"exclude_modules": MANY}, "exclude_modules has 300,000 entries"),
         ({"modules_to_save": MANY}, "modules_to_save has 300,000 entries"),
@@ -758,3 +764,23 @@ def test_an_adapter_that_nothing_asks_for_is_a_mistake_and_one_set_to_none_is_no
     with pytest.raises(ConfigError, match=r"adapter.rank has no effect without an adapter; set adapter.kind=lora"):
         load_config(overrides=["adapter.rank=4"])
     assert load_config(overrides=["adapter.rank=4", "adapter.kind=none"]).adapter.rank == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])  # with an output layer of its own, and a tied one
+def test_a_merge_with_a_row_for_the_pad_token_is_pefts_to_the_bit(
+    tmp_path: Path, family: Family, dtype: torch.dtype
+) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    base = tmp_path / "base"
+    tiny_causal_lm(family, len(tokenizer)).to(dtype).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    adapt(base, tmp_path / "adapter", fan_in_fan_out=family == "gpt2")
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    expected: Any = peft.PeftModel.from_pretrained(plain, str(tmp_path / "adapter")).merge_and_unload().eval()
+    found: Any = AutoModelForCausalLM.from_pretrained(kedge.merge(tmp_path / "adapter", tmp_path / "whole"), dtype="auto")
+    row = torch.tensor([ROWS[0]])
+    assert found.dtype == dtype
+    assert found.config.vocab_size == len(tokenizer) + 1
+    assert torch.equal(found.eval()(input_ids=row).logits[..., :-1], expected(input_ids=row).logits)

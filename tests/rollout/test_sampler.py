@@ -45,6 +45,34 @@ def test_sampling_time_logprobs_are_those_of_a_second_pass_at_the_same_temperatu
     assert (ratio - 1).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_temperature_0_takes_the_most_likely_tokens_whatever_the_seeds(family):
+    """The slow loop: the whole text is read again for each token, one row at a time, without padding."""
+    model = language_model(family)
+    sampler = make_sampler(model, stop_tokens=[], temperature=0.0)
+    rollout = sampler.generate(PROMPTS, seeds=range(4))
+    again = sampler.generate(PROMPTS, seeds=[9, 9, 8, 8])
+    assert torch.equal(rollout.response_ids, again.response_ids)
+    for row, prompt in enumerate(PROMPTS):
+        text = list(prompt)
+        for place in range(12):
+            with torch.no_grad():
+                logits = model.causal(torch.tensor([text])).logits[0, -1].double()
+            logits[0] = -torch.inf  # padding is never sampled
+            text.append(int(logits.argmax()))
+            # Those at temperature 1: at 0 all of them would be 0.
+            assert rollout.logprobs[row, place].item() == pytest.approx(logits.log_softmax(-1).max().item(), abs=1e-4)
+        assert rollout.response_ids[row].tolist() == text[len(prompt) :]
+
+
+def test_of_equally_likely_tokens_the_first_is_taken():
+    model = make_model()
+    with torch.no_grad():
+        model.causal.get_output_embeddings().weight.zero_()  # so all logits are 0
+    rollout = make_sampler(model, temperature=0.0, max_new_tokens=3).generate(PROMPTS, seeds=range(4))
+    assert rollout.response_ids.tolist() == [[1, 1, 1]] * 4  # 0 is the padding
+
+
 def test_a_row_samples_the_same_tokens_whatever_batch_it_is_in():
     model = make_model()
     together = make_sampler(model).generate(PROMPTS, seeds=[3, 1, 4, 1])

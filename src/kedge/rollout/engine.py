@@ -50,13 +50,13 @@ class Engine(Protocol):
         """
         ...
 
-    def with_sampling(self, *, max_new_tokens: int, temperature: float, greedy: bool = False) -> Engine:
+    def with_sampling(self, *, max_new_tokens: int, temperature: float) -> Engine:
         """The same engine with another length limit and temperature.
 
         Args:
             max_new_tokens: The longest response, in tokens.
-            temperature: Divides the logits, also in the log probabilities.
-            greedy: Take the most likely token at each step, instead of drawing one.
+            temperature: Divides the logits, also in the log probabilities; 0 takes the most likely token at each step,
+                with its log probability at 1.
         """
         ...
 

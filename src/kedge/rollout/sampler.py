@@ -39,11 +39,11 @@ class Sampler:
         pad_id: Fills the unused slots.
         stop_tokens: The tokens that end a response; the response includes them.
         max_new_tokens: The longest response, in tokens.
-        temperature: τ > 0.
+        temperature: τ; 0 takes the most likely token at each step, the first of equal ones, whatever the seeds. Its log
+            probabilities are those at τ = 1.
         precision: Number format of the matrix products.
         batch_size: Rows sampled at a time; None samples all at once.
         adaptive: The rows sampled at a time if `batch_size` is None; it gets smaller when memory runs out.
-        greedy: Take the most likely token at each step; the seeds have no effect.
         is_copy: The model is a copy of the policy, with the weights that were published last.
 
     Source: spec §4.13–15.
@@ -56,7 +56,6 @@ class Sampler:
     temperature: float = 1.0
     precision: Precision = "fp32"
     batch_size: int | None = None
-    greedy: bool = False
     adaptive: AdaptiveTokens | None = None
     is_copy: bool = False
 
@@ -70,9 +69,9 @@ class Sampler:
         """The stop tokens on the device, where each step compares with them."""
         return torch.tensor(self.stop_tokens, dtype=torch.long, device=self.model.device)
 
-    def with_sampling(self, *, max_new_tokens: int, temperature: float, greedy: bool = False) -> Sampler:
+    def with_sampling(self, *, max_new_tokens: int, temperature: float) -> Sampler:
         """A sampler of the same policy with another length limit and temperature; see `Engine`."""
-        return replace(self, max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
+        return replace(self, max_new_tokens=max_new_tokens, temperature=temperature)
 
     @torch.no_grad()
     def generate(
@@ -291,8 +290,9 @@ class Sampler:
         """Draw one token per row; return tokens and log probabilities."""
 
         def measure(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-            tokens = logits.argmax(dim=-1) if self.greedy else _inverse_cdf(logits / self.temperature, draws)
-            return tokens, token_logprobs(logits, tokens, temperature=self.temperature)
+            drawn = self.temperature > 0
+            tokens = _inverse_cdf(logits / self.temperature, draws) if drawn else logits.argmax(dim=-1)
+            return tokens, token_logprobs(logits, tokens, temperature=self.temperature or 1.0)
 
         tokens, logprobs = self.model.over_logits(measure, hidden, draws)
         return tokens, logprobs

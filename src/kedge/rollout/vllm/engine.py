@@ -31,17 +31,15 @@ class SamplingSettings:
 
     Attributes:
         max_new_tokens: The longest response, in tokens.
-        temperature: Divides the logits, also in the log probabilities.
+        temperature: Divides the logits, also in the log probabilities; 0 takes the most likely token at each step.
         stop_tokens: The tokens that end a response; the response includes them.
         forbidden: The tokens that are never sampled.
-        greedy: Take the most likely token at each step.
     """
 
     max_new_tokens: int
     temperature: float
     stop_tokens: Sequence[int]
     forbidden: Sequence[int] = ()
-    greedy: bool = False
 
     def request(self, prompt: Sequence[int], *, seed: int, salt: str) -> dict[str, Any]:
         """The body of a request for one response.
@@ -53,7 +51,7 @@ class SamplingSettings:
         """
         parameters: dict[str, Any] = {
             "n": 1,
-            "temperature": 0.0 if self.greedy else self.temperature,
+            "temperature": self.temperature,
             "top_p": 1.0,
             "top_k": 0,
             "min_p": 0.0,
@@ -134,9 +132,9 @@ class VllmEngine:
         """False: these are the kernels of another program."""
         return False
 
-    def with_sampling(self, *, max_new_tokens: int, temperature: float, greedy: bool = False) -> VllmEngine:
+    def with_sampling(self, *, max_new_tokens: int, temperature: float) -> VllmEngine:
         """The same servers with another length limit and temperature; see `Engine`."""
-        settings = replace(self.settings, max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
+        settings = replace(self.settings, max_new_tokens=max_new_tokens, temperature=temperature)
         return replace(self, settings=settings)
 
     def generate(

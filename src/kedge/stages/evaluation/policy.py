@@ -51,7 +51,7 @@ class SamplingSettings:
 
     Attributes:
         max_new_tokens: Longest response, tokens.
-        temperature: Divides the logits.
+        temperature: Divides the logits; 0 takes the most likely token at each step.
         batch_size: Responses sampled in parallel.
         seed: Seed of the samples. Row n uses the same random stream for every policy, so that equal policies give
             equal responses.
@@ -250,10 +250,6 @@ def load_policy(source: str, config: Config, run: Run) -> Policy:
     return replace(policy, precision="bf16") if policy.model.holds_bf16 else policy
 
 
-GREEDY = 0.01
-"""Temperature of the only response to a prompt, and what 0 stands for: practically greedy, as in N+."""
-
-
 def sampling_settings(config: Config, *, num_responses: int = 1) -> SamplingSettings:
     """The sampling settings of `config.generate`.
 
@@ -263,10 +259,10 @@ def sampling_settings(config: Config, *, num_responses: int = 1) -> SamplingSett
     """
     temperature = config.generate.temperature
     if temperature is None:
-        temperature = GREEDY if num_responses == 1 else config.rollout.temperature
+        temperature = 0.0 if num_responses == 1 else config.rollout.temperature
     return SamplingSettings(
         max_new_tokens=config.generate.max_new_tokens or config.rollout.max_new_tokens,
-        temperature=temperature or GREEDY,
+        temperature=temperature,
         batch_size=config.generate.batch_size,
         seed=stream_seed(config.runtime.seed, "answers"),
     )

@@ -27,7 +27,7 @@ from kedge.models.loading import Bases
 from kedge.models.pretrained import configured_length, inner_matrices, load_config
 from kedge.models.sources import base_source
 from kedge.rewards import WeightedReward
-from kedge.rewards.model import ModelReward, share_vocabulary
+from kedge.rewards.model import ModelReward
 from kedge.rewards.score import MissingEos
 from kedge.rollout import Engine
 from kedge.runs.frozen import bases_of, freeze_models, hold_bases_of, measuring_scores
@@ -224,12 +224,17 @@ def check_roles(config: Config, run: Run, policy: Policy, rewards: WeightedRewar
 
 
 def _check_teacher(source: str, tokenizer: PreTrainedTokenizerBase, *, trust_remote_code: bool) -> None:
-    """Check that the model of `ppo.reference` reads the policy's own tokens (`ModelError` if not)."""
-    other = load_tokenizer(source, trust_remote_code=trust_remote_code)
-    if not share_vocabulary(tokenizer, other):
+    """Check that the model of `ppo.reference` reads the policy's own tokens (`ModelError` if not).
+
+    It may have more: it rates the policy's tokens as if its others could not be sampled.
+    """
+    known = load_tokenizer(source, trust_remote_code=trust_remote_code).get_vocab()
+    own = tokenizer.get_vocab().items()
+    if lacking := [token for token, index in own if known.get(token) != index and token != tokenizer.pad_token]:
         raise ModelError(
-            f"ppo.reference={source} has another vocabulary than the policy, {len(other)} tokens and {len(tokenizer)}, "
-            "so it cannot rate the policy's tokens; use a teacher of the same family"
+            f"ppo.reference={source} has another vocabulary than the policy: its {len(known)} tokens lack {len(lacking)} "
+            f"of {len(own)}, such as {min(lacking)!r}, or have them under other ids, so it cannot rate the policy's "
+            "responses; use a teacher whose tokenizer has all of them"
         )
 
 

@@ -148,7 +148,7 @@ class Trainer:
         names = names or ("rollout", self.update)
         longest = max_new_tokens or settings.rollout.max_new_tokens
         engine = self.roles.engine.with_sampling(
-            max_new_tokens=longest, temperature=settings.rollout.temperature, greedy=greedy
+            max_new_tokens=longest, temperature=0.0 if greedy else settings.rollout.temperature
         )
         seeds = stream_seeds(settings.seed, *names, count=len(groups))
         if self.roles.player is not None:

@@ -1,0 +1,52 @@
+"""How the tokenizer of a GGUF file splits a text before it merges bytes or characters.
+
+`gguf_splits.txt` has the rules: their names in `tokenizer.ggml.pre`, then expressions, one a line. The matches of each,
+and what is between them, are split by the next. They are those in `tokenizer.json` of the models; the names and the
+rule `default` are llama.cpp's, in src/llama-vocab.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerBase
+
+from kedge.errors import ModelError
+
+WHOLE = "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken".split()
+"""Rules of tokenizers that keep a piece which is a token, whether or not merges make it, and that begin with BOS."""
+
+
+def follow_splits(tokenizer: PreTrainedTokenizerBase, stated: Mapping[str, Any]) -> None:
+    """Make a tokenizer split texts as its file states.
+
+    Raises:
+        ModelError: The file names no rule, or one that is not known.
+    """
+    backend: Any = tokenizer.backend_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
+    kind, pre = (stated.get(f"tokenizer.ggml.{entry}") for entry in ("model", "pre"))
+    if kind == "gpt2":
+        if (rules := _rules().get(pre)) is None:
+            fault = "missing" if pre is None else f"{pre!s:.40}, which kedge does not know"
+            raise ModelError(f"tokenizer.ggml.pre, the rule by which texts are split, is {fault}; use the original model")
+        steps: list[Any] = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in rules]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        if pre.startswith("qwen"):
+            backend.normalizer = normalizers.NFC()
+        if pre in WHOLE:
+            backend.model.ignore_merges = True
+            tokenizer.add_bos_token = stated.get("tokenizer.ggml.add_bos_token", True)
+    elif kind == "llama" and stated.get("tokenizer.ggml.add_space_prefix") is False and "Split" not in str(backend.pre_tokenizer):
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        backend.normalizer = None
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+
+
+def _rules() -> dict[str, list[str]]:
+    """The expressions of each rule."""
+    blocks = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").strip().split("\n\n")
+    return {name: rules for names, *rules in map(str.splitlines, blocks) for name in names.split()}
