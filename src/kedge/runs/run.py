@@ -70,6 +70,7 @@ from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer_kinds import check_optimizer
 from kedge.training.runtime import (
     avoid_kernels_per_shape,
+    crowded_line,
     resolve_device,
     set_threads,
     tune_memory,
@@ -344,6 +345,8 @@ def open_run(
     facts: dict[str, object] = {"stage": stage, "device": device, "precision": precision, DATE: day}
     if device.type == "cpu":
         facts[THREADS] = threads
+        if not ranks.are_several and (line := crowded_line(threads)):
+            say(line)
     if checkpoint is not None and (changed := changes_so_far(config, shared, stage, checkpoint.update)):
         facts[CHANGED] = changed
     if ranks.are_several:

@@ -112,6 +112,12 @@ def run_evaluate(
         )
     if settings.frontier and settings.against is None:
         raise ConfigError("evaluate.frontier needs evaluate.against, the policy that KL is measured from")
+    named = config.generate.model_fields_set
+    if settings.against is None and "num_responses" in named < type(config.generate).model_fields.keys():
+        say(
+            "one response to each prompt is compared with the reference in the data; pass@1 is measured with several: "
+            f"{as_argument('--samples 2', 'kedge.pass_at_k')}"
+        )
     run, evaluator, against = _opened(config, prompts, judge, environment)
     policy = evaluator.reader
     with measuring(run) as on_phase:

@@ -236,7 +236,7 @@ def _all_alike(run: RunRecord) -> Symptom | None:
     by_chance = has_episodes(run) or num_sampled(run, score.updates) < FEW
     patience = PATIENCE if has_episodes(run) else MIN_LEVEL
     reasons = _reasons(run)
-    is_function = any(names_function(str(term.get("source"))) for term in run.config.get("reward") or ())
+    are_functions = all(names_function(str(term.get("source"))) for term in run.config.get("reward") or ())
     return Symptom(
         "serious" if len(score) >= patience else "note" if by_chance else "warning",
         f"all scores are {fmt(score.late)}: "
@@ -244,7 +244,7 @@ def _all_alike(run: RunRecord) -> Symptom | None:
         + f"their standard deviation is {fmt(score_std.late)} ({score_std.late_span})",
         reasons.remedies if reasons else (),
         (reasons and reasons.advice)
-        or "check the reward: it gives every response the same score" + TEXTS * (is_function and not reasons),
+        or "check the reward: it gives every response the same score" + TEXTS * (are_functions and not reasons),
     )
 
 
@@ -444,29 +444,12 @@ def _averages_responses(run: RunRecord) -> bool:
     return compares_groups(run) and run.setting("ppo.aggregation") == "sequence"
 
 
-def _never_spread(run: RunRecord) -> Symptom | None:
-    """Groups without spread in every update, of a reward that tells prompts apart."""
-    constant = read(run, "group/constant")
-    if constant is None or min(constant.values) < 1:
-        return None
-    reasons = _reasons(run)
-    return Symptom(
-        "serious",
-        f"the responses to each prompt all score the same, in every update ({span(constant.updates)}"
-        + (f"; verdicts: {reasons.seen}" if reasons else "")
-        + "): there is nothing to learn",
-        _find_spread(run),
-        "check that the reward reads the completions, and that responses to a prompt differ (rollout.temperature)",
-    )
-
-
 @rule(
     "The responses to most prompts score alike. The advantages of these prompts are 0, apart from a KL in the reward: "
     "they are sampled, scored and evaluated, and teach nothing about the score.",
     needs=("group/constant",),
     also=("verdict/NAME/REASON",),
-    early=_never_spread,
-    updates=MIN_TREND,
+    updates=MIN_LEVEL,
     fits=compares_groups,
 )
 def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
@@ -478,18 +461,17 @@ def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
     Threshold: Half of the prompts late in the run is a note, nine tenths a warning. All of them in every update is
     serious, after 4 updates.
     """
-    if never := _never_spread(run):
-        return never
-    if constant.late < MANY_CONSTANT:
+    has_none = min(constant.values) >= 1
+    if constant.late < MANY_CONSTANT or not (has_none or len(constant) >= MIN_TREND):
         return None
     reasons = _reasons(run)
     return Symptom(
-        "warning" if constant.late >= MOST_CONSTANT else "note",
+        "serious" if has_none else "warning" if constant.late >= MOST_CONSTANT else "note",
         f"the responses of {constant.late:.0%} of the prompts all score the same ({constant.late_span}"
         + (f"; verdicts: {reasons.seen}" if reasons else "")
         + f"); at the start it was {constant.early:.0%}",
         _find_spread(run),
-        "prompts that are neither solved nor out of reach, or a reward that tells responses apart",
+        "prompts that are neither solved nor out of reach, or a reward that reads the completions and tells them apart",
     )
 
 
