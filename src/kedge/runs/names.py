@@ -16,29 +16,27 @@ from kedge.system.importing import check_named
 from kedge.system.stage import find_stage, value_of
 from kedge.system.term_names import is_function
 
-PPO = "model reward ppo.advantage ppo.policy_loss environment.source data.prompts data.eval_prompts data.pretraining"
+PPO = "ppo.advantage ppo.policy_loss environment.source reward evaluate.judge model ppo.reference data.prompts"
 READ = {
     "sft": "model data.demonstrations",
-    "reward": "model reward_model.base data.comparisons data.demonstrations",
-    "critic": "model reward data.prompts data.eval_prompts critic.base",
-    "ppo": f"{PPO} ppo.reference ppo.critic_init evaluate.judge",
-    "rlhf": f"{PPO} ppo.reference evaluate.judge data.comparisons data.demonstrations reward_model.base critic.base "
-    "rlhf.labeler",
-    "generate": "model reward environment.source data.prompts",
-    "evaluate": "model environment.source data.prompts evaluate.judge evaluate.against evaluate.frontier",
+    "reward": "model data.comparisons data.demonstrations",
+    "critic": "reward model critic.base data.prompts data.eval_prompts",
+    "ppo": f"{PPO} ppo.critic_init data.eval_prompts data.pretraining",
+    "rlhf": f"rlhf.labeler {PPO} reward_model.base critic.base data.eval_prompts data.pretraining data.comparisons "
+    "data.demonstrations",
+    "generate": "environment.source reward model data.prompts",
+    "evaluate": "environment.source evaluate.judge model evaluate.against evaluate.frontier data.prompts",
     "evaluate.critic": "reward data.prompts",  # the critic and its policy have been looked up
 }
-"""By stage, the fields that name what it reads."""
+"""By stage, the fields that name what it reads; what may have to be downloaded is last."""
 
-CODE: Mapping[str, type[KedgeError]] = {
+ERRORS: Mapping[str, type[KedgeError]] = {
+    **dict.fromkeys(("reward", "evaluate.judge", "rlhf.labeler"), RewardError),
     "environment.source": EnvError,
     "ppo.advantage": ConfigError,
     "ppo.policy_loss": ConfigError,
 }
-"""Fields that may name code and name no model, with their error."""
-
-SCORING = ("reward", "evaluate.judge", "rlhf.labeler")
-"""Fields that may name a function or a model."""
+"""The fields that may name code, with their errors. Those of rewards may also name a model."""
 
 
 def check_names(config: Config, stage: str) -> None:
@@ -54,12 +52,13 @@ def check_names(config: Config, stage: str) -> None:
     for field, name in _names(config, stage):
         if name.startswith("python:") or _resolved(name).is_relative_to(out):
             continue
+        error = ERRORS.get(field)
         if field.startswith("data."):
             next(rows_of(Sources((name,))), None)
-        elif is_function(name) and field in (*CODE, *SCORING):
-            word = "reward" if field in SCORING else field.removesuffix(".source")
-            check_named(name, word=word, error=CODE.get(field, RewardError))
-        elif field not in CODE:
+        elif error is not None and is_function(name):
+            word = "reward" if error is RewardError else field.removesuffix(".source")
+            check_named(name, word=word, error=error)
+        elif error in (None, RewardError):
             check_source(name)
     template = config.data.chat_template
     if template and not os.path.isfile(os.path.expanduser(template)):  # may be one of the tokenizer's own
@@ -70,14 +69,13 @@ def check_names(config: Config, stage: str) -> None:
 def _names(config: Config, stage: str) -> Iterator[tuple[str, str]]:
     """The fields that a stage reads, each with a name in it."""
     unread = {
-        "model": stage == "reward" and config.reward_model.base,
         "rlhf.labeler": config.rlhf.num_rounds == 1,
         "critic.base": stage == "rlhf" and not config.rlhf.train_critic,
         "evaluate.judge": stage != "evaluate" and config.ppo.eval_every is None,
     }
     read = READ.get("evaluate.critic" if stage == "evaluate" and config.evaluate.critic else stage, "")
     for field in (field for field in read.split() if not unread.get(field)):
-        value = config.reward if field == "reward" else value_of(config, field)
+        value = find_stage(stage).starting_model(config) if field == "model" else value_of(config, field)
         for entry in value if isinstance(value, list) else [value]:
             name = str(getattr(entry, "source", entry))
             if entry is not None and name not in ("auto", "reward", "policy"):  # words of `critic_init`
