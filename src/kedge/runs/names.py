@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from kedge.config import Config
 from kedge.data.sources import Sources, rows_of
-from kedge.errors import ConfigError, EnvError, KedgeError, RewardError
+from kedge.errors import ConfigError, EnvError, RewardError
 from kedge.logs.loggers import check_loggers
 from kedge.models import load_tokenizer
 from kedge.models.sources import check_source
@@ -30,7 +30,7 @@ READ = {
 }
 """By stage, the fields that name what it reads; what may have to be downloaded is last."""
 
-ERRORS: Mapping[str, type[KedgeError]] = {
+ERRORS = {
     **dict.fromkeys(("reward", "evaluate.judge", "rlhf.labeler"), RewardError),
     "environment.source": EnvError,
     "ppo.advantage": ConfigError,

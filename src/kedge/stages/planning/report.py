@@ -117,9 +117,7 @@ def _verdict(plan: MachinePlan, device: Device) -> str:
     if device.memory is None:
         return "the memory of this device is unknown"
     room = device.memory if device.free is None else min(device.free, device.memory)
-    if plan.needed > room:
-        return "does not fit"
-    return "may not fit" if plan.needed > NEAR * room else "fits"
+    return "does not fit" if plan.needed > room else "may not fit" if plan.needed > NEAR * room else "fits"
 
 
 def compared(plan: MachinePlan | None, device: torch.device) -> dict[str, Any]:
