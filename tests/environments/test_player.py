@@ -416,6 +416,28 @@ def test_turns_are_counted_where_an_environment_says_nothing_between_them():
     assert float(rollout.rewards.sum()) == len(said) > 12
 
 
+def test_a_turn_that_was_cut_off_counts():
+    """Two turns, the second cut off; one that is cut off; one of a stop token alone; one with an answer too long."""
+    ids = torch.tensor([[5, STOP, 7, 6], [5, 5, 5, 5], [STOP, 0, 0, 0], [5, 6, STOP, 0]])
+    own = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]], dtype=torch.bool)
+    endings = [ENDINGS.index(name) for name in ("max_tokens", "max_tokens", "completed", "context_overflow")]
+    rollout = Rollout(
+        prompt_ids=torch.ones(4, 1, dtype=torch.long),
+        prompt_mask=torch.ones(4, 1, dtype=torch.bool),
+        response_ids=ids,
+        token_mask=ids > 0,
+        action_mask=own,
+        logprobs=torch.zeros(4, 4),
+        stopped=torch.tensor([False, False, True, True]),
+        group=torch.arange(4),
+        policy_version=torch.zeros(4, dtype=torch.long),
+        ending=torch.tensor(endings),
+    )
+    player = Player(worlds.Guess, Limits(4, 4), timeout=5.0, by_turn=True)
+    player.begin([STOP], 100, tiny_tokenizer(), [])
+    assert player.metrics(rollout)["episode/turns"] == (2 + 1 + 1 + 1) / 4
+
+
 # Two tokens of the policy, two that it read, one of the policy, one read, one of the policy; then padding.
 OWN = [1, 1, 0, 0, 1, 0, 1, 0, 0]
 READ = [1, 1, 1, 1, 1, 1, 1, 0, 0]

@@ -145,6 +145,28 @@ def test_that_no_response_stops_is_said_after_the_first_update(tmp_path: Path) -
     assert said[0].startswith("serious: too_few_eos: all responses were cut off and score -1.00 (update 1)")
 
 
+@pytest.mark.parametrize(
+    ("metrics", "settings", "line"),
+    [
+        ({"group/single": 1.0}, {"ppo.advantage": "grpo"}, "serious: groups_of_one: 100% of the prompts have a single"),
+        ({"reward/score_mean": 0.0, "reward/score_std": 0.0}, {}, "warning: reward_flat: all scores are 0: "),
+        ({"reward/score_mean": 0.0, "reward/score_std": 0.0}, {"rollout.num_prompts": 4}, ""),
+        ({"reward/score_mean": 0.0, "reward/score_std": 0.0, "episode/turns": 2.0}, {}, ""),
+    ],
+)
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_what_moves_no_weight_is_said_after_the_first_update(
+    tmp_path: Path, metrics: dict[str, Any], settings: dict[str, Any], line: str, warmup: int
+) -> None:
+    said: list[str] = []
+    run = synthetic_run(1, metrics, settings={**settings, "ppo.value_warmup_updates": warmup})
+    doctor = LiveDoctor(tmp_path, run.facts, run.config, say=said.append)
+    [(update, row)] = rows(run)
+    doctor.see(update, row)
+    assert len(said) == bool(line)
+    assert "".join(said).startswith(line)
+
+
 def test_a_run_in_progress_is_judged_by_its_roles_and_incidents_as_its_folder_is(tmp_path: Path) -> None:
     """The roles tell that functions alone score, which may ask for short responses: a note, which is not said."""
     shorter = {"reward/score_mean": towards(0.0, 1.0), "response/length": towards(60.0, 20.0)}

@@ -13,6 +13,7 @@ from kedge.algorithm.experience import Experience, Rollout
 from kedge.logs.experience_metrics import (
     correlation,
     describe_experience,
+    describe_groups,
     describe_samples,
     describe_update,
     repetition,
@@ -50,6 +51,21 @@ def experience():
         advantages=ADVANTAGES,
         returns=values + torch.where(MASK, 2 * ADVANTAGES, 77.0),
     )
+
+
+@pytest.mark.parametrize(
+    ("scores", "above", "below"),
+    [
+        ((0.0, 1.0, 2.0), 4.0, 3.0),  # the one of 2 tokens is at the mean
+        ((0.1, 0.2, 0.3), 4.0, 2.5),  # in float32 they are .10000000149, .20000000298, .30000001192: mean .20000000546
+        ((0.5, 0.5 + 2**-20, 0.5), 2.0, 3.5),
+    ],
+)
+def test_lengths_above_and_below_the_mean_know_no_tolerance(experience, scores, above, below):
+    rollout = replace(experience.rollout, group=torch.zeros(3, dtype=torch.long))
+    assert rollout.response_lengths.tolist() == [3, 2, 4]
+    metrics = describe_groups(rollout, torch.tensor(scores))
+    assert (metrics["group/length_above"], metrics["group/length_below"]) == (above, below)
 
 
 def test_advantages_are_told_as_they_are_before_whitening(experience):

@@ -261,6 +261,44 @@ def test_a_wrong_signature_is_found_before_any_call(function, message):
         FunctionReward(function)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda completions: [float(len(completions[0][0]["content"]))],
+        lambda completions: [len(each["content"]) for each in completions],
+        lambda completions: [len(each[-1]["content"]) for each in completions],
+        lambda completions: [len(each.get("content", "")) for each in completions],
+        lambda completions: [len(each[0].get("content")) for each in completions],
+        lambda completions: [len(each.content) for each in completions],
+        lambda completions, prompts: [len(each[-1]["content"]) for each in prompts],
+        lambda completions: [each["role"] == "assistant" for each in completions],
+    ],
+)
+def test_a_text_that_is_taken_for_a_message_is_explained(function):
+    with pytest.raises(RewardError, match=r"raised (Type|Attribute)Error: .* \(test_function\.py:\d+\)") as caught:
+        FunctionReward(function).score(responses())
+    assert str(caught.value).endswith(
+        "; prompts and completions are texts, also those of conversations: use `completion`, not "
+        '`completion[0]["content"]`; a prompt\'s messages are in the column `messages`'
+    )
+
+
+@pytest.mark.parametrize("function", [lambda completions: completions[9], lambda completions: completions["a"]])
+def test_other_mistakes_are_not_explained_by_messages(function):
+    with pytest.raises(RewardError) as caught:
+        FunctionReward(function).score(responses())
+    assert "conversations" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["environments", "trainer_state", "log_metric", "log_extra"])
+def test_arguments_that_trl_alone_passes_are_no_columns(name):
+    taken: dict = {}
+    exec(f"def f(completions, {name}, **more): return [0.0] * len(completions)", taken)
+    with pytest.raises(RewardError, match=rf"^f takes '{name}': in TRL .*; remove it, or give it a default$"):
+        FunctionReward(taken["f"]).check({"answer": ["a"]})
+    assert FunctionReward(taken["f"]).score(responses(**{name: ["a", "b", "c"]})) == [0.0] * 3
+
+
 def test_columns_are_checked_before_a_run():
     reward = FunctionReward(lambda completions, answer: [0.0], name="exact")
     reward.check(["answer", "id"])

@@ -19,7 +19,8 @@ def test_a_resumed_run_renders_templates_with_the_date_on_which_it_started(
 ) -> None:
     monkeypatch.setattr(chat, "_day", None)
     settings = [f"model={save_tiny_policy(tmp_path / 'model')}", f"out={tmp_path / 'run'}", "runtime.device=cpu"]
-    config = load_config(overrides=[*settings, "data.prompts=prompts.jsonl"])
+    config = load_config(overrides=[*settings, f"data.prompts={tmp_path / 'prompts.jsonl'}"])
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
     run = open_run(config, "generate")
     assert str(date.today()) == run.facts["date"] == chat._day  # pyright: ignore[reportPrivateUsage]
     replace(run, facts={**run.facts, "date": "2024-02-29"}).start()

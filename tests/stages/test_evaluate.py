@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from kedge.config import Config, load_config
 from kedge.errors import ConfigError, DataError, KedgeError, ModelError, RewardError
 from kedge.logs.json_lines import read_json_lines
-from kedge.stages.evaluate import run_evaluate
+from kedge.stages.evaluate import evaluate_or_check, run_evaluate
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge, save_speaker
 from tests.tiny import (
@@ -33,6 +33,23 @@ ROWS = [{"prompt": f"Deck {number}:", "completion": text} for number, text in en
 
 def count_letters(completions: list[str], **columns: Any) -> list[float]:
     return [float(text.count("e")) for text in completions]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_said"),
+    [
+        (["generate.num_responses=1"], True),
+        ([], False),
+        (["generate.num_responses=1", "evaluate.against={tmp_path}/policy"], False),
+        ([f"generate.{name}" for name in ("num_responses=1", "temperature=1", "best_of=null", "batch_size=8")], False),
+    ],
+    ids=["one", "default", "another policy", "the settings of a run"],
+)
+def test_a_single_sample_is_told_from_pass_at_1(tmp_path, capsys, settings, is_said):
+    config = config_for(tmp_path, *(each.format(tmp_path=tmp_path) for each in settings))
+    evaluate_or_check(config, prompts=ROWS, judge=count_letters)
+    said = capsys.readouterr().err
+    assert ("pass@1 is measured with several: kedge.pass_at_k" in said) == is_said
 
 
 def prefer_letters(prompts: list[str], first: list[str], second: list[str], **columns: Any) -> list[float]:

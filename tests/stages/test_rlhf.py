@@ -181,7 +181,7 @@ def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
             "starts from is critic.base",
         ),
         ({}, ["reward=nowhere.py:f"], "reward file 'nowhere.py' does not exist"),
-        ({}, ["reward=other/model", "ppo.critic_init=reward"], "exactly one reward model"),
+        ({}, ["reward={tmp_path}/base", "ppo.critic_init=reward"], "exactly one reward model"),
         ({}, ["rollout.max_new_tokens=256"], "no room for a prompt"),
         *(
             ({}, settings.split(), said)
@@ -209,6 +209,7 @@ def test_what_is_interrupted_leaves_the_newest_policy(tmp_path, monkeypatch):
     ],
 )
 def test_mistakes_show_before_any_training(tmp_path, changed, more, said):
+    more = [each.replace("{tmp_path}", str(tmp_path)) for each in more]
     with pytest.raises(KedgeError, match=said) as caught:
         run_rlhf(config_for(tmp_path, *more), **{**ROWS, **changed})
     assert "\n" not in str(caught.value)
@@ -239,8 +240,9 @@ def test_rejected_rows_of_every_source_are_written_before_the_start(tmp_path):
     [row] = read_json_lines(tmp_path / "run" / "rejected.jsonl")
     assert "comparisons" in row["preview"]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["rejected.jsonl"]
+    (tmp_path / "mine.py").write_text("f = 1 / 0")
     with pytest.raises(KedgeError, match="reward file"):
-        run_rlhf(config_for(tmp_path, "data.max_rejected_fraction=0.2", "reward=nowhere.py:f"), **bad)
+        run_rlhf(config_for(tmp_path, "data.max_rejected_fraction=0.2", f"reward={tmp_path}/mine.py:f"), **bad)
     previews = [row["preview"] for row in read_json_lines(tmp_path / "run" / "rejected.jsonl")]
     assert [next(name for name in ROWS if name in preview) for preview in previews] == list(ROWS)
 

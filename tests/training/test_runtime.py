@@ -52,6 +52,28 @@ def test_there_are_never_more_threads_than_cores(monkeypatch):
         assert runtime.set_threads(64) == 2
 
 
+@pytest.mark.parametrize(
+    ("threads", "busy", "cores", "others"),
+    [
+        (2, 100.0, 2, "2.0 of 2"),
+        (2, 50.0, 2, "1.0 of 2"),
+        (2, 20.0, 2, None),  # less than half a core is missing
+        (1, 100.0, 2, None),
+        (4, 50.0, 8, None),
+        (8, 50.0, 8, "4.0 of 8"),
+    ],
+)
+def test_threads_that_share_their_cores_are_named(monkeypatch, threads, busy, cores, others):
+    monkeypatch.setattr(runtime.psutil, "cpu_count", lambda: cores)
+    monkeypatch.setattr(runtime.psutil, "cpu_percent", lambda interval: busy)
+    line = runtime.crowded_line(threads)
+    assert bool(line) == (others is not None)
+    if others:
+        assert line.startswith(f"other processes keep {others} cores busy, and the run's {threads} threads wait for")
+        assert "runtime.num_threads=1 (OMP_NUM_THREADS=1)" in line
+        assert "OMP_WAIT_POLICY=passive" in line
+
+
 @pytest.mark.parametrize(("content", "expected"), [("150000 100000", 1), ("20000 100000", 1), ("max 100000", None)])
 def test_a_containers_quota_counts(monkeypatch, tmp_path: Path, content, expected):
     quota = tmp_path / "cpu.max"

@@ -57,6 +57,8 @@ def plan(
         typer.echo(line, err=True)
     if find_stage(stage).starting_model(resolved) is None:
         raise ConfigError(f"kedge plan {stage} needs model: pass --model, or set it in the configuration")
+    from kedge.runs.names import check_names
     from kedge.stages.planning.plan import plan_machine
 
+    check_names(resolved, stage)
     typer.echo(plan_machine(resolved, stage, device_name=device, price_per_hour=price_per_hour))

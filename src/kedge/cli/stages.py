@@ -60,6 +60,10 @@ def _command_of(stage: Stage) -> Callable[..., None]:
                 typer.echo(f"{printable(str(folder))} has finished: there is nothing to resume.{extend}")
                 return
         if stage.plan:
+            from kedge.runs.names import check_names
+
+            if resume is None or not is_run(Path(str(config.out))):  # a run that is resumed looks its inputs up itself
+                check_names(config, stage.name)
             arguments["planned"] = imported(stage.plan)(config, stage.name, anyway=given["anyway"])
         imported(stage.run)(config, **arguments)
 

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from kedge.inspect.doctor import Advice, Examination, Finding, diagnose, examine, no_advice, one_line, severity_rank
+from kedge.inspect.doctor.rewards import groups_of_one, reward_flat
 from kedge.inspect.doctor.steps import NUM_FIRST, first_update_too_large
 from kedge.inspect.page.looks import LOOKS
 from kedge.inspect.record import RunRecord, read_json_object, read_run, readable
-from kedge.inspect.resolved import value_warmup_of
 from kedge.logs.json_lines import CRITIC_CHECKS_FILE, METRICS_FILE, read_metrics, read_rows
 from kedge.system.output import INCIDENTS_FILE, ROLES_FILE, is_run
 
 EVERY = 4
 """Updates between two diagnoses of a run in progress; a tenth of the updates so far once that is more."""
 
-FIRST_UPDATE = first_update_too_large.name
-"""A warning that is worth a line at once, while little is lost by starting again."""
+AT_ONCE = (first_update_too_large.name, reward_flat.name, groups_of_one.name)
+"""Findings that are worth a line at once, while little is lost by starting again."""
 
 FIRST = 50
 LATEST = 450
@@ -63,7 +63,7 @@ def examine_run(folder: Path, *, advice: Advice = no_advice) -> dict[str, Examin
 
 
 class LiveDoctor:
-    """Diagnoses a run in progress and reports each serious finding once, and a first update that is too large.
+    """Diagnoses a run in progress and reports each serious finding once, and others about its first updates.
 
         doctor = LiveDoctor(run.folder, run.facts, config, say=progress.say)
         doctor.see(update, metrics)
@@ -101,13 +101,13 @@ class LiveDoctor:
         """Add an update's metrics, and diagnose the run if the next diagnosis is due."""
         self._rows.append({"update": update, **metrics})
         del self._rows[FIRST:-LATEST]
-        is_among_first = update <= self._last_first and 0 < update - value_warmup_of(self._run) <= NUM_FIRST
+        is_among_first = update <= self._last_first
         if update < self._next and not is_among_first:
             return
         if update >= self._next:
             self._next = update + max(EVERY, update // 10)
         for finding in diagnose(self._current(), advice=self._advice):
-            is_early = is_among_first and finding.rule == FIRST_UPDATE
+            is_early = is_among_first and finding.rule in AT_ONCE and finding.severity != "note"
             if (finding.severity == "serious" or is_early) and finding.rule not in self._reported:
                 self._reported.add(finding.rule)
                 self._say(f"{one_line(finding)}. Try: {finding.try_}")

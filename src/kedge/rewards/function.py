@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import inspect
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,8 +40,21 @@ names, so that functions written for TRL and plain prompts run unchanged. Conver
 passed as text, rendered by the chat template; a prompt's messages are in the column `messages`."""
 
 
+OF_TRL = {
+    "environments": "the environments of a batch, which pay their reward themselves here",
+    "trainer_state": "the state of its trainer; max_new_tokens and seed are what kedge passes of a run",
+    "log_metric": "a function that logs a number; here, return scores with reasons, whose shares are metrics",
+    "log_extra": "a function that logs a column; here, the samples of a run have its columns",
+}
+"""Arguments that TRL passes to reward functions and kedge does not."""
+
 SIDES = ("first", "second")
 """The arguments of a pairwise judge."""
+AS_TEXT = (
+    "; prompts and completions are texts, also those of conversations: use `completion`, not "
+    '`completion[0]["content"]`; a prompt\'s messages are in the column `messages`'
+)
+"""Added to an error of a function that takes a text for a message."""
 COMPARES = "takes two responses, `first` and `second`; a judge that compares them needs evaluate.judge_mode=pairwise"
 
 
@@ -258,6 +272,10 @@ class FunctionReward:
     def _missing(self, parameter: str, columns: Collection[str]) -> RewardError:
         if parameter in SIDES and {each.name for each in self._parameters} >= {*SIDES}:
             return RewardError(f"{self.name} {COMPARES}")
+        if parameter in OF_TRL:
+            return RewardError(
+                f"{self.name} takes {parameter!r}: in TRL {OF_TRL[parameter]}; remove it, or give it a default"
+            )
         present = ", ".join(sorted(columns)) or "none"
         by_letters = {column.lower(): column for column in sorted(columns)}
         near = difflib.get_close_matches(parameter.lower(), by_letters, n=1, cutoff=0.75)
@@ -326,7 +344,10 @@ def _one_line_errors(name: str) -> Iterator[None]:
     except RewardError as error:
         raise RewardError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error
     except (Exception, SystemExit, asyncio.CancelledError) as error:
-        raise RewardError(f"{name} raised {typed_error_text(error)} ({place_of(error)})") from error
+        hint = (
+            AS_TEXT if re.search(r"string ind|'str' object has no attribute '(get|content|role)'", str(error)) else ""
+        )
+        raise RewardError(f"{name} raised {typed_error_text(error)} ({place_of(error)}){hint}") from error
 
 
 def load_function(spec: str) -> Callable[..., Any]:

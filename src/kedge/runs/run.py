@@ -21,7 +21,6 @@ import torch
 from kedge.config import Config, check_stage, full_name, preset_conflicts, resolved_yaml, with_values
 from kedge.data.chat import render_as_of
 from kedge.errors import ConfigError, DataError
-from kedge.logs.loggers import check_loggers
 from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import Precision, model_width, resolve_precision
@@ -33,6 +32,7 @@ from kedge.rewards.function import name_of
 from kedge.runs.claim import claim, claim_free_folder
 from kedge.runs.data_log import DataLog
 from kedge.runs.fingerprint import changed_inputs, input_hashes, outdated_models
+from kedge.runs.names import check_names
 from kedge.runs.resuming import (
     CHANGED,
     DATE,
@@ -70,6 +70,7 @@ from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer_kinds import check_optimizer
 from kedge.training.runtime import (
     avoid_kernels_per_shape,
+    crowded_line,
     resolve_device,
     set_threads,
     tune_memory,
@@ -301,11 +302,12 @@ def open_run(
     in_chain = config.out is not None and is_run(Path(config.out).parent)  # which has said it
     if not in_chain and (line := preset_conflicts(config, stage)):
         say(line)
-    check_loggers(config.runtime.loggers)
     described = find_stage(stage)
     shared, resumed = _find_folder(config, stage, resume, ranks)
     if resumed:
         check_same_stage(shared, stage)
+    else:
+        check_names(config, stage)
     fingerprint = input_hashes(config, in_memory)
     checkpoint = None
     _check_same_inputs(fingerprint, ranks)
@@ -320,6 +322,7 @@ def open_run(
         check_publishing(config)
     if resume is not None and resumed:
         checkpoint = _checkpoint_to_resume(config, stage, shared, fingerprint, resume, ranks)
+        check_names(config, stage)  # what is no longer there is said by the check before
     device = resolve_device(config.runtime.device, local_rank())
     _check_libraries(config, described, device, ranks)
     precision: Precision = "fp32"
@@ -342,6 +345,8 @@ def open_run(
     facts: dict[str, object] = {"stage": stage, "device": device, "precision": precision, DATE: day}
     if device.type == "cpu":
         facts[THREADS] = threads
+        if not ranks.are_several and (line := crowded_line(threads)):
+            say(line)
     if checkpoint is not None and (changed := changes_so_far(config, shared, stage, checkpoint.update)):
         facts[CHANGED] = changed
     if ranks.are_several:

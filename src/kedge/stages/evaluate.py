@@ -20,7 +20,6 @@ from typing import Any
 from kedge.config import Config
 from kedge.errors import ConfigError
 from kedge.logs.progress import say
-from kedge.models import load_tokenizer
 from kedge.rewards import RewardSpec
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import check_columns, load_player, load_rows
@@ -113,6 +112,12 @@ def run_evaluate(
         )
     if settings.frontier and settings.against is None:
         raise ConfigError("evaluate.frontier needs evaluate.against, the policy that KL is measured from")
+    named = config.generate.model_fields_set
+    if settings.against is None and "num_responses" in named < type(config.generate).model_fields.keys():
+        say(
+            "one response to each prompt is compared with the reference in the data; pass@1 is measured with several: "
+            f"{as_argument('--samples 2', 'kedge.pass_at_k')}"
+        )
     run, evaluator, against = _opened(config, prompts, judge, environment)
     policy = evaluator.reader
     with measuring(run) as on_phase:
@@ -185,8 +190,6 @@ def _opened(
     run = open_run(config, "evaluate", in_memory=in_memory)
     policy = load_policy(str(config.model), config, run)
     against = None if settings.against is None else load_policy(settings.against, config, run)
-    for source in settings.frontier:  # a misspelled name fails now, not after the first sampling
-        load_tokenizer(source, trust_remote_code=config.runtime.trust_remote_code)
     sampling = sampling_settings(config, num_responses=config.generate.num_responses)
     player = load_player(config, run, environment, tokens=sampling.max_new_tokens, by_turn=False)
     room = policy.room(sampling.max_new_tokens)

@@ -41,6 +41,7 @@ from kedge.logs.json_lines import METRICS_FILE, read_metrics
 from kedge.logs.progress import Progress, format_figure, say
 from kedge.logs.table import print_table
 from kedge.runs.fingerprint import input_hashes_of_all
+from kedge.runs.names import check_names
 from kedge.runs.resuming import changed_since
 from kedge.system.intervals import Interval
 from kedge.system.invocation import as_argument, is_command_line, refuse_nested_run
@@ -142,6 +143,8 @@ def run_sweep(
     """
     refuse_nested_run()
     folder = check_creatable(folder) if is_sweep(folder) else check_output(folder)
+    for trial in trials:
+        check_names(trial.config, stage)
     count = num_processes or _default_processes(trials[0])
     content = {
         "stage": stage,

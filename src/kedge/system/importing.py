@@ -68,6 +68,30 @@ def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[...
     return function
 
 
+def check_named(spec: str, *, word: str, error: type[KedgeError]) -> None:
+    """Raise the error of `find_named` for a name that is certainly wrong, without running any of the user's code.
+
+    Names that a file may define while it runs, and those in other modules than kedge's, are left to `find_named`.
+    """
+    source, _, attribute = spec.rpartition(":")
+    path = Path(os.path.expanduser(source))
+    if source.endswith(".py") and path.is_file():
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if not re.search(rf"\b({attribute.partition('.')[0]}|{_DEFINES})\b|import \*", text):
+            raise _missing(_Kind(word, error), spec, re.findall(r"^(?:async def|def|class) (\w+)", text, re.MULTILINE))
+    elif source.endswith(".py") or spec.startswith("kedge.") or not _is_module(source.partition(".")[0]):
+        find_named(spec, word=word, error=error)
+
+
+_DEFINES = "__getattr__|__dict__|globals|locals|vars|exec|setattr|modules"
+"""Words in a file that may define names, besides a star import."""
+
+
+def _is_module(name: str) -> bool:
+    _make_importable(Path.cwd())
+    return name in sys.modules or (bool(name) and importlib.util.find_spec(name) is not None)
+
+
 def _run_file(given: Path, kind: _Kind) -> ModuleType:
     """Execute a file as a module."""
     if not given.is_file():
@@ -149,11 +173,16 @@ def _attribute(module: ModuleType, attribute: str, spec: str, kind: _Kind) -> ob
         try:
             owner = getattr(owner, part)
         except AttributeError as error:
-            names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-            near = difflib.get_close_matches(attribute, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(names)) or 'no functions'}"
-            raise kind.error(f"{kind.word} {spec!r}: the module has no {attribute!r}; {hint}") from error
+            raise _missing(kind, spec, [name for name, value in vars(module).items() if callable(value)]) from error
     return owner
+
+
+def _missing(kind: _Kind, spec: str, known: list[str]) -> KedgeError:
+    attribute = spec.rpartition(":")[2]
+    names = sorted(name for name in known if not name.startswith("_"))
+    near = difflib.get_close_matches(attribute, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'no functions'}"
+    return kind.error(f"{kind.word} {spec!r}: the module has no {attribute!r}; {hint}")
 
 
 def _failed(what: str, error: BaseException, kind: _Kind) -> KedgeError:

@@ -85,6 +85,22 @@ def set_threads(num_threads: int | None = None) -> int:
     return torch.get_num_threads()
 
 
+def crowded_line(threads: int) -> str:
+    """One line for threads that have to share their cores with other processes; empty if they need not.
+
+    Measured for a tenth of a second, in which this process does nothing.
+    """
+    cores = psutil.cpu_count() or 1
+    others = psutil.cpu_percent(0.1) / 100 * cores if threads > 1 else 0.0
+    if others + threads <= cores + 0.5:
+        return ""
+    return (
+        f"other processes keep {others:.1f} of {cores} cores busy, and the run's {threads} threads wait for each other "
+        "in every operation, which can take ten times as long: runtime.num_threads=1 (OMP_NUM_THREADS=1) avoids it, or "
+        "OMP_WAIT_POLICY=passive in the environment of all of them"
+    )
+
+
 def tune_memory() -> None:
     """Keep freed memory for reuse, and the number of kernels small. To be called before the first product.
 

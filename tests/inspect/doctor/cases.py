@@ -254,6 +254,7 @@ CASES = [
         {"reward/score_mean": towards(0.9, 1.03), "reward/score_std": [1.0] * 16},
         {"reward/score_mean": towards(0.9, 1.08), "reward/score_std": [1.0] * 16},
     ),
+    metrics("groups_of_one", "serious", {"group/single": [1.0] * 16}, {"group/single": [0.5] * 16}, settings=GROUPS),
     metrics(
         "groups_without_spread",
         "warning",

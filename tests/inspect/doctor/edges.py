@@ -34,6 +34,7 @@ HISTOGRAM = {
     **IN_SCORES,
 }
 FLAT = {"reward/score_mean": [1.0] * 16, **SCORES}
+ALIKE: dict[str, Series] = {"reward/score_mean": 0.0, "reward/score_std": 0.0}
 FROZEN = {**FLAT, "policy/clip_fraction": [0.0] * 16, "policy/approx_kl": [0.0] * 16, "objective/kl": [0.0] * 16}
 
 
@@ -223,7 +224,39 @@ EDGES: list[Edge] = [
         (NOTE, {"group/constant": [0.89] * 16}),
         (NOTE, {"group/constant": [0.51] * 16}),
         (SILENT, {"group/constant": [0.49] * 16}),
+        (SERIOUS, {"group/constant": [1.0] * 16}),
+        (WARNING, {"group/constant": [1.0] * 7 + [0.99] + [1.0] * 8}),
         **GROUPS,
+    ),
+    *(
+        Edge("groups_without_spread", severity, synthetic_run(updates, {"group/constant": 1.0}, settings=GROUPS))
+        for updates, severity in ((4, SERIOUS), (3, SILENT))
+    ),
+    *metrics(
+        "groups_of_one",
+        (WARNING, {"group/single": [1.0] * 15 + [0.99]}),
+        (WARNING, {"group/single": [0.51] * 16}),
+        (SILENT, {"group/single": [0.49] * 16}),
+        **GROUPS,
+    ),
+    Edge("groups_of_one", SERIOUS, synthetic_run(1, {"group/single": 1.0}, settings=GROUPS)),
+    Edge("groups_of_one", SILENT, synthetic_run(metrics={"group/single": 1.0})),
+    *(
+        Edge("reward_flat", severity, synthetic_run(updates, {**ALIKE, **more}, settings=settings))
+        for updates, severity, more, settings in (
+            (1, WARNING, {}, {}),
+            (3, WARNING, {}, {}),
+            (4, SERIOUS, {}, {}),
+            (1, SILENT, {"reward/score_std": [0.01]}, {}),
+            (1, NOTE, {}, {"rollout.num_prompts": 7}),
+            (1, WARNING, {}, {"rollout.num_prompts": 8}),
+            (2, WARNING, {}, {"rollout.num_prompts": 4}),
+            (1, NOTE, {"episode/turns": 2.0}, {}),
+            (11, NOTE, {"episode/turns": 2.0}, {}),
+            (12, SERIOUS, {"episode/turns": 2.0}, {}),
+            (1, SILENT, {"response/eos_rate": 0.0}, {}),
+            (1, WARNING, {"response/eos_rate": 0.0}, {"rollout.missing_eos_score": None}),
+        )
     ),
     *metrics("group_std_blows_up", (SILENT, {"group/small_spread": [0.5] * 16}), **GROUPS | {"ppo.advantage": "rloo"}),
     *metrics(

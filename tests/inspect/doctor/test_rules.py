@@ -94,6 +94,24 @@ def test_wrong_values_ask_for_easier_prompts_and_judges_do_not_count() -> None:
     assert found.try_.startswith("the prompts are too hard for this model")
 
 
+@pytest.mark.parametrize(
+    ("source", "verdicts", "is_told"),
+    [
+        ("python:scores", {}, True),
+        ("mine.py:brief", {}, True),
+        ("runs/reward/model", {}, False),
+        ("kedge.rewards.verify:math", {"verdict/math/wrong_value": 1.0}, False),
+    ],
+)
+@pytest.mark.parametrize("updates", [1, 16])
+def test_a_function_that_scores_all_the_same_is_told_what_it_gets(source, verdicts, is_told, updates) -> None:
+    settings = {"reward": [{"source": source, "weight": 1.0, "name": None}], "rollout.missing_eos_score": None}
+    found = diagnose(synthetic_run(updates, {**ALL_ZERO, **verdicts}, settings=settings))
+    [flat] = [finding for finding in found if finding.rule == "reward_flat"]
+    assert ("completions are texts, also those of conversations" in flat.try_) == is_told
+    assert ("the prompts are too hard" in flat.try_) == bool(verdicts)
+
+
 def test_verdicts_of_several_rewards_have_their_names() -> None:
     found = the_finding("reward_flat", **{"verdict/a/right": 0.1, "verdict/a/odd": 0.9, "verdict/b/right": 1.0})
     assert found.seen.startswith("all scores are 0: a: 90% odd, 10% right; b: 100% right; ")
@@ -273,10 +291,11 @@ STILL = {"policy/clip_fraction": 0.0, "policy/approx_kl": 0.0, "objective/kl": 0
     [
         ({"reward/score_mean": 1.0, "reward/score_std": 0.0}, {}),
         ({"group/constant": 1.0}, {"ppo.advantage": "rloo"}),
+        ({"group/single": 1.0}, {"ppo.advantage": "grpo"}),
         ({"guard/skipped_steps": 1.0}, {}),
         ({"guard/skipped_steps": [0.0] * 2 + [1.0] * 14}, {"ppo.value_warmup_updates": 2}),
     ],
-    ids=["constant", "constant in groups", "skipped", "skipped after the warm-up"],
+    ids=["constant", "constant in groups", "groups of one", "skipped", "skipped after the warm-up"],
 )
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_steps_are_not_too_small_where_nothing_could_move_the_policy(
@@ -284,7 +303,9 @@ def test_steps_are_not_too_small_where_nothing_could_move_the_policy(
 ) -> None:
     for more, expected in ({}, True), (metrics, False):
         run = synthetic_run(metrics={**STILL, **more}, settings={**settings, "ppo.num_epochs": epochs})
-        assert ("steps_too_small" in [each.rule for each in diagnose(run)]) == expected
+        found = diagnose(run)
+        assert ("steps_too_small" in [each.rule for each in found]) == expected
+        assert any("ppo.learning_rate" in each.try_ for each in found) == (expected or "guard/skipped_steps" in metrics)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ from kedge.cli import main
 from kedge.config import load_config
 from kedge.errors import ConfigError
 from kedge.stages.planning.before import _least, is_small, plan_before, plan_chain_before
-from kedge.stages.planning.devices import Device
+from kedge.stages.planning.devices import Device, this_machine
 from kedge.stages.planning.plan import count_stage
+from kedge.stages.planning.report import MachinePlan, PlannedPhase, peak_line
 from kedge.stages.planning.rows import Lengths
+from kedge.system.memory import MemoryLimit
 from tests.models.registry.builder import tiny_config
 from tests.models.test_adapters import adapt
 from tests.tiny import save_tiny_policy
@@ -43,8 +45,8 @@ def limited(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
 @pytest.mark.parametrize(
     ("stage", "data"),
     [
-        ("ppo", ["--prompts", "no-such.jsonl", "--reward", "no-such.py:score"]),
-        ("rlhf", ["--demonstrations", "none.jsonl", "--comparisons", "none.jsonl", "--prompts", "none.jsonl"]),
+        ("ppo", ["--prompts", "rows.jsonl", "--reward", "kedge.rewards.penalties:too_long"]),
+        ("rlhf", ["--demonstrations", "rows.jsonl", "--comparisons", "rows.jsonl", "--prompts", "rows.jsonl"]),
     ],
 )
 def test_a_run_that_cannot_fit_is_refused_before_it_loads(
@@ -57,6 +59,8 @@ def test_a_run_that_cannot_fit_is_refused_before_it_loads(
 ) -> None:
     """The folder has no weights, so loading would fail in another way: as it does with --anyway."""
     limited(monkeypatch, 2)
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "a", "completion": "b", "chosen": "b", "rejected": "c"}\n')
     command = ["kedge", stage, "--model", str(wide), *data]
     command += ["--out", str(tmp_path / "out"), "runtime.device=cpu", "runtime.precision=fp32"]
     errors = []
@@ -70,6 +74,37 @@ def test_a_run_that_cannot_fit_is_refused_before_it_loads(
                      r"CPU has 2.0 GiB \(the control group\); .*pass --anyway\n$", errors[0])  # fmt: skip
     assert "pass --anyway" not in errors[1]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("limits", "needed", "line"),
+    [
+        # 3 GiB of what is in use are this process's own, and count as free
+        ([("the machine", 24, 13)], 12, "fits into the 14 GiB that are free of 24 GiB (the machine)"),
+        ([("the machine", 24, 13)], 13.5, "may not fit into the 14 GiB that are free of 24 GiB (the machine)"),
+        ([("the machine", 24, 13)], 15, "does not fit into the 14 GiB that are free of 24 GiB (the machine)"),
+        ([("the machine", 24, 3)], 25, "does not fit into the 24 GiB that are free of 24 GiB (the machine)"),
+        (
+            [("the control group", 8, 4), ("the machine", 24, 3)],
+            7.5,
+            "does not fit into the 7.0 GiB that are free of 8.0 GiB (the control group)",
+        ),
+        (
+            [("the control group", 16, 3), ("the machine", 24, 20)],
+            8,
+            "does not fit into the 7.0 GiB that are free of 16 GiB (the control group)",
+        ),
+        ([], 8, "the memory of this device is unknown"),
+    ],
+)
+def test_the_verdict_counts_what_is_free_and_says_both(
+    monkeypatch: pytest.MonkeyPatch, limits: list[tuple[str, int, int]], needed: float, line: str
+) -> None:
+    found = [MemoryLimit(name, limit * GIB, used * GIB) for name, limit, used in limits]
+    monkeypatch.setattr("kedge.stages.planning.devices.memory_limits", lambda: found)
+    monkeypatch.setattr("kedge.stages.planning.devices.held_memory", lambda: 3 * GIB)
+    plan = MachinePlan("sft", "step", (PlannedPhase("step", {("weights", "policy"): needed * GIB}),))
+    assert peak_line(plan, this_machine("cpu")).endswith(f"; {line}")
 
 
 def test_a_chain_is_planned_before_its_first_stage(

@@ -92,7 +92,7 @@ def test_a_folder_in_the_home_folder_is_written_and_continued_there(
 
 def test_code_that_has_changed_is_refused_once_a_run_with_it_has_finished(tmp_path: Path, started: list[str]) -> None:
     code = tmp_path / "reward.py"
-    code.write_text("broken", encoding="utf-8")
+    code.write_text("f = broken", encoding="utf-8")
 
     def rewarded(value: str, seeds: int) -> list[Trial]:
         return plan_trials(
@@ -103,7 +103,7 @@ def test_code_that_has_changed_is_refused_once_a_run_with_it_has_finished(tmp_pa
             ),
         )
 
-    for text in ("broken", "right"):
+    for text in ("f = broken", "f = right"):
         code.write_text(text, encoding="utf-8")
         with pytest.raises(KedgeError, match="no run of the sweep has finished"):  # so that nothing is mixed
             run_sweep(rewarded("0.3", 1), "ppo", tmp_path / "sweep", num_processes=1)
@@ -114,7 +114,7 @@ def test_code_that_has_changed_is_refused_once_a_run_with_it_has_finished(tmp_pa
     inputs = {"inputs": input_hashes(finished.config)}
     (tmp_path / "sweep" / finished.name / "finished.json").write_text(json.dumps(inputs), encoding="utf-8")
     run_sweep(rewarded("0.1", 2), "ppo", tmp_path / "sweep", num_processes=1)
-    code.write_text("other", encoding="utf-8")
+    code.write_text("f = other", encoding="utf-8")
     said = "clip_range=0.1_seed=0, which has finished, and reward: the files have changed since the run started"
     with pytest.raises(ConfigError, match=said):
         run_sweep(rewarded("0.1", 3), "ppo", tmp_path / "sweep", num_processes=1)

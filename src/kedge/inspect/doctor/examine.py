@@ -51,6 +51,7 @@ RULES: tuple[Rule, ...] = (
     rewards.reward_function_failing,
     steps.steps_too_large,
     kl.entropy_rising,
+    rewards.groups_of_one,
     rewards.groups_without_spread,
     rewards.reward_flat,
     kl.no_exploration,

@@ -45,7 +45,7 @@ def eos_is_scored(run: RunRecord) -> bool:
 
 def nearly_all_truncated(run: RunRecord) -> bool:
     """True if nearly every response has the score for a missing stop token, from the first update on."""
-    stops = read(run, "response/eos_rate")
+    stops = read(run, "response/eos_rate", at_least=1)
     return eos_is_scored(run) and stops is not None and max(stops.first, stops.late) < NONE_STOP
 
 
@@ -90,11 +90,6 @@ def num_sampled(run: RunRecord, updates: Sequence[int]) -> float:
     sampled = read(run, "group/sampled", at_least=1)
     known = dict(sampled.items) if sampled else {}
     return sum(known.get(update, num_responses(run)) for update in updates)
-
-
-def plays_episodes(run: RunRecord) -> bool:
-    """True if an environment answers the policy."""
-    return read(run, "episode/turns", at_least=1) is not None
 
 
 @rule(
@@ -252,7 +247,7 @@ def stops_at_once(run: RunRecord, length: Series) -> Symptom | None:
     "and the policy memorizes these prompts.",
     needs=("prompt/distinct",),
     updates=MIN_LEVEL,
-    fits=lambda run: not plays_episodes(run),
+    fits=lambda run: not has_episodes(run),
 )
 def duplicated_prompts(run: RunRecord, distinct: Series) -> Symptom | None:
     """Seen: `prompt/distinct` is low.

@@ -7,7 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kedge.inspect.doctor.responses import nearly_all_truncated, num_responses, num_sampled, scores_are_constant
+from kedge.inspect.doctor.responses import (
+    has_episodes,
+    nearly_all_truncated,
+    num_responses,
+    num_sampled,
+    scores_are_constant,
+)
 from kedge.inspect.doctor.rule import SMALLER_STEPS, Remedy, Symptom, rule, scale, set_to
 from kedge.inspect.doctor.series import (
     MIN_LEVEL,
@@ -24,6 +30,7 @@ from kedge.inspect.doctor.series import (
 from kedge.inspect.doctor.steps import larger_steps
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import compares_groups
+from kedge.system.texts import names_function
 
 MANY_LOST = 0.1
 """Share of unscored responses above which the scored ones are a biased sample."""
@@ -211,19 +218,33 @@ def _in_words(run: RunRecord, reason: str) -> str:
     return reason.replace("_", " ") + at
 
 
+FEW = 8
+"""Scores that can all be the same by chance, as of a task that is rarely solved at first."""
+
+TEXTS = (
+    "; completions are texts, also those of conversations, so a function for lists of messages, "
+    '`completion[0]["content"]`, finds no content in them'
+)
+"""Advice on functions that score every response the same."""
+
+
 def _all_alike(run: RunRecord) -> Symptom | None:
-    score = read(run, "reward/score_mean")
-    score_std = read(run, "reward/score_std")
+    score = read(run, "reward/score_mean", at_least=1)
+    score_std = read(run, "reward/score_std", at_least=1)
     if score is None or score_std is None or nearly_all_truncated(run) or not scores_are_constant(score, score_std):
         return None
+    by_chance = has_episodes(run) or num_sampled(run, score.updates) < FEW
+    patience = PATIENCE if has_episodes(run) else MIN_LEVEL
     reasons = _reasons(run)
+    are_functions = all(names_function(str(term.get("source"))) for term in run.config.get("reward") or ())
     return Symptom(
-        "serious",
+        "serious" if len(score) >= patience else "note" if by_chance else "warning",
         f"all scores are {fmt(score.late)}: "
         + (f"{reasons.seen}; " if reasons else "")
         + f"their standard deviation is {fmt(score_std.late)} ({score_std.late_span})",
         reasons.remedies if reasons else (),
-        (reasons and reasons.advice) or "check the reward: it gives every response the same score",
+        (reasons and reasons.advice)
+        or "check the reward: it gives every response the same score" + TEXTS * (are_functions and not reasons),
     )
 
 
@@ -255,13 +276,15 @@ def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | N
     update would not be [too large](#steps_too_large), and the policy is within 0.05 nats per token of its start. Double
     `rollout.num_prompts`. If all scores are the same, fix the reward; with a verifier, first what its reasons say:
     raise `rollout.max_new_tokens` against responses that are cut off, state the form of the answer in the prompt, take
-    easier prompts.
+    easier prompts. A function gets completions as texts, also those of conversations.
 
     Threshold: After 12 updates, no change of at least 0.15 standard deviations of the scores and three standard errors,
     from the first update, the first three or the first eighth of the run: a warning. Healthy runs gain one standard
-    deviation or more. A standard deviation of a thousandth of the mean is serious, after 4 updates; only that is looked
-    for with `data.curriculum`, `data.rest` or `data.draw`, where later prompts are harder or easier. Updates in which
-    only the critic is trained do not count.
+    deviation or more. A standard deviation of a thousandth of the mean is a warning from the first update on, which a
+    running run says at once, a note if it has fewer than 8 scores, and serious after 4 updates; with an environment,
+    which may pay rarely at first, a note and after 12 updates serious. Only that is looked for with `data.curriculum`,
+    `data.rest` or `data.draw`, where later prompts are harder or easier. Updates in which only the critic is trained do
+    not count.
     """
     if constant := _all_alike(run):
         return constant
@@ -366,6 +389,37 @@ def reward_saturated(run: RunRecord, score: Series, score_std: Series) -> Sympto
     )
 
 
+MANY_SINGLE = 0.5
+"""Share of the groups with one response above which most of the sampling is wasted."""
+
+
+@rule(
+    "The advantage compares the responses to a prompt with each other. One that is alone has nothing to be compared "
+    "with: its advantage is 0, and it moves no weight at any learning rate.",
+    needs=("group/single",),
+    fits=compares_groups,
+)
+def groups_of_one(run: RunRecord, single: Series) -> Symptom | None:
+    """Seen: `group/single` is high: most prompts have one response, as in a loop of your own that gives `batch` one
+    response to each of its prompts, or with a reward that returns `None` for the others.
+
+    Try: Several responses to each prompt; in `batch`, equal prompts or equal `groups`. Or `reinforce++` for
+    `ppo.advantage`, which compares with the whole batch.
+
+    Threshold: More than half of the prompts: a warning. Serious if no update has a prompt with two responses, from the
+    first one on, which a running run says at once.
+    """
+    if single.late <= MANY_SINGLE:
+        return None
+    return Symptom(
+        "serious" if min(single.values) >= 1 else "warning",
+        f"{single.late:.0%} of the prompts have a single response with a score ({single.late_span}), and "
+        f"ppo.advantage={run.setting('ppo.advantage')} compares the responses to a prompt",
+        (set_to("ppo.advantage", "reinforce++", why="which compares with the whole batch"),),
+        "give several responses to each prompt (in a loop of your own, equal prompts or groups= in batch)",
+    )
+
+
 MANY_CONSTANT = 0.5
 MOST_CONSTANT = 0.9
 """Share of groups without spread above which most of the sampling, or nearly all, is wasted. Training on sorting digits
@@ -395,27 +449,29 @@ def _averages_responses(run: RunRecord) -> bool:
     "they are sampled, scored and evaluated, and teach nothing about the score.",
     needs=("group/constant",),
     also=("verdict/NAME/REASON",),
-    updates=MIN_TREND,
+    updates=MIN_LEVEL,
     fits=compares_groups,
 )
 def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
     """Seen: `group/constant` is high: the responses to most prompts all score the same.
 
     Try: `resample` for `ppo.constant_groups`, to train on prompts with spread alone; twice as many
-    `rollout.num_responses`; prompts that are neither solved nor out of reach.
+    `rollout.num_responses`; prompts that are neither solved nor out of reach; a reward that reads the completions.
 
-    Threshold: Half of the prompts late in the run is a note, nine tenths a warning.
+    Threshold: Half of the prompts late in the run is a note, nine tenths a warning. All of them in every update is
+    serious, after 4 updates.
     """
-    if constant.late < MANY_CONSTANT:
+    has_none = min(constant.values) >= 1
+    if constant.late < MANY_CONSTANT or not (has_none or len(constant) >= MIN_TREND):
         return None
     reasons = _reasons(run)
     return Symptom(
-        "warning" if constant.late >= MOST_CONSTANT else "note",
+        "serious" if has_none else "warning" if constant.late >= MOST_CONSTANT else "note",
         f"the responses of {constant.late:.0%} of the prompts all score the same ({constant.late_span}"
         + (f"; verdicts: {reasons.seen}" if reasons else "")
         + f"); at the start it was {constant.early:.0%}",
         _find_spread(run),
-        "prompts that are neither solved nor out of reach, or a reward that tells responses apart",
+        "prompts that are neither solved nor out of reach, or a reward that reads the completions and tells them apart",
     )
 
 

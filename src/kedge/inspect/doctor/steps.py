@@ -247,7 +247,7 @@ LARGER = 3.0
 
 
 def larger_steps(run: RunRecord) -> tuple[Remedy, ...]:
-    """A higher learning rate, if the steps that it makes would not be too large and the policy has not moved.
+    """A higher learning rate, if its steps would not be too large, the policy has not moved, and it can move.
 
     The KL to the reference tells even of updates with a single step, which clip nothing.
     """
@@ -258,7 +258,8 @@ def larger_steps(run: RunRecord) -> tuple[Remedy, ...]:
     has_room = clipped is None or clips_sequences(run) or LARGER * clipped.peak <= FAR_CLIPPED
     is_short = moved is None or LARGER**2 * moved.peak <= FAR_MOVED
     is_near = kl is None or length is None or kl.late - kl.first <= FAR_MOVED * max(length.late, 1.0)
-    return (scale("ppo.learning_rate", LARGER),) if has_room and is_short and is_near else ()
+    is_possible = has_room and is_short and is_near and _takes_steps(run)
+    return (scale("ppo.learning_rate", LARGER),) if is_possible else ()
 
 
 def _extreme(run: RunRecord) -> Symptom | None:
@@ -361,8 +362,8 @@ def steps_too_small(run: RunRecord, clipped: Series, moved: Series) -> Symptom |
     token in every update, which a reference other than the policy's start, or rounding in bf16, hides. Serious. Updates
     in which only the critic is trained do not count. Not where nothing could move the policy: all scores are the same
     ([reward_flat](#reward_flat)), or all of a prompt's with an advantage that compares them
-    ([groups_without_spread](#groups_without_spread)), or the guard skips steps in every update
-    ([steps_skipped](#steps_skipped)).
+    ([groups_without_spread](#groups_without_spread), [groups_of_one](#groups_of_one)), or the guard skips steps in
+    every update ([steps_skipped](#steps_skipped)).
     """
     if not _takes_steps(run):
         return None
@@ -387,9 +388,11 @@ def _takes_steps(run: RunRecord) -> bool:
     score = read(run, "reward/score_mean")
     score_std = read(run, "reward/score_std")
     constant = read(run, "group/constant")
+    single = read(run, "group/single")
     skipped = read(run, "guard/skipped_steps", of_policy=True)
     is_alike = score is not None and score_std is not None and scores_are_constant(score, score_std)
-    is_alike_in_groups = compares_groups(run) and constant is not None and min(constant.values) >= 1
+    without = [share for share in (constant, single) if share is not None and min(share.values) >= 1]
+    is_alike_in_groups = compares_groups(run) and bool(without)
     always_skips = skipped is not None and min(skipped.values) >= 1
     return not (is_alike or is_alike_in_groups or always_skips)
 

@@ -78,6 +78,7 @@ class Device:
         is_this: True for this machine, with its own limit.
         shares_memory: True if accelerator and processor share memory, so that nothing is moved between them.
         bound: The limit on the memory.
+        free: Bytes of the memory that the run can have now; None where that is unknown.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Device:
     is_this: bool = False
     shares_memory: bool = False
     bound: str = ""
+    free: float | None = None
 
     @property
     def has_own_memory(self) -> bool:
@@ -135,19 +137,19 @@ def find_device(name: str) -> Device:
 
 
 def this_machine(device_name: str = "auto") -> Device:
-    """The device that the run would have, with the memory that it can have at all: limit, not what is free now."""
+    """The device that the run would have, with the memory that it can have at all, and what is free of it now."""
     device = resolve_device(device_name)
     if device.type == "cuda":
-        memory = float(torch.cuda.get_device_properties(device).total_memory)
+        free, memory = map(float, torch.cuda.mem_get_info(device))
         name = torch.cuda.get_device_name(device)
-        return Device(name, memory, accelerator=True, is_this=True, bound=f"the memory of {name}")
-    found = min(((_room(each), each.name) for each in memory_limits()), default=None)
+        return Device(name, memory, accelerator=True, is_this=True, bound=f"the memory of {name}", free=free)
+    limits = memory_limits()
+    found = min(((_room(each), each.name) for each in limits), default=None)
+    free = min((each.free + held_memory() for each in limits), default=None)
     kind = "CPU" if device.type == "cpu" else device.type
     memory, bound = (None, "") if found is None else found
     is_accelerator = device.type != "cpu"
-    return Device(
-        f"this machine's {kind}", memory, is_accelerator, is_this=True, shares_memory=is_accelerator, bound=bound
-    )
+    return Device(f"this machine's {kind}", memory, is_accelerator, None, True, is_accelerator, bound, free)
 
 
 def _room(limit: MemoryLimit) -> float:

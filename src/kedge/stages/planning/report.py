@@ -107,7 +107,8 @@ def peak_line(plan: MachinePlan, device: Device) -> str:
     """The peak, its phase and the verdict, on one line."""
     rest = "the process" if plan.process else "the allocator"
     process = f", {with_unit(plan.needed)} with {rest}" if plan.process or plan.overhead else ""
-    room = "" if device.memory is None else f" into {with_unit(device.memory)} ({device.bound})"
+    free = "" if device.free is None else f"the {with_unit(device.free)} that are free of "
+    room = "" if device.memory is None else f" into {free}{with_unit(device.memory)} ({device.bound})"
     peak = f"{with_unit(plan.peak.bytes)} in {plan.peak.name}{process}"
     return f"peak memory: {peak}; {_verdict(plan, device)}{room}"
 
@@ -115,9 +116,8 @@ def peak_line(plan: MachinePlan, device: Device) -> str:
 def _verdict(plan: MachinePlan, device: Device) -> str:
     if device.memory is None:
         return "the memory of this device is unknown"
-    if plan.needed > device.memory:
-        return "does not fit"
-    return "may not fit" if plan.needed > NEAR * device.memory else "fits"
+    room = device.memory if device.free is None else min(device.free, device.memory)
+    return "does not fit" if plan.needed > room else "may not fit" if plan.needed > NEAR * room else "fits"
 
 
 def compared(plan: MachinePlan | None, device: torch.device) -> dict[str, Any]:
