@@ -101,26 +101,22 @@ def trpo_update(
     """
     result = UpdateResult()
     _policy_step(learner, optimizer, objective.prepared(experience), objective, region, result, check_step)
-    critic_steps: list[dict[str, float]] = []
-    for _ in range(0 if result.refused else num_epochs):
-        steps, complete = critic_pass(
-            learner,
-            optimizer,
-            experience,
-            objective,
-            minibatches_of(len(experience.old_logprobs), num_minibatches, generator),
-            max_grad_norm=max_grad_norm,
-            first_step=1 + len(critic_steps),
-            check_step=check_step,
-        )
-        critic_steps += steps
-        result.num_critic_gradients += len(steps) + (not complete)
-        if not complete:
-            result.refused = True
-            break
+    for _ in range(num_epochs):
+        if not result.refused:
+            critic_pass(
+                learner,
+                optimizer,
+                experience,
+                objective,
+                minibatches_of(len(experience.old_logprobs), num_minibatches, generator),
+                result,
+                max_grad_norm=max_grad_norm,
+                check_step=check_step,
+            )
     # All of the critic's training is in these passes: its metrics have the names that they have in PPO.
-    critic = reduce_steps(critic_steps, {})
+    critic = reduce_steps(result.critic_steps, {})
     result.steps = [{**each, **critic} for each in result.steps]
+    result.critic_steps = []
     return result
 
 
