@@ -1198,8 +1198,8 @@ MUTATIONS = (
     Mutation(
         "natural-step-of-half-the-kl",
         "natural_step",
-        "math.sqrt(2.0 * max_kl / curvature)",
-        "math.sqrt(max_kl / curvature)",
+        "math.sqrt(2.0 * region.max_kl / curvature)",
+        "math.sqrt(region.max_kl / curvature)",
         f"{GRADIENT}::test_the_natural_step_solves_the_damped_system_and_spends_the_kl",
     ),
     Mutation(
@@ -1212,7 +1212,7 @@ MUTATIONS = (
     Mutation(
         "line-search-on-the-surrogate-alone",
         "line_search",
-        "improvement > 0.0 and kl <= max_kl",
+        "improvement > 0.0 and kl <= region.max_kl",
         "improvement > 0.0 and kl <= 1.0",
         f"{TRPO}::test_every_accepted_update_stays_within_the_kl_and_improves_the_surrogate",
     ),

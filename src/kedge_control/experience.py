@@ -16,6 +16,7 @@ from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
 from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
 from kedge_control.networks import ControlActorCritic
 from kedge_control.normalization import Normalization
+from kedge_control.spaces import Array
 from kedge_control.steps import Steps
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class _Pieces:
         ends: The place of each piece's last transition in these tables.
     """
 
-    at: tuple[Int[Tensor, " n"], Int[Tensor, " n"]]
+    at: tuple[Int[Array, " n"], Int[Array, " n"]]
     rows: Int[Tensor, " n"]
     columns: Int[Tensor, " n"]
     ends: Int[Tensor, " pieces"]
@@ -103,8 +104,8 @@ class _Pieces:
     @classmethod
     def of(cls, steps: Steps, longest: int | None = None) -> _Pieces:
         """The pieces of a rollout, of at most `longest` steps. Steps without an action are left out."""
-        ended = (steps.terminated | steps.truncated).numpy().T
-        envs, times = np.nonzero(steps.valid.numpy().T)
+        ended = (steps.terminated | steps.truncated).T
+        envs, times = np.nonzero(steps.valid.T)
         begins = np.ones(len(times), np.bool_)
         begins[1:] = (envs[1:] != envs[:-1]) | ended[envs[:-1], times[:-1]]
         if longest is not None:
@@ -113,8 +114,7 @@ class _Pieces:
         rows = np.cumsum(begins) - 1
         columns = np.arange(len(times)) - np.flatnonzero(begins)[rows]
         ends = np.append(np.flatnonzero(begins)[1:], len(times)) - 1
-        steps_of, envs_of, *tables = map(torch.from_numpy, (times, envs, rows, columns, ends))
-        return cls((steps_of, envs_of), *tables)
+        return cls((times, envs), *map(torch.from_numpy, (rows, columns, ends)))
 
     def padded(self, numbers: Tensor) -> Tensor:
         """A table of transitions [n, …] as padded rows [pieces, time, …], 0 elsewhere."""
@@ -158,7 +158,7 @@ def experience_of(
     played = _played(steps, policy, normalization, sequence_length)
     lengths = played.row_lengths
     played = within_memory(micro_batch, lengths, lambda: _with_pass(played, policy, tokens_of(micro_batch)))
-    rewards = torch.from_numpy(normalization.scale(steps.rewards[pieces.at].numpy()))
+    rewards = torch.from_numpy(normalization.scale(steps.rewards[pieces.at]))
     # Rows are ordered by environment, then by time, like the pieces: masked tables are flat ones.
     out = generalized_advantages(
         pieces.padded(rewards),
@@ -177,13 +177,13 @@ def experience_of(
 def _played(steps: Steps, policy: ControlActorCritic, normalization: Normalization, longest: int) -> ControlExperience:
     """The rows of a rollout: observations and actions; the rest is still empty."""
     pieces = _Pieces.of(steps, None if steps.memories is None else longest)
-    seen = torch.from_numpy(normalization.normalize(steps.observations[pieces.at].numpy())).to(policy.device)
-    actions = steps.actions[pieces.at].to(policy.device)
+    seen = torch.from_numpy(normalization.normalize(steps.observations[pieces.at])).to(policy.device)
+    actions = torch.from_numpy(steps.actions[pieces.at]).to(policy.device)
     mask = torch.ones(len(actions), 1, dtype=torch.bool, device=policy.device)
     memory = None
     if steps.memories is not None:
         first = pieces.columns == 0
-        memory = steps.memories.before[pieces.at[0][first], pieces.at[1][first]]
+        memory = steps.memories.before[pieces.at][first]
         seen = pieces.padded(seen)
         actions = pieces.padded(actions)
         mask = pieces.padded(mask[:, 0])
@@ -214,8 +214,8 @@ def _values_behind(
     """The value of the state behind each piece."""
     memories = steps.memories
 
-    def values(observations: Tensor, memory: Tensor | None) -> Tensor:
-        read = torch.from_numpy(normalization.normalize(observations.numpy())).to(policy.device)
+    def values(observations: Array, memory: Tensor | None) -> Tensor:
+        read = torch.from_numpy(normalization.normalize(observations)).to(policy.device)
         # To a policy with a memory, each observation is a sequence of one step.
         return policy.values(read if memory is None else read.unsqueeze(1), memory).cpu()
 
@@ -223,8 +223,8 @@ def _values_behind(
     behind[-1] = values(steps.last_observations, memories and memories.last)
     if len(steps.final_steps):
         cuts = values(steps.final_observations, memories and memories.final)
-        behind[steps.final_steps[:, 0], steps.final_steps[:, 1]] = cuts
-    behind = torch.where(steps.terminated, 0.0, behind)
+        behind[tuple(steps.final_steps.T)] = cuts
+    behind[steps.terminated] = 0.0
     return behind[pieces.at][pieces.ends]
 
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from gymnasium.wrappers.utils import RunningMeanStd
 
 from kedge_control.spaces import Array
@@ -93,10 +92,10 @@ class Normalization:
         """Add a rollout's rewards to the statistics of the discounted return; before the experience is made."""
         if self.rewards != "std":
             return
-        valid = steps.valid.numpy()
-        rewards = np.where(valid, steps.rewards.numpy(), 0.0)
-        ends = (steps.terminated | steps.truncated).numpy()
-        begins = np.concatenate([steps.starts.numpy()[None], ends[:-1]])
+        valid = steps.valid
+        rewards = np.where(valid, steps.rewards, 0.0)
+        ends = steps.terminated | steps.truncated
+        begins = np.concatenate([steps.starts[None], ends[:-1]])
         decays = np.where(begins, 0.0, np.where(valid, self.gamma, 1.0))
         returns = np.empty_like(rewards)
         running = self._returns
@@ -107,8 +106,8 @@ class Normalization:
 
     def observe(self, steps: Steps) -> None:
         """Add a rollout's observations; after the update."""
-        if self.observations and steps.observations.dtype != torch.uint8 and steps.num_transitions:
-            self.observation_moments.update(steps.observations.numpy()[steps.valid.numpy()].astype(np.float64))
+        if self.observations and steps.observations.dtype != np.uint8 and steps.num_transitions:
+            self.observation_moments.update(steps.observations[steps.valid].astype(np.float64))
             self._refresh()
 
     def state_dict(self) -> dict[str, Any]:

@@ -99,16 +99,16 @@ def collect_steps(
         memories = MemoryRecord(torch.stack(before), final, memory.state)
     final_observations = np.stack([record.final[cut] for cut in cuts]) if cuts else observation_buffer(spaces, 0)
     return Steps(
-        observations=torch.from_numpy(seen),
-        actions=torch.from_numpy(actions),
-        rewards=torch.from_numpy(record.rewards),
-        terminated=torch.from_numpy(record.terminated),
-        truncated=torch.from_numpy(record.truncated),
-        valid=torch.from_numpy(record.valid),
-        starts=torch.from_numpy(starts),
-        final_observations=torch.from_numpy(final_observations),
-        final_steps=torch.tensor(cuts, dtype=torch.long).reshape(-1, 2),
-        last_observations=torch.from_numpy(environments.observations.copy()),
+        observations=seen,
+        actions=actions,
+        rewards=record.rewards,
+        terminated=record.terminated,
+        truncated=record.truncated,
+        valid=record.valid,
+        starts=starts,
+        final_observations=final_observations,
+        final_steps=np.array(cuts, np.int64).reshape(-1, 2),
+        last_observations=environments.observations.copy(),
         memories=memories,
     )
 

@@ -11,6 +11,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from kedge_control.spaces import Array
+
 
 @dataclass(frozen=True)
 class MemoryRecord:
@@ -45,16 +47,16 @@ class Steps:
         memories: Of a policy with a memory; None without one.
     """
 
-    observations: Tensor
-    actions: Tensor
-    rewards: Float[Tensor, "time envs"]
-    terminated: Bool[Tensor, "time envs"]
-    truncated: Bool[Tensor, "time envs"]
-    valid: Bool[Tensor, "time envs"]
-    starts: Bool[Tensor, " envs"]
-    final_observations: Tensor
-    final_steps: Int[Tensor, "cuts 2"]
-    last_observations: Tensor
+    observations: Array
+    actions: Array
+    rewards: Float[Array, "time envs"]
+    terminated: Bool[Array, "time envs"]
+    truncated: Bool[Array, "time envs"]
+    valid: Bool[Array, "time envs"]
+    starts: Bool[Array, " envs"]
+    final_observations: Array
+    final_steps: Int[Array, "cuts 2"]
+    last_observations: Array
     memories: MemoryRecord | None = None
 
     @property
@@ -91,10 +93,10 @@ class Episodes:
 
     def add(self, steps: Steps) -> list[Episode]:
         """Add a rollout and return the episodes that finished in it, in order of their ends."""
-        self._clear(steps.starts.numpy())
-        valid = steps.valid.numpy()
-        rewards = np.where(valid, steps.rewards.numpy(), 0.0)
-        ends = (steps.terminated | steps.truncated).numpy() & valid
+        self._clear(steps.starts)
+        valid = steps.valid
+        rewards = np.where(valid, steps.rewards, 0.0)
+        ends = (steps.terminated | steps.truncated) & valid
         finished: list[Episode] = []
         first = 0
         for step in [*np.flatnonzero(ends.any(1)).tolist(), len(ends) - 1]:
@@ -109,7 +111,7 @@ class Episodes:
         self.num_episodes += len(finished)
         return finished
 
-    def _clear(self, mask: np.ndarray[Any, Any]) -> None:
+    def _clear(self, mask: Array) -> None:
         self._totals[mask] = 0.0
         self._lengths[mask] = 0
 

@@ -41,11 +41,11 @@ class TrustRegion:
     """The settings of the policy's step; the defaults are sb3-contrib's, with the paper's ten iterations.
 
     Attributes:
-        max_kl: δ, largest mean KL from the old policy to the new one, nats.
-        damping: Added to the diagonal of the Fisher matrix.
+        max_kl: δ > 0, largest mean KL from the old policy to the new one, nats.
+        damping: c ≥ 0, added to the diagonal of the Fisher matrix.
         iterations: Of the conjugate gradients.
-        shrink: Each step that is tried is this much shorter than the one before.
-        max_tries: Steps tried before the update is given up.
+        shrink: β in (0, 1): each step that is tried is this much shorter than the one before.
+        max_tries: Steps tried before the update is given up, ≥ 1.
     """
 
     max_kl: float = 0.01
@@ -101,26 +101,22 @@ def trpo_update(
     """
     result = UpdateResult()
     _policy_step(learner, optimizer, objective.prepared(experience), objective, region, result, check_step)
-    critic_steps: list[dict[str, float]] = []
-    for _ in range(0 if result.refused else num_epochs):
-        steps, complete = critic_pass(
-            learner,
-            optimizer,
-            experience,
-            objective,
-            minibatches_of(len(experience.old_logprobs), num_minibatches, generator),
-            max_grad_norm=max_grad_norm,
-            first_step=1 + len(critic_steps),
-            check_step=check_step,
-        )
-        critic_steps += steps
-        result.num_critic_gradients += len(steps) + (not complete)
-        if not complete:
-            result.refused = True
-            break
+    for _ in range(num_epochs):
+        if not result.refused:
+            critic_pass(
+                learner,
+                optimizer,
+                experience,
+                objective,
+                minibatches_of(len(experience.old_logprobs), num_minibatches, generator),
+                result,
+                max_grad_norm=max_grad_norm,
+                check_step=check_step,
+            )
     # All of the critic's training is in these passes: its metrics have the names that they have in PPO.
-    critic = reduce_steps(critic_steps, {})
+    critic = reduce_steps(result.critic_steps, {})
     result.steps = [{**each, **critic} for each in result.steps]
+    result.critic_steps = []
     return result
 
 
@@ -146,7 +142,7 @@ def _policy_step(
         result.refused = True
         return
     product = _product(learner, experience, parameters)
-    step = natural_step(product, -gradient, max_kl=region.max_kl, damping=region.damping, iterations=region.iterations)
+    step = natural_step(product, -gradient, region)
     tried = Tried(0.0, 0.0, 0.0)
     if step is not None:
         tried = _searched(learner, experience, objective, region, parameters, step, before["loss/total"])
@@ -176,7 +172,7 @@ def _searched(
         metrics = _measured(learner, experience, objective)
         return loss - metrics["loss/total"], metrics["policy/approx_kl"]
 
-    tried = line_search(evaluate, max_kl=region.max_kl, shrink=region.shrink, max_tries=region.max_tries)
+    tried = line_search(evaluate, region)
     if not tried.fraction:
         _assign(parameters, old)
     return tried
@@ -305,7 +301,7 @@ def conjugate_gradient(
 
 
 def natural_step(
-    product: MatrixProduct, gradient: Float[Tensor, " n"], *, max_kl: float, damping: float, iterations: int
+    product: MatrixProduct, gradient: Float[Tensor, " n"], region: TrustRegion
 ) -> Float[Tensor, " n"] | None:
     """The step along the natural gradient at which the quadratic model of the KL is δ.
 
@@ -314,9 +310,8 @@ def natural_step(
     Args:
         product: v ↦ F·v.
         gradient: g, of the surrogate, which the step is to raise.
-        max_kl: δ > 0, nats.
-        damping: c ≥ 0. It keeps the system solvable in directions that do not change the policy, and shortens the step.
-        iterations: Of `conjugate_gradient`.
+        region: δ, and the damping c. It keeps the system solvable in directions that do not change the policy, and
+            shortens the step.
 
     Returns:
         The step; None without one: the gradient is 0, or F is not finite.
@@ -325,13 +320,13 @@ def natural_step(
     """
 
     def damped(vector: Tensor) -> Tensor:
-        return product(vector) + damping * vector
+        return product(vector) + region.damping * vector
 
-    direction = conjugate_gradient(damped, gradient, iterations=iterations)
+    direction = conjugate_gradient(damped, gradient, iterations=region.iterations)
     curvature = float(direction @ damped(direction))
     if not (math.isfinite(curvature) and curvature > 0.0):
         return None
-    return math.sqrt(2.0 * max_kl / curvature) * direction
+    return math.sqrt(2.0 * region.max_kl / curvature) * direction
 
 
 class Tried(NamedTuple):
@@ -348,26 +343,22 @@ class Tried(NamedTuple):
     kl: float
 
 
-def line_search(
-    evaluate: Callable[[float], tuple[float, float]], *, max_kl: float, shrink: float, max_tries: int
-) -> Tried:
+def line_search(evaluate: Callable[[float], tuple[float, float]], region: TrustRegion) -> Tried:
     """The longest of the steps 1, β, β², … that stays within the KL and improves the surrogate.
 
     Args:
         evaluate: Fraction of the full step ↦ improvement of the surrogate, and mean KL in nats. The last call is that
             of the accepted step.
-        max_kl: δ, nats; an accepted step's KL is at most this.
-        shrink: β in (0, 1).
-        max_tries: Number of steps that are tried, ≥ 1.
+        region: δ, which an accepted step's KL does not exceed; β; and the number of steps that are tried.
 
     Returns:
         The first step accepted; its fraction is 0 if all are rejected. NaN is never accepted.
 
     Source: TRPO appendix C.
     """
-    for attempt in range(max_tries):
-        fraction = shrink**attempt
+    for attempt in range(region.max_tries):
+        fraction = region.shrink**attempt
         improvement, kl = evaluate(fraction)
-        if improvement > 0.0 and kl <= max_kl:
+        if improvement > 0.0 and kl <= region.max_kl:
             return Tried(fraction, improvement, kl)
     return Tried(0.0, 0.0, 0.0)

@@ -83,7 +83,7 @@ def test_observations_and_actions_of_every_kind(case: str) -> None:
     environments = make_environments(lambda: Sampled(observation, action), 2)
     policy, steps = rolled(environments, share_trunk=environments.spaces.is_image)
     assert steps.observations.shape == (12, 2, *shape)
-    assert steps.observations.dtype == (torch.uint8 if environments.spaces.is_image else torch.float32)
+    assert steps.observations.dtype == (np.uint8 if environments.spaces.is_image else np.float32)
     normalization = Normalization(environments.spaces.observation_size, 2)
     experience = experience_of(steps, policy, normalization, gamma=0.9, gae_lambda=0.9, micro_batch=7)
     outputs = ControlLearner(policy).evaluate(experience)
@@ -91,14 +91,14 @@ def test_observations_and_actions_of_every_kind(case: str) -> None:
     outputs.logprobs.sum().backward()
     assert all(each.grad is not None for each in policy.policy_parameters())
     # The choices differ, and each of them is taken.
-    assert len(steps.actions.reshape(24, -1).unique(dim=0)) > 1
+    assert len(np.unique(steps.actions.reshape(24, -1), axis=0)) > 1
 
 
 def test_a_squashed_action_reaches_the_bounds_and_never_passes_them() -> None:
     bounds = spaces.Box(np.float32([-2.1, 0.3]), np.float32([0.7, 0.30001]))
     environments = make_environments(lambda: Sampled(VECTOR, bounds))
     policy, steps = rolled(environments, 200, action_bounds="squash", initial_log_std=3.0)
-    executed = policy.head.executed(steps.actions[:, 0].numpy())
+    executed = policy.head.executed(steps.actions[:, 0])
     assert executed.min(0).tolist() == bounds.low.tolist()
     assert executed.max(0).tolist() == bounds.high.tolist()
     unbounded = make_environments(lambda: Sampled(VECTOR, spaces.Box(-np.inf, np.inf, (1,), np.float32)))
@@ -123,7 +123,7 @@ def test_processes_change_nothing_and_their_death_is_one_line() -> None:
     here, apart = (make_environments("Pendulum-v1", 2, seed=3, vectorization=kind) for kind in ("sync", "async"))
     (_, one), (_, other) = rolled(here, 250), rolled(apart, 250)
     for name in ("observations", "rewards", "truncated", "final_observations", "final_steps", "last_observations"):
-        assert torch.equal(getattr(one, name), getattr(other, name)), name
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
     # Either kind restores the state of the other.
     again = make_environments("Pendulum-v1", 2, seed=3, vectorization="async")
     again.load_state_dict(here.state_dict())

@@ -13,13 +13,14 @@ from kedge_control.making import make_environments
 from kedge_control.networks import ControlActorCritic
 from kedge_control.normalization import Normalization
 from kedge_control.rollout import collect_steps
+from kedge_control.spaces import Array
 from kedge_control.steps import Steps
 from tests.control.line_world import LineWorld
 
 GAMMA, LAMBDA = 0.5, 0.5
 
 
-def value_of(observations: torch.Tensor) -> torch.Tensor:
+def value_of(observations: Array) -> Array:
     """V(episode, state) = 100·episode + 4·state."""
     return 100.0 * observations[:, 0] + 4.0 * observations[:, 1]
 
@@ -94,8 +95,8 @@ def test_many_pieces_equal_a_slow_scan() -> None:
         for step in reversed(range(9)):
             behind = steps.last_observations[env] if step == 8 else steps.observations[step + 1, env]
             behind = final.get((step, env), behind)
-            value_behind = 0.0 if steps.terminated[step, env] else float(value_of(behind[None]))
-            values[step, env] = float(value_of(steps.observations[step, env][None]))
+            value_behind = 0.0 if steps.terminated[step, env] else float(value_of(behind[None])[0])
+            values[step, env] = float(value_of(steps.observations[step, env][None])[0])
             if steps.terminated[step, env] or steps.truncated[step, env]:
                 carried = 0.0
             carried = float(steps.rewards[step, env]) + GAMMA * value_behind - values[step, env] + 0.25 * carried

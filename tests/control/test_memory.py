@@ -63,7 +63,7 @@ def one_at_a_time(steps: Steps, policy: ControlActorCritic, env: int) -> dict[in
             continue
         if begins:
             state = (torch.zeros(1, 8), torch.zeros(1, 8))
-        state = cell(policy.policy_trunk(steps.observations[step, env][None]), state)
+        state = cell(policy.policy_trunk(torch.from_numpy(steps.observations[step, env][None])), state)
         log_probs = torch.log_softmax(policy.policy_output(state[0]), -1)
         found[step] = log_probs[0, steps.actions[step, env, 0]], policy.value_output(state[0])[0, 0]
         begins = bool(steps.terminated[step, env] or steps.truncated[step, env])

@@ -9,6 +9,7 @@ from torch.distributions import Categorical, Normal, kl_divergence
 
 from kedge_control.trpo import (
     Tried,
+    TrustRegion,
     conjugate_gradient,
     fisher_product,
     flat_gradient,
@@ -78,7 +79,7 @@ def test_k_iterations_are_the_best_solution_in_the_krylov_space():
 
 def test_the_natural_step_solves_the_damped_system_and_spends_the_kl():
     matrix, gradient = spd(8, seed=3), drawn(8, seed=4)
-    step = natural_step(lambda v: matrix @ v, gradient, max_kl=0.02, damping=0.5, iterations=40)
+    step = natural_step(lambda v: matrix @ v, gradient, TrustRegion(max_kl=0.02, damping=0.5, iterations=40))
     assert step is not None
     damped = matrix + 0.5 * torch.eye(8, dtype=torch.float64)
     assert float(step @ damped @ step) / 2 == pytest.approx(0.02)
@@ -87,9 +88,9 @@ def test_the_natural_step_solves_the_damped_system_and_spends_the_kl():
 
 
 def test_without_a_gradient_or_a_finite_matrix_there_is_no_step():
-    options = {"max_kl": 0.01, "damping": 0.1, "iterations": 3}
-    assert natural_step(lambda v: v, torch.zeros(4), **options) is None
-    assert natural_step(lambda v: v * math.nan, torch.ones(4), **options) is None
+    region = TrustRegion(max_kl=0.01, damping=0.1, iterations=3)
+    assert natural_step(lambda v: v, torch.zeros(4), region) is None
+    assert natural_step(lambda v: v * math.nan, torch.ones(4), region) is None
 
 
 def test_the_longest_step_that_improves_within_the_kl_is_taken():
@@ -100,10 +101,11 @@ def test_the_longest_step_that_improves_within_the_kl_is_taken():
         tried.append(fraction)
         return {1.0: (5.0, 0.02), 0.5: (math.nan, 0.005), 0.25: (0.0, 0.002), 0.125: (0.5, 0.01)}[fraction]
 
-    assert line_search(evaluate, max_kl=0.01, shrink=0.5, max_tries=4) == Tried(0.125, 0.5, 0.01)
+    of_three, of_four = (TrustRegion(max_kl=0.01, shrink=0.5, max_tries=tries) for tries in (3, 4))
+    assert line_search(evaluate, of_four) == Tried(0.125, 0.5, 0.01)
     assert tried == [1.0, 0.5, 0.25, 0.125]
-    assert line_search(evaluate, max_kl=0.01, shrink=0.5, max_tries=3) == Tried(0.0, 0.0, 0.0)
-    assert line_search(lambda _: (1.0, math.nan), max_kl=0.01, shrink=0.5, max_tries=3).fraction == 0.0
+    assert line_search(evaluate, of_three) == Tried(0.0, 0.0, 0.0)
+    assert line_search(lambda _: (1.0, math.nan), of_three).fraction == 0.0
 
 
 def test_a_parameter_without_influence_has_gradient_zero():

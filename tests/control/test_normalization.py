@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from kedge_control.normalization import Normalization
 from kedge_control.steps import Steps
@@ -18,8 +17,8 @@ def test_moments_equal_two_passes_over_all_rows() -> None:
     normalization = Normalization(4, 2)
     for part in np.split(rows, [2, 8, 8, 300]):
         steps = a_rollout(random, True)
-        seen = torch.from_numpy(part.reshape(-1, 2, 4))
-        normalization.observe(replace(steps, observations=seen, valid=torch.ones(seen.shape[:2], dtype=torch.bool)))
+        seen = part.reshape(-1, 2, 4)
+        normalization.observe(replace(steps, observations=seen, valid=np.ones(seen.shape[:2], np.bool_)))
     moments = normalization.observation_moments
     exact = rows.astype(np.float64)
     mean = exact.sum(0) / len(rows)
@@ -31,16 +30,16 @@ def a_rollout(random: np.random.Generator, starts: bool) -> Steps:
     shape = (40, 2)
     ends = random.random(shape) < 0.1
     return Steps(
-        observations=torch.from_numpy(random.normal(3, 5, (*shape, 4)).astype(np.float32)),
-        actions=torch.zeros(*shape, 1),
-        rewards=torch.from_numpy(random.normal(2, 3, shape)),
-        terminated=torch.from_numpy(ends),
-        truncated=torch.zeros(shape, dtype=torch.bool),
-        valid=torch.from_numpy(random.random(shape) < 0.8),
-        starts=torch.full((2,), starts),
-        final_observations=torch.zeros(0, 4),
-        final_steps=torch.zeros(0, 2, dtype=torch.long),
-        last_observations=torch.zeros(2, 4),
+        observations=random.normal(3, 5, (*shape, 4)).astype(np.float32),
+        actions=np.zeros((*shape, 1), np.float32),
+        rewards=random.normal(2, 3, shape),
+        terminated=ends,
+        truncated=np.zeros(shape, np.bool_),
+        valid=random.random(shape) < 0.8,
+        starts=np.full(2, starts),
+        final_observations=np.zeros((0, 4), np.float32),
+        final_steps=np.zeros((0, 2), np.int64),
+        last_observations=np.zeros((2, 4), np.float32),
     )
 
 
@@ -66,10 +65,10 @@ def test_rewards_are_divided_by_the_spread_of_the_discounted_return() -> None:
 def test_observations_are_standardized_by_what_was_seen_before() -> None:
     steps = a_rollout(np.random.default_rng(2), True)
     normalization = Normalization(4, 2)
-    flat = steps.observations.reshape(-1, 4).numpy()
+    flat = steps.observations.reshape(-1, 4)
     assert np.array_equal(normalization.normalize(flat), np.clip(flat, -10, 10))
     normalization.observe(steps)
-    counted = steps.observations[steps.valid].numpy().astype(np.float64)
+    counted = steps.observations[steps.valid].astype(np.float64)
     expected = np.clip((flat - counted.mean(0)) / counted.std(0), -10, 10)
     np.testing.assert_allclose(normalization.normalize(flat), expected, atol=1e-5)
     copy = Normalization(4, 2)

@@ -44,9 +44,9 @@ def test_a_restored_environment_goes_on_to_the_bit(name: str) -> None:
     assert other.lost == []
     assert np.array_equal(one.observations, other.observations)
     first, second = acted(one, 60, seed=1), acted(other, 60, seed=1)
-    assert torch.equal(first.observations, second.observations)
-    assert torch.equal(first.rewards, second.rewards)
-    assert torch.equal(first.starts, second.starts)
+    assert np.array_equal(first.observations, second.observations)
+    assert np.array_equal(first.rewards, second.rewards)
+    assert np.array_equal(first.starts, second.starts)
 
 
 def test_an_environment_that_cannot_be_repeated_begins_a_new_episode() -> None:

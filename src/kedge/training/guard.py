@@ -338,27 +338,28 @@ def _nonfinite(figures: Mapping[str, float]) -> str | None:
 
 def find_in_rollout(rollout: Rollout) -> BadValue | None:
     """The first non-finite output of the sampler."""
-    values = [("the sampler's log probability", rollout.logprobs, rollout.action_mask)]
-    if rollout.values is not None:
-        values.append(("the sampler's value", rollout.values, rollout.action_mask))
-    return first_nonfinite(values)
+    mask = rollout.action_mask
+    return first_nonfinite(
+        [("the sampler's log probability", rollout.logprobs, mask), ("the sampler's value", rollout.values, mask)]
+    )
 
 
 def find_in_experience(experience: Experience) -> BadValue | None:
     """The first non-finite value of experience, in the order of computation."""
     mask = experience.action_mask
     slots = experience.reward_mask
-    values = [
-        ("the score", experience.scores, None),
-        ("the token score", experience.token_scores, mask),
-        ("the policy's log probability", experience.old_logprobs, mask),
-        ("the reference's log probability", experience.ref_logprobs, mask),
-        ("the critic's value", experience.values, slots),
-        ("the reward", experience.rewards, slots),
-        ("the return", experience.returns, slots),
-        ("the advantage", experience.advantages, mask),
-    ]
-    return first_nonfinite((what, value, counted) for what, value, counted in values if value is not None)
+    return first_nonfinite(
+        [
+            ("the score", experience.scores, None),
+            ("the token score", experience.token_scores, mask),
+            ("the policy's log probability", experience.old_logprobs, mask),
+            ("the reference's log probability", experience.ref_logprobs, mask),
+            ("the critic's value", experience.values, slots),
+            ("the reward", experience.rewards, slots),
+            ("the return", experience.returns, slots),
+            ("the advantage", experience.advantages, mask),
+        ]
+    )
 
 
 def find_bad_weight(modules: Mapping[str, nn.Module]) -> str | None:
@@ -375,9 +376,10 @@ def find_bad_weight(modules: Mapping[str, nn.Module]) -> str | None:
     return None
 
 
-def first_nonfinite(values: Iterable[tuple[str, Tensor, Tensor | None]]) -> BadValue | None:
-    """The first non-finite value in several named tensors, each with its mask."""
-    counted = [(what, value if mask is None else torch.where(mask, value, 0.0)) for what, value, mask in values]
+def first_nonfinite(values: Iterable[tuple[str, Tensor | None, Tensor | None]]) -> BadValue | None:
+    """The first non-finite value in several named tensors, each with its mask; None is left out."""
+    known = [(what, value.detach(), mask) for what, value, mask in values if value is not None]
+    counted = [(what, value if mask is None else torch.where(mask, value, 0.0)) for what, value, mask in known]
     # One device synchronization if all values are finite.
     finite = torch.stack([value.isfinite().all() for _, value in counted]).tolist()
     for (what, value), is_finite in zip(counted, finite, strict=True):

@@ -124,14 +124,11 @@ class Objective:
         """The divisors of this minibatch, independent of its split into micro-batches (spec §6.30)."""
         mask = minibatch.action_mask
         slots = minibatch.reward_mask
-        counts = policy, value = int(mask.sum()), int(slots.sum())
-        if self.aggregation != "token":
-            policy, value = (int(aggregation_normalizer(each, aggregation=self.aggregation)) for each in (mask, slots))
         return Divisors(
-            policy=policy,
-            value=value,
-            actions=counts[0],
-            value_slots=counts[1],
+            policy=int(aggregation_normalizer(mask, aggregation=self.aggregation)),
+            value=int(aggregation_normalizer(slots, aggregation=self.aggregation)),
+            actions=int(mask.sum()),
+            value_slots=int(slots.sum()),
             positive=1 if minibatch.positive is None else max(1, int(mask[minibatch.positive].sum())),
         )
 
@@ -155,7 +152,10 @@ class Objective:
             if self.entropy_coef:
                 losses.append(-self.entropy_coef * aggregate(outputs.entropy, batch.action_mask, **averaging))
             if self.kl_coef:
-                losses.append(self.kl_coef * self._reference_kl(outputs, batch, averaging))
+                assert batch.ref_logprobs is not None, "a KL in the loss needs the reference's log probabilities"
+                estimator = self.kl_estimator
+                kl = kl_loss(outputs.logprobs, batch.ref_logprobs, batch.action_mask, estimator=estimator, **averaging)
+                losses.append(self.kl_coef * kl)
             if self.positive_nll_coef:
                 assert batch.positive is not None, "imitation needs to know the positive examples"
                 nll = positive_nll(outputs.logprobs, batch.action_mask, batch.positive, normalizer=divisors.positive)
@@ -224,16 +224,6 @@ class Objective:
         )
         metrics = {"value/loss": Metric(value.loss), "value/clip_fraction": Metric(share * value.clip_fraction)}
         return self.value_coef * value.loss, metrics
-
-    def _reference_kl(self, outputs: PolicyOutputs, batch: Batch, averaging: Averaging) -> Tensor:
-        assert batch.ref_logprobs is not None, "a KL in the loss needs the reference's log probabilities"
-        return kl_loss(
-            outputs.logprobs,
-            batch.ref_logprobs,
-            batch.action_mask,
-            estimator=self.kl_estimator,
-            **averaging,
-        )
 
 
 def _detached(metrics: Mapping[str, Metric]) -> dict[str, Metric]:

@@ -319,10 +319,11 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None, r
         max_norm: Largest norm allowed; None or 0 only measures.
         ranks: The ranks that hold parts of the gradients, if they do.
     """
-    parameters = [parameter for parameter in parameters if parameter.grad is not None]
+    parameters = list(parameters)
+    gradients = [each.grad for each in parameters if each.grad is not None]
     if ranks.is_sharded:
-        return clip_shards([each.grad for each in parameters if each.grad is not None], max_norm, ranks)
-    norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        return clip_shards(gradients, max_norm, ranks)
+    norm = get_total_norm(gradients)
     measured = float(norm)
     if max_norm and math.isfinite(measured):
         clip_grads_with_norm_(parameters, max_norm, norm)

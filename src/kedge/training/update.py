@@ -10,12 +10,10 @@ from functools import partial
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from kedge.algorithm.experience import PolicyOutputs
 from kedge.errors import ConfigError
 from kedge.system.ranks import ALONE, Ranks
-from kedge.system.ranks.sharding import clip_shards
 from kedge.training.guard import BadValue, StepCheck, first_nonfinite, largest_ratio, refuse_nonfinite
 from kedge.training.learner import B, Batch, Learner
 from kedge.training.objective import Metric, Objective, Reduction
@@ -217,20 +215,17 @@ def ppo_update(
         for number in range(num_critic_epochs):
             if number:
                 minibatches = minibatches_of(num_rows, num_minibatches, critic_generator or generator)
-            steps, complete = critic_pass(
+            critic_pass(
                 learner,
                 optimizer,
                 experience,
                 objective,
                 minibatches,
+                result,
                 max_grad_norm=max_grad_norm,
-                first_step=result.num_steps + len(result.critic_steps),
                 check_step=check_step,
             )
-            result.critic_steps += steps
-            result.num_critic_gradients += len(steps) + (not complete)
-            if not complete:
-                result.refused = True
+            if result.refused:
                 return result
     return result
 
@@ -308,12 +303,12 @@ def critic_pass(
     experience: B,
     objective: Objective,
     minibatches: Iterable[Int[Tensor, " rows"]],
+    result: UpdateResult,
     *,
     max_grad_norm: float | None,
-    first_step: int,
     check_step: StepCheck,
-) -> tuple[list[dict[str, float]], bool]:
-    """Take one step on the value term per minibatch, on the parameters that only the critic has.
+) -> None:
+    """Take one step on the value term per minibatch, on the parameters that only the critic has, and record it.
 
     The policy is not evaluated, and no gradient reaches it: of a shared trunk only the forward pass is computed. Its
     weights, moments and step counts stay as they are.
@@ -324,36 +319,31 @@ def critic_pass(
         experience: The batch.
         objective: The total loss; only the value term is used.
         minibatches: The rows of each step.
+        result: Of the update so far; it gets the critic's steps.
         max_grad_norm: Maximum norm of the critic's gradient; None or 0 disables clipping.
-        first_step: Number of the first step within the update, for `check_step`.
         check_step: Called before each step; False refuses the step and ends the pass.
-
-    Returns:
-        The metrics of each step taken, and whether all were taken.
 
     Source: SAO (arXiv 2607.07508) §3.2: two passes. Open-Reasoner-Zero (arXiv 2503.24290) takes 12 critic steps for
         each one of the policy, on the minibatches of one pass. Spec §6.31.
     """
-    steps: list[dict[str, float]] = []
     parameters = all_parameters(optimizer)
-    for shuffled in minibatches:
-        rows = shuffled.to(experience.old_logprobs.device)
+    alone = replace(objective, train_policy=False)
+    for rows in (each.to(experience.old_logprobs.device) for each in minibatches):
         minibatch = experience.select(rows)
         totals = learner.repeated(minibatch, partial(_critic_gradients, learner, optimizer, objective, minibatch))
         learner.ranks.sum_gradients(parameters)
         scale_output_gradients(optimizer)
-        trained = [each for each in parameters if each.grad is not None]
         metrics = {
             **totals.values(learner.ranks),
-            "value/grad_norm": clip_gradients(trained, max_grad_norm, learner.ranks),
+            "value/grad_norm": clip_gradients(parameters, max_grad_norm, learner.ranks),
         }
-        alone = replace(objective, train_policy=False)
+        result.num_critic_gradients += 1
         search = partial(search_minibatch, learner, alone, minibatch, rows.tolist(), parameters)
-        if not check_step(first_step + len(steps), metrics, search):
-            return steps, False
+        if not check_step(result.num_steps + len(result.critic_steps), metrics, search):
+            result.refused = True
+            return
         optimizer.step()
-        steps.append(metrics)
-    return steps, True
+        result.critic_steps.append(metrics)
 
 
 def _critic_gradients(learner: Learner[B], optimizer: Optimizer, objective: Objective, minibatch: B) -> MetricTotals:
@@ -401,13 +391,13 @@ def search_minibatch(
 
 
 def _find_in_outputs(outputs: PolicyOutputs, batch: Batch) -> BadValue | None:
-    values = [
-        ("the policy's log probability", outputs.logprobs.detach(), batch.action_mask),
-        ("the policy's entropy", outputs.entropy.detach(), batch.action_mask),
-    ]
-    if outputs.values is not None:
-        values.append(("the critic's value", outputs.values.detach(), batch.reward_mask))
-    return first_nonfinite(values)
+    return first_nonfinite(
+        [
+            ("the policy's log probability", outputs.logprobs, batch.action_mask),
+            ("the policy's entropy", outputs.entropy, batch.action_mask),
+            ("the critic's value", outputs.values, batch.reward_mask),
+        ]
+    )
 
 
 def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter], ranks: Ranks) -> float:
@@ -417,9 +407,9 @@ def _gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter], ranks: Rank
     if ranks.is_sharded:
         (loss / ranks.count).backward()
         ranks.sum_gradients(parameters)
-        return clip_shards([parameter.grad for parameter in parameters if parameter.grad is not None], None, ranks)
-    loss.backward()
-    return float(get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
+    else:
+        loss.backward()
+    return clip_gradients(parameters, None, ranks)
 
 
 @torch.no_grad()
