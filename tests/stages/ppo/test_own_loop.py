@@ -331,7 +331,12 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
         ([[1.0], [1.0], [1.0], [1.0]], "scores"),
         ([None] * 4, "scored none"),
         ([1.0, math.nan, 1.0, 1.0], "scores gave response 1 nan"),
+        ([1.0, -1e38, 1.0, 1.0], r"scores gave response 1 -1e\+38, whose sums"),
+        (([1.0] * 4, [{}] * 4), "2 scores for 4 responses; expected one per response: the first part"),
         (0.5, r"scores are a float; pass a list"),
+        (torch.tensor(1.0), r"scores are a Tensor; pass a list: update\(batch, \[…\]\)"),
+        (np.array(1.0), r"scores are a ndarray; pass a list: update\(batch, \[…\]\)"),
+        ({1.0, 2.0, 3.0, 4.0}, r"scores are a set; pass a list"),
         (dict.fromkeys(range(4), 0.5), r"scores are a dict; pass a list: update\(batch, \[…\]\)"),
     ):
         with pytest.raises(RewardError, match=line):
@@ -669,6 +674,16 @@ def test_evaluating_and_generating_change_no_training(policy: Path, tmp_path: Pa
             trainer.update(batch, scored(batch.responses))
             assert trainer.save() == tmp_path / "run" / "model"
     assert_same(tmp_path / "plain", tmp_path / "run")
+
+
+def test_a_teacher_needs_no_scores(policy: Path, tmp_path: Path) -> None:
+    settings = {**SIZES, "preset": "distill", "teacher": policy, "learning_rate": 1e-3}
+    kedge.ppo(model=policy, prompts=PROMPTS, out=tmp_path / "stage", **settings)
+    with kedge.PpoTrainer(model=policy, prompts=PROMPTS, out=tmp_path / "loop", **settings) as trainer:
+        for batch in sampled(trainer):
+            assert trainer.evaluate(batch)["objective/kl"] is not None
+            trainer.update(batch)
+    assert_same(tmp_path / "stage", tmp_path / "loop")
 
 
 def test_conversations_rows_and_scores_per_token(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from kedge.logs.experience_metrics import describe_experience
 from kedge.logs.progress import say
 from kedge.rewards import RewardTerm, load_reward
 from kedge.rewards.score import describe_responses
-from kedge.rewards.source import checked_scores
+from kedge.rewards.source import check_count, checked_scores
 from kedge.runs.claim import claims
 from kedge.runs.ending import chained
 from kedge.runs.inputs import Rewards, given_prompts
@@ -260,7 +260,8 @@ class PpoTrainer:
         own = RewardTerm(_given_scores, name="scores")
         environment = objects.get("environment")
         pays = environment is not None or config.environment.source is not None
-        if has_no_reward := reward is None and not config.reward and not pays:
+        has_teacher = config.ppo.reference is not None
+        if has_no_reward := reward is None and not config.reward and not pays and not has_teacher:
             reward = [own]
             config = with_values(config, {"runtime.num_fixed_prompts": 0})  # nothing could score their responses
         has_prompts = prompts is not None or bool(config.data.prompts)
@@ -610,8 +611,8 @@ class PpoTrainer:
         if scores is None and not self._has_reward:
             raise RewardError("scores are missing: pass one per response, or give the trainer reward=")
         self._scores[:] = scores or ()
-        if scores is not None and len(self._scores) != len(batch):
-            raise RewardError(f"{len(self._scores)} scores for {len(batch)} responses; expected one per response")
+        if scores is not None:
+            check_count(self._scores, len(batch))
 
     def _inside(self, do: Callable[P, T], *args: P.args, **arguments: P.kwargs) -> T:
         """Call a function in the trainer's context, with torch's modes as in `kedge.ppo`."""
