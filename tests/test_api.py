@@ -656,3 +656,32 @@ def test_rlhf_adds_reward_functions_to_the_model_that_it_trains(models, tmp_path
 
 def test_completion_offers_the_functions() -> None:
     assert set(kedge.__all__) <= set(dir(kedge))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("GRPOTrainer", "it is a preset: kedge.ppo(..., preset='grpo')"),
+        ("GRPOConfig", "it is a preset: kedge.ppo(..., preset='grpo')"),
+        ("RLOOTrainer", "it is a preset: kedge.ppo(..., preset='rloo')"),
+        ("dr_grpo", "it is a preset: kedge.ppo(..., preset='dr-grpo')"),
+        ("PPOTrainer", "in its place: kedge.ppo(...) or kedge.PpoTrainer(...)"),
+        ("PPOConfig", "in its place: kedge.ppo(...) or kedge.PpoTrainer(...)"),
+        ("SFTTrainer", "in its place: kedge.sft(...)"),
+        ("RewardConfig", "in its place: kedge.reward(...)"),
+        ("DPOTrainer", "in its place: kedge.rlhf(...)"),
+    ],
+)
+def test_a_class_of_another_library_names_the_call_for_it(name: str, advice: str) -> None:
+    line = f"module 'kedge' has no attribute {name!r}; {advice}"
+    with pytest.raises(ImportError) as caught:
+        getattr(kedge, name)
+    assert str(caught.value) == line
+    with pytest.raises(ImportError) as caught:
+        exec(f"from kedge import {name}")
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize("name", ["Nonsense", "Config", "Trainer", "_GRPOTrainer", "__wrapped__"])
+def test_another_name_is_an_attribute_error(name: str) -> None:
+    assert not hasattr(kedge, name)

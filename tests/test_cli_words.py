@@ -61,6 +61,7 @@ def test_the_words_of_python_are_options(
         (["ppo", "--preset", "GRPO"], "preset 'GRPO' does not exist; did you mean grpo?"),
         (["ppo", "preset=grpo+small-cpu"], "preset 'grpo+small-cpu' does not exist; give --preset once for each"),
         (["grpo", "--model", "m"], "kedge has no command grpo; it is a preset: kedge ppo --preset grpo"),
+        (["DPO"], "kedge has no command DPO; in its place: kedge rlhf"),
         (["trpo"], "kedge has no command trpo; it is a preset: kedge control --preset trpo"),
         (["config", "schedule", "--preset", "classic-control"], "kedge config schedule is for PPO on language models"),
         (["config", "schedule", "control.env=CartPole-v1"], "kedge config schedule is for PPO on language models, not"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from kedge.config import PRESETS, full_name, stage_of
+from kedge.config import advice_for, full_name
 from kedge.errors import ConfigError
 from kedge.system.stage import stages
 
@@ -51,10 +51,8 @@ class Group(TyperGroup):
         Raises:
             ConfigError: It is the name of an algorithm.
         """
-        name = args[0].lower()
-        if name in PRESETS:
-            stage = stage_of(name) or "ppo"
-            raise ConfigError(f"kedge has no command {args[0]}; it is a preset: kedge {stage} --preset {name}")
+        if self.get_command(ctx, args[0]) is None and (advice := advice_for(args[0])):
+            raise ConfigError(f"kedge has no command {args[0]}; {advice}")
         return super().resolve_command(ctx, args)
 
 
