@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -115,7 +115,7 @@ class Stopping:
 
 
 @contextmanager
-def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterator[Stopping]:
+def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE, *, at_once: bool = False) -> Iterator[Stopping]:
     """Within this context, signals are requests; the block checks for them where it can stop.
 
     These are Ctrl-C, SIGTERM and, unless the program handles or ignores them, `ANNOUNCEMENTS`.
@@ -127,8 +127,10 @@ def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterat
     Args:
         grace_seconds: Seconds from the signal to the interruption; None for the usual time.
         ranks: The ranks that stop together.
+        at_once: See `Stopping`.
     """
     stop = Stopping(ranks)
+    stop.at_once = at_once
     with listening(stop, grace_seconds):
         yield stop
 
@@ -162,22 +164,6 @@ def listening(stop: Stopping, grace_seconds: float | None = None) -> Iterator[No
         is_failing = ranks.are_several and sys.exc_info()[0] is not None
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_IGN if is_failing and signum == signal.SIGTERM else handler)
-
-
-@contextmanager
-def stopping_together(ranks: Ranks) -> Iterator[Callable[[], None]]:
-    """Within this context, several ranks stop in the same place on SIGTERM and Ctrl-C; a single process stops at once.
-
-    It yields the check, which all ranks call in the same places; see `Stopping.raise_if_requested`.
-
-    Args:
-        ranks: The ranks of a stage that has nothing to save when it is interrupted.
-    """
-    if not ranks.are_several:
-        yield lambda: None
-        return
-    with stopping(ranks=ranks) as stop:
-        yield stop.raise_if_requested
 
 
 # Windows has no such timer: updates are never interrupted there.
