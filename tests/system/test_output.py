@@ -43,7 +43,7 @@ def test_a_folder_with_a_run_names_the_line_that_resumes_it(tmp_path: Path, has_
     if has_checkpoint:
         (folder / "checkpoints" / "update-000003").mkdir(parents=True)
     (folder / "config.yaml").write_text("# stage: ppo\n# device: cpu\nmodel: m\n")
-    with pytest.raises(OutputError, match="another out=, or empty it, or resume its run of ppo: resume=True$"):
+    with pytest.raises(OutputError, match=r"another out=, or empty it, or resume its run of ppo: resume=True$"):
         check_output(folder)
     mark_command_line()
     with pytest.raises(OutputError) as caught:
@@ -51,7 +51,7 @@ def test_a_folder_with_a_run_names_the_line_that_resumes_it(tmp_path: Path, has_
     assert str(caught.value).endswith(f"or empty it, or resume its run of ppo: kedge ppo --resume '{folder}'")
     for header in ("# stage: generate", "# stage: nonsense", "model: m"):  # nothing to resume
         (folder / "config.yaml").write_text(f"{header}\n")
-        with pytest.raises(OutputError, match="another --out, or empty it$"):
+        with pytest.raises(OutputError, match=r"another --out, or empty it$"):
             check_output(folder)
 
 

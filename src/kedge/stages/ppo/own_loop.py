@@ -38,7 +38,7 @@ from kedge.rewards.score import describe_responses
 from kedge.rewards.source import check_count, checked_scores
 from kedge.runs.claim import claims
 from kedge.runs.ending import chained
-from kedge.runs.inputs import Rewards, given_prompts
+from kedge.runs.inputs import given_prompts
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Resume, open_run, resumed
 from kedge.runs.training import Callback, check_callback, running, stage_loop
@@ -227,14 +227,13 @@ class PpoTrainer:
             named = opening.enter_context(with_named_models(find_stage("ppo"), given))
             config, objects = resolved_arguments(find_stage("ppo"), named)
             config = with_saved_critic(config)
-            own = {name: objects.get(name) for name in ("advantage", "surrogate")}
             _check(
                 config, has_prompts="prompts" in given, has_reward="reward" in given or bool(config.environment.source)
             )
             opening.enter_context(memory_in_one_line(config, "ppo"))
             opening.enter_context(chained())
             self._scores: list[Any] = []
-            self._open_run(config, own, opening, objects, resume, on_update)
+            self._open_run(config, opening, objects, resume, on_update)
             self._stack = opening.pop_all()
         self._process = os.getpid()
         self._is_open = True
@@ -245,42 +244,31 @@ class PpoTrainer:
     def _open_run(
         self,
         config: Config,
-        own_functions: Mapping[str, Callable[..., object] | None],
         opening: ExitStack,
         objects: Mapping[str, Any],
         resume: Resume | None,
         on_update: Callback | None,
     ) -> None:
-        prompts, eval_prompts, reward = (objects.get(name) for name in ("prompts", "eval_prompts", "reward"))
+        reward = objects.get("reward")
         scores = self._scores  # without a reference to the trainer, which is closed when nothing refers to it
 
         def _given_scores(completions: list[str]) -> list[Any]:
             return scores
 
         own = RewardTerm(_given_scores, name="scores")
-        environment = objects.get("environment")
-        pays = environment is not None or config.environment.source is not None
+        pays = objects.get("environment") is not None or config.environment.source is not None
         has_teacher = config.ppo.reference is not None
         if has_no_reward := reward is None and not config.reward and not pays and not has_teacher:
             reward = [own]
             config = with_values(config, {"runtime.num_fixed_prompts": 0})  # nothing could score their responses
-        has_prompts = prompts is not None or bool(config.data.prompts)
+        has_prompts = objects.get("prompts") is not None or bool(config.data.prompts)
         in_memory = {
-            "data.prompts": prompts if has_prompts else _own_prompts,
-            "data.eval_prompts": eval_prompts,
+            "data.prompts": objects.get("prompts") if has_prompts else _own_prompts,
+            "data.eval_prompts": objects.get("eval_prompts"),
             "reward": reward,
         }
         run = self._run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
-        roles = self._roles = load_roles(
-            config,
-            run,
-            prompts=prompts,
-            eval_prompts=eval_prompts,
-            reward=cast("Rewards | None", reward),
-            environment=environment,
-            has_prompts=has_prompts,
-            **own_functions,
-        )
+        roles = self._roles = load_roles(config, run, has_prompts=has_prompts, **{**objects, "reward": reward})
         self._own_reward = roles.reward if has_no_reward else load_reward([own], ranks=run.ranks)
         self._has_reward = not has_no_reward
         self._stop = Stopping(run.ranks)
