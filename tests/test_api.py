@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import linecache
 import os
 import random
 import re
@@ -109,6 +110,40 @@ def test_ppo_with_a_function(models, tmp_path):
     assert load_config(result.folder / "config.yaml").ppo.clip_range == 0.1
     assert load_config(result.folder / "config.yaml").runtime.seed == 5
     AutoModelForCausalLM.from_pretrained(result.model)
+
+
+def test_a_reward_that_was_changed_in_a_notebook_is_not_resumed_without_a_word(models, tmp_path, monkeypatch):
+    def cell(number: int, text: str) -> Any:
+        """What a cell of a notebook defines: its text is in the cache of lines alone."""
+        name = f"<ipython-input-{number}>"
+        names: dict[str, Any] = {"__name__": "__main__"}
+        monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(True), name))
+        exec(compile(text, name, "exec"), names)
+        return names["score"]
+
+    def run(reward: Any, **how: Any) -> None:
+        settings = {**PPO, **how}
+        kedge.ppo(model=models / "policy", prompts=PROMPTS, reward=reward, out=tmp_path / "run", **settings)
+
+    text = "def score(completions):\n    return [float(len(text)) for text in completions]\n"
+    changed = text.replace("float", "-float")
+    run(cell(1, text), checkpoint={"keep_last": True})
+    more = {"num_updates": 2, "checkpoint": {"keep_last": True}}
+    with pytest.raises(ConfigError) as caught:
+        run(cell(2, changed), **more, resume=True)
+    assert "reward.code: the code has changed since the run started" in str(caught.value)
+    assert str(caught.value).endswith("resume=['reward.code']")
+    run(cell(3, changed), **more, resume=["reward.code"])
+
+
+@pytest.mark.parametrize(("tasks", "is_said"), [("1", False), ("2", True), (None, False)])
+def test_tasks_of_slurm_without_ranks_are_said(models, tmp_path, monkeypatch, capsys, tasks, is_said):
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    if tasks is not None:
+        monkeypatch.setenv("SLURM_NTASKS", tasks)
+    kedge.generate(model=models / "policy", prompts=["The boat"], out=tmp_path / "run", max_new_tokens=2)
+    said = "Slurm has 2 tasks: if each starts kedge, each is a run of its own; torchrun makes them ranks of one"
+    assert (said in capsys.readouterr().err) == is_said
 
 
 def test_ppo_with_weighted_rewards_of_both_kinds(models, tmp_path):
@@ -652,3 +687,32 @@ def test_rlhf_adds_reward_functions_to_the_model_that_it_trains(models, tmp_path
 
 def test_completion_offers_the_functions() -> None:
     assert set(kedge.__all__) <= set(dir(kedge))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("GRPOTrainer", "it is a preset: kedge.ppo(..., preset='grpo')"),
+        ("GRPOConfig", "it is a preset: kedge.ppo(..., preset='grpo')"),
+        ("RLOOTrainer", "it is a preset: kedge.ppo(..., preset='rloo')"),
+        ("dr_grpo", "it is a preset: kedge.ppo(..., preset='dr-grpo')"),
+        ("PPOTrainer", "in its place: kedge.ppo(...) or kedge.PpoTrainer(...)"),
+        ("PPOConfig", "in its place: kedge.ppo(...) or kedge.PpoTrainer(...)"),
+        ("SFTTrainer", "in its place: kedge.sft(...)"),
+        ("RewardConfig", "in its place: kedge.reward(...)"),
+        ("DPOTrainer", "in its place: kedge.rlhf(...)"),
+    ],
+)
+def test_a_class_of_another_library_names_the_call_for_it(name: str, advice: str) -> None:
+    line = f"module 'kedge' has no attribute {name!r}; {advice}"
+    with pytest.raises(ImportError) as caught:
+        getattr(kedge, name)
+    assert str(caught.value) == line
+    with pytest.raises(ImportError) as caught:
+        exec(f"from kedge import {name}")
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize("name", ["Nonsense", "Config", "Trainer", "_GRPOTrainer", "__wrapped__"])
+def test_another_name_is_an_attribute_error(name: str) -> None:
+    assert not hasattr(kedge, name)

@@ -397,3 +397,14 @@ def test_more_ranks_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(start.torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match="LOCAL_RANK is 2, and this machine has 2 GPUs: start at most 2 ranks on it"):
         start.join_ranks()
+
+
+def test_no_folder_for_temporary_files_is_one_line(tmp_path: Path) -> None:
+    """A read-only root: a library asks for the folder when it is imported."""
+    script = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc/nowhere']; "
+    script += "from kedge.cli import main; main()"
+    command = [sys.executable, "-c", script, "generate", "--model", "m", "--prompts", "A boat.", "--out", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    line = "error: no folder for temporary files can be written; set TMPDIR to one\n"
+    assert (done.returncode, done.stderr[-len(line) :]) == (2, line)
+    assert "Traceback" not in done.stderr

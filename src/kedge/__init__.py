@@ -76,7 +76,10 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_MODULES[name]), name)
     if not name.startswith("_") and name in (added := _added()):
         return importlib.import_module("kedge.system.stage").imported(added[name])
-    raise AttributeError(f"module 'kedge' has no attribute {name!r}")
+    line = f"module 'kedge' has no attribute {name!r}"
+    if not name.startswith("_") and (advice := importlib.import_module("kedge.config.presets").advice_for(name)):
+        raise ImportError(f"{line}; {advice}")  # an AttributeError would be lost in `from kedge import GRPOTrainer`
+    raise AttributeError(line)
 
 
 def __dir__() -> list[str]:

@@ -1,13 +1,18 @@
 """The files that a resumed run must find unchanged."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kedge.config import load_config
+from kedge.config.schema.root import Config
+from kedge.rewards import RewardTerm
+from kedge.rewards.verify import gsm8k
 from kedge.runs.fingerprint import changed_inputs, input_hashes, lost_inputs
 
 
@@ -146,3 +151,45 @@ def test_a_changed_judge_of_evaluations_is_noticed(tmp_path: Path) -> None:
     assert changed_inputs(saved, input_hashes(config)) == [
         "evaluate.judge: the files have changed since the run started"
     ]
+
+
+def written(folder: Path, text: str) -> Any:
+    """The function of a file, as a notebook's cell or a module defines it."""
+    path = folder / f"cell_{len(list(folder.iterdir()))}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module.score
+
+
+SCORE = "def score(completions):\n    return [float(len(text)) for text in completions]\n"
+
+
+def test_a_function_that_was_passed_from_python_is_known_by_its_text(tmp_path: Path) -> None:
+    config = Config()
+    first, same = (input_hashes(config, {"reward": written(tmp_path, SCORE)}) for _ in range(2))
+    other = input_hashes(config, {"reward": written(tmp_path, SCORE.replace("float", "-float"))})
+    assert changed_inputs(first, same) == []
+    [line] = changed_inputs(first, other)
+    assert line == "reward.code: the code has changed since the run started"
+    for allowed in ("reward", "reward.code"):
+        assert changed_inputs(first, other, allowed=[allowed]) == []
+    in_class = SCORE.replace("def score", "class score:\n  def step").replace("\n    ", "\n      ")
+    games = [written(tmp_path, in_class + end) for end in ("", "  x = 1\n")]
+    played = [input_hashes(config, {"environment.source": game}) for game in games]
+    assert len(changed_inputs(*played)) == 1
+
+
+def test_a_function_whose_text_is_not_known_is_not_compared(tmp_path: Path) -> None:
+    config = Config()
+    names: dict[str, Any] = {}
+    exec(SCORE, names)
+    known = input_hashes(config, {"reward": [written(tmp_path, SCORE)]})
+    for other in (names["score"], lambda completions: [0.0], len, [], RewardTerm(gsm8k)):
+        unknown = input_hashes(config, {"reward": other})
+        assert unknown == {}
+        assert changed_inputs(known, unknown) == changed_inputs(unknown, known) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any, NoReturn
@@ -73,9 +75,9 @@ def vowels(completions: list[str]) -> list[float]:
     return [float(sum(letter in "aeiou" for letter in text)) for text in completions]
 
 
-def ppo(policy: str, out: Path, **more: Any) -> None:
+def ppo(policy: str, out: Path, prompts: Sequence[str] = ("The boat",), **more: Any) -> None:
     small = {"num_updates": 2, "num_prompts": 4, "max_new_tokens": 4, "num_samples": 2}
-    run_ppo(settings("ppo", policy, out, **small, **more), prompts=["The boat"], reward=vowels)
+    run_ppo(settings("ppo", policy, out, **small, **more), prompts=list(prompts), reward=vowels)
 
 
 def test_loggers_receive_the_content_of_the_files(policy, tmp_path, opened):
@@ -95,6 +97,19 @@ def test_loggers_receive_the_content_of_the_files(policy, tmp_path, opened):
     told = opened[-1].samples
     assert {update: [row["response"] for row in kept if row["update"] == update] for update in told} == told
     assert {1, 2} <= told.keys()
+
+
+def test_the_evaluation_before_the_first_update_is_step_0(policy, tmp_path, opened):
+    ppo(policy, tmp_path / "run", eval_every=2, **{"data.eval_fraction": 0.5}, prompts=["The boat", "A sailor"])
+    written = [json.loads(line) for line in (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in written] == [0, 2]
+    [keeping] = opened
+    assert list(keeping.metrics) == [0, 1, 2]
+    for row in written:
+        figures = {name: value for name, value in row.items() if name.startswith("eval/")}
+        assert figures
+        assert keeping.metrics[row["update"]].items() >= figures.items()
+    assert [row["update"] for row in read_metrics(tmp_path / "run")] == [1, 2]
 
 
 def test_tensorboard_shows_a_ppo_run(policy, tmp_path):

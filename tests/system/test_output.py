@@ -34,12 +34,25 @@ def test_nothing_an_empty_folder_and_rejected_rows_are_free(tmp_path: Path) -> N
     (folder / "notes.txt").touch()
     with pytest.raises(OutputError, match=r"ppo is not empty; choose another out=, or empty it$"):
         check_output(folder)
-    (folder / "checkpoints" / "update-000003").mkdir(parents=True)
-    with pytest.raises(OutputError, match="another out=, or empty it, or continue its run with resume=True"):
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_folder_with_a_run_names_the_line_that_resumes_it(tmp_path: Path, has_checkpoint: bool) -> None:
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    if has_checkpoint:
+        (folder / "checkpoints" / "update-000003").mkdir(parents=True)
+    (folder / "config.yaml").write_text("# stage: ppo\n# device: cpu\nmodel: m\n")
+    with pytest.raises(OutputError, match=r"another out=, or empty it, or resume its run of ppo: resume=True$"):
         check_output(folder)
     mark_command_line()
-    with pytest.raises(OutputError, match=rf"another --out, or empty it, or continue its run with --resume {folder}"):
+    with pytest.raises(OutputError) as caught:
         check_output(folder)
+    assert str(caught.value).endswith(f"or empty it, or resume its run of ppo: kedge ppo --resume '{folder}'")
+    for header in ("# stage: generate", "# stage: nonsense", "model: m"):  # nothing to resume
+        (folder / "config.yaml").write_text(f"{header}\n")
+        with pytest.raises(OutputError, match=r"another --out, or empty it$"):
+            check_output(folder)
 
 
 def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

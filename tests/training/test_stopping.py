@@ -1,4 +1,4 @@
-"""Early stops: the first signal is a request, the second ends the process, and the grace period is limited."""
+"""Early stops: the first signal is a request, the second ends it, and the grace period is limited."""
 
 from __future__ import annotations
 
@@ -30,18 +30,33 @@ def test_a_signal_is_a_request_until_the_block_looks_for_it(signum, error):
     assert error is KeyboardInterrupt or caught.value.code == 143
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+@pytest.mark.parametrize(("name", "code"), [("SIGHUP", 129), ("SIGUSR1", 138), ("SIGUSR2", 140)])
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_what_announces_the_end_is_a_request_too_unless_the_program_takes_it(name, code, is_taken):
+    """A lost terminal, and the signals that Slurm and Grid Engine send before they kill a job."""
+    signum = getattr(signal, name)
+    taken: list[int] = []
+    before = signal.signal(signum, (lambda number, _: taken.append(number)) if is_taken else signal.SIG_DFL)
+    try:
+        with stopping() as asked:
+            os.kill(os.getpid(), signum)
+            assert (asked.requested, taken) == (not is_taken, [signum] if is_taken else [])
+            if not is_taken:
+                with pytest.raises(Terminated) as caught:
+                    asked.raise_if_requested()
+                assert caught.value.code == code
+    finally:
+        signal.signal(signum, before)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
-@pytest.mark.parametrize("is_ignored", [False, True])
-def test_a_lost_terminal_is_a_request_too_unless_it_is_ignored(is_ignored):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+def test_a_lost_terminal_does_not_stop_what_was_started_with_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stopping() as asked:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert asked.requested != is_ignored
-            if not is_ignored:
-                with pytest.raises(Terminated) as caught:
-                    asked.raise_if_requested()
-                assert caught.value.code == 129
+            assert not asked.requested
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -101,17 +116,34 @@ def test_off_the_main_thread_nothing_is_changed():
     assert handlers == [(signal.getsignal(signal.SIGTERM), False)]
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_second_signal_ends_the_process_at_once(signum, status):
-    stubborn = """
+STUBBORN = """
 import time
+from kedge.system.invocation import mark_command_line
 from kedge.training.stopping import stopping
+{mark}
 with stopping() as asked:
     print("ready", flush=True)
-    while True:
-        time.sleep(0.01)
+    try:
+        while True:
+            time.sleep(0.01)
+    finally:
+        print("saved", flush=True)
 """
-    with subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, text=True) as process:
+
+
+@pytest.mark.parametrize(
+    ("mark", "signum", "status", "left"),
+    [
+        ("mark_command_line()", signal.SIGTERM, 143, ""),
+        ("mark_command_line()", signal.SIGINT, 130, ""),
+        ("", signal.SIGTERM, 143, "saved\n"),
+        ("", signal.SIGINT, -signal.SIGINT, "saved\n"),
+    ],
+)
+def test_a_second_signal_ends_a_command_at_once_and_a_program_by_an_exception(mark, signum, status, left):
+    """A notebook lives on after it, and what was finished is saved."""
+    command = [sys.executable, "-c", STUBBORN.format(mark=mark)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signum)
@@ -119,3 +151,23 @@ with stopping() as asked:
         assert process.poll() is None
         process.send_signal(signum)
         assert process.wait(timeout=20) == status
+        assert process.stdout.read() == left
+
+
+def test_a_second_signal_lets_a_save_end_before_it_stops_a_program():
+    with stopping() as asked:
+        with asked.saving():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_block_that_has_changed_nothing_stops_at_the_first_signal():
+    with stopping() as asked:
+        asked.at_once = True
+        with pytest.raises(Terminated) as caught:
+            signal.raise_signal(signal.SIGTERM)
+        assert caught.value.code == 143
+        asked.forget()
+        asked.raise_if_requested()

@@ -15,6 +15,9 @@ from kedge.algorithm.advantages import AdvantageInputs, Advantages, Need
 from kedge.algorithm.masking import keep_counted
 from kedge.errors import ShapeError
 
+LARGEST = 1e12
+"""The largest advantage or return: their sums and squares are computed in fp32, which ends at 3e38."""
+
 
 @dataclass(frozen=True)
 class OwnAdvantage:
@@ -51,8 +54,8 @@ class OwnAdvantage:
         given = [rewards, *(value for value in known.values() if value is not None)]
         if all(bool(each.isfinite().all()) for each in given):
             for part, value in zip(named, both, strict=True):
-                if not bool(value.isfinite().all()):
-                    raise ShapeError(f"{name} returned {part} that are not finite")
+                if not bool((value.abs() <= LARGEST).all()):
+                    raise ShapeError(f"{name} returned {part} that are not finite, or beyond {LARGEST:g}")
         return both
 
 

@@ -103,6 +103,8 @@ def _line_of(error: BaseException) -> str | None:
         return f"a library failed, such as on the regular expressions of a tokenizer.json: {error_text(error)}"
     if is_out_of_memory(error):
         return str(Exhaustion.of(error, "the command"))
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # of the module tempfile
+        return "no folder for temporary files can be written; set TMPDIR to one"
     if isinstance(error, OSError) and error.errno in REFUSED:
         place = "" if error.filename is None else f"{printable(str(error.filename))} "
         return f"{place}cannot be written: {error.strerror}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from kedge.config import PRESETS, full_name, stage_of
+from kedge.config import advice_for, full_name
 from kedge.errors import ConfigError
 from kedge.system.stage import stages
 
@@ -52,10 +52,8 @@ class Group(TyperGroup):
         Raises:
             ConfigError: There is no such command; the line says if it is an algorithm, and else which ones there are.
         """
-        name = args[0].lower()
-        if name in PRESETS:
-            stage = stage_of(name) or "ppo"
-            raise ConfigError(f"kedge has no command {args[0]}; it is a preset: kedge {stage} --preset {name}")
+        if self.get_command(ctx, args[0]) is None and (advice := advice_for(args[0])):
+            raise ConfigError(f"kedge has no command {args[0]}; {advice}")
         is_complete = not ctx.resilient_parsing  # otherwise a shell completes it
         if is_complete and self.get_command(ctx, args[0]) is None and not get_close_matches(args[0], self.commands):
             group = f"kedge {ctx.info_name}" if ctx.parent else "kedge"

@@ -17,7 +17,7 @@ from kedge.config.loading.load import (
 )
 from kedge.config.loading.names import full_name, initial_critic
 from kedge.config.loading.yaml_text import parse_value
-from kedge.config.presets import LANGUAGE_PRESETS, PRESETS, presets_of, stage_of
+from kedge.config.presets import LANGUAGE_PRESETS, PRESETS, advice_for, presets_of, stage_of
 from kedge.config.schedules import config_at, mean_epochs, scheduled_values
 from kedge.config.schema.data import DataConfig
 from kedge.config.schema.ppo import PpoConfig
@@ -33,6 +33,7 @@ __all__ = [
     "DataConfig",
     "PpoConfig",
     "RolloutConfig",
+    "advice_for",
     "best_metric",
     "changed_settings",
     "changed_values",

@@ -45,8 +45,8 @@ from kedge.errors import EnvError, RunEnded
 Ending = Literal["completed", "truncated", "timeout", "failed"]
 """How an environment ends an episode; kedge ends it for other reasons, see `ENDINGS`."""
 
-LARGEST = 3e38
-"""Larger rewards are infinite in single precision."""
+LARGEST = 1e12
+"""Larger rewards have sums and squares that are infinite in single precision."""
 LONGEST_TEXT = 1_000_000
 """Characters of a message: more is a mistake, and nothing would fit into a context."""
 

@@ -169,6 +169,10 @@ class MetricsLog(RunLog):
         """
         names = sorted(metrics, key=lambda name: (name.startswith(MEASURED), name))
         self.append(update, {name: metrics[name] for name in names})
+        self.show(update, metrics)
+
+    def show(self, update: int, metrics: Mapping[str, Any]) -> None:
+        """Pass a row on that is not one of the file."""
         if self._also is not None:
             self._also(update, metrics)
 

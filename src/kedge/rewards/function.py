@@ -180,18 +180,22 @@ class FunctionReward:
             if named and parameter.default is Parameter.empty and not known:
                 raise self._missing(parameter.name, columns)
 
-    def score(self, responses: Responses) -> list[Score]:
+    def score(self, responses: Responses, *, check: Callable[..., list[Score]] = checked_scores) -> list[Score]:
         """The function's scores, awaited if it is async.
 
+        Args:
+            responses: The responses to score.
+            check: As `checked_scores`.
+
         Raises:
-            RewardError: The function raised, or `checked_scores` rejected its result.
+            RewardError: The function raised, or its result was rejected.
         """
         if (rows := self._rows_to_score(responses)) is not None:
-            return _filled(rows, self.score(responses.select(rows)) if rows else [], len(responses))
+            return _filled(rows, self.score(responses.select(rows), check=check) if rows else [], len(responses))
         returned = self._call(responses)
         if inspect.isawaitable(returned):
             returned = event_loop().submit(self._await(returned)).result()
-        return checked_scores(returned, name=self.name, lengths=responses.lengths)
+        return check(returned, name=self.name, lengths=responses.lengths)
 
     def start(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], list[Score]]:
         """Start a call; the returned function waits for its scores, or raises its `RewardError`.

@@ -22,8 +22,8 @@ Scores: TypeAlias = "list[float | None]"
 LONGEST_REASON = 60
 """Characters of a reason: it is a short phrase, and names a metric."""
 
-LARGEST = 3.4028234663852886e38
-"""The largest number in fp32, in which rewards are computed."""
+LARGEST = 1e12
+"""The largest score: sums over tokens and responses, and their squares, are computed in fp32, which ends at 3e38."""
 
 MESSAGES_COLUMN = "messages"
 """The prompt column with a conversational prompt's messages, before a chat template rendered them."""
@@ -194,13 +194,22 @@ def checked_scores(returned: object, *, name: str, lengths: Sequence[int]) -> li
     count = len(lengths)
     if not isinstance(entries, (list, tuple)):
         raise RewardError(f"{name} returned {_shown(returned)}; expected a list of {count} numbers, one per response")
-    if len(entries) != count:
-        raise RewardError(f"{name} returned {len(entries)} scores for {count} responses; expected one per response")
+    check_count(entries, count, f"{name} returned ")
     by_token = any(isinstance(each, (list, tuple)) and len(each) > 1 for each in map(_plain, entries))
     return [
         _checked_entry(entry, name=name, row=row, length=length, by_token=by_token)
         for row, (entry, length) in enumerate(zip(entries, lengths, strict=True))
     ]
+
+
+def check_count(entries: Sequence[object], count: int, giver: str = "") -> None:
+    """Check that there are as many scores as responses (`RewardError` if not)."""
+    if len(entries) == count:
+        return
+    first = _plain(entries[0]) if entries else None
+    is_pair = isinstance(first, (list, tuple)) and len(first) == count
+    hint = f": the first part, which has {count}, without the others" if is_pair else ""
+    raise RewardError(f"{giver}{len(entries)} scores for {count} responses; expected one per response{hint}")
 
 
 def plain_scores(scores: Sequence[Score]) -> list[Score | dict[str, Any]]:
@@ -221,9 +230,10 @@ def _checked_entry(entry: object, *, name: str, row: int, length: int, by_token:
     if not isinstance(value, (list, tuple)):
         return _checked_number(value, f"{name} gave response {row}", "or None for no score", row=row)
     if len(value) != length:
+        hint = "; if that is the response's score, take it out of the list, as scores.squeeze(-1) does of a tensor"
         raise RewardError(
             f"{name} gave response {row} a list of {len(value)} numbers; expected one number, or a list of {length}, "
-            "one per response token"
+            f"one per response token{hint if len(value) == 1 else ''}"
         )
     return [
         _checked_number(number, f"{name} gave token {slot} of response {row}", "one per response token", row=row)
@@ -261,7 +271,9 @@ def _checked_number(entry: object, giver: str, expected: str, *, row: int) -> fl
     if not math.isfinite(score):
         raise NonfiniteScoreError(f"{giver} {score}; expected a finite number, {expected}", row)
     if abs(score) > LARGEST:
-        raise NonfiniteScoreError(f"{giver} {score:g}, which is infinite in fp32; expected a smaller number", row)
+        raise NonfiniteScoreError(
+            f"{giver} {score:g}, whose sums and squares are infinite in fp32; expected a number up to {LARGEST:g}", row
+        )
     return score
 
 

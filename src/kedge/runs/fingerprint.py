@@ -10,7 +10,9 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from functools import cache
+from inspect import getsource, isclass, isfunction
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,16 +86,19 @@ MODEL_FILES = (
     *("*.jinja", "additional_chat_templates/*.jinja"),
 )
 
+CODE = ".code"
+"""Behind the name of a field: the functions for it that were passed from Python."""
+
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) -> dict[str, str]:
     """Hash each local model, data set and reward that a configuration names, by field.
 
-    Hub ids are not hashed, since their content may change without a fixed revision; nor are Python functions passed in
-    memory, nor what a function reads. Of a function given by name, the modules that it imports from its folder or the
-    working directory are hashed as well. Rows passed in memory are hashed as JSON, and of an object in them what its
-    `repr` shows.
+    Hub ids are not hashed, since their content may change without a fixed revision; nor are objects passed in memory,
+    nor what a function reads. Functions and classes passed in memory are hashed as they are written, as `reward.code`.
+    Of a function given by name, the modules that it imports from its folder or the working directory are hashed, too.
+    Rows passed in memory are hashed as JSON, and of an object in them what its `repr` shows.
 
     Args:
         config: The resolved configuration.
@@ -103,7 +108,18 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
     rows = {name: value for name, value in (in_memory or {}).items() if name.startswith("data.")}
     rows = {name: value for name, value in rows.items() if isinstance(value, (list, tuple))}
     hashes |= {name: _digest([json.dumps(_stable(value)).encode()]) for name, value in rows.items()}
+    hashes |= {f"{name}{CODE}": _digest(_code(value)) for name, value in (in_memory or {}).items()}
     return {name: value for name, value in hashes.items() if value}
+
+
+def _code(value: object) -> Iterator[bytes]:
+    """The texts of functions and classes from the user's code. A lambda's lines hold the call around it as well."""
+    for entry in value if isinstance(value, (list, tuple)) else [value]:
+        given: Any = getattr(entry, "reward", entry)
+        is_own = (isfunction(given) or isclass(given)) and not str(given.__module__).startswith("kedge.")
+        if is_own and given.__name__ != "<lambda>":
+            with suppress(OSError, TypeError):
+                yield getsource(given).encode()
 
 
 def _stable(value: object) -> Any:
@@ -209,9 +225,13 @@ def changed_inputs(saved: Mapping[str, str], current: Mapping[str, str], *, allo
         current: Fingerprint of the current files.
         allowed: Fields, or whole sections, that may differ.
     """
-    differing = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
+    # The text of a function is not always known, such as in a process that reads it from its standard input.
+    unknown = [name for name in saved.keys() ^ current.keys() if name.endswith(CODE)]
+    differing = [name for name in {**saved, **current} if saved.get(name) != current.get(name) and name not in unknown]
     return [
-        f"{name}: the files have changed since the run started" for name in differing if not _is_part(name, allowed)
+        f"{name}: the {'code has' if name.endswith(CODE) else 'files have'} changed since the run started"
+        for name in differing
+        if not _is_part(name, allowed)
     ]
 
 

@@ -31,7 +31,7 @@ from kedge.rewards import RewardTerm
 from kedge.rewards.function import name_of
 from kedge.runs.claim import claim, claim_free_folder
 from kedge.runs.data_log import DataLog
-from kedge.runs.fingerprint import changed_inputs, input_hashes, outdated_models
+from kedge.runs.fingerprint import CODE, changed_inputs, input_hashes, outdated_models
 from kedge.runs.names import check_names
 from kedge.runs.resuming import (
     CHANGED,
@@ -144,7 +144,9 @@ def full_change(name: str, stage: str, said: str) -> str:
     sections = Config().model_dump(mode="json")
     fields = [f"{section}.{field}" for section, each in sections.items() if isinstance(each, dict) for field in each]
     known = [*sections, *fields]
-    if name.partition("[")[0] in known or name.startswith(("reward[", "data.", "rollout.", "reward.")):
+    if name.partition("[")[0].removesuffix(CODE) in known or name.startswith(
+        ("reward[", "data.", "rollout.", "reward.")
+    ):
         return name
     if "." not in name:
         try:
@@ -302,6 +304,10 @@ def open_run(
     in_chain = config.out is not None and is_run(Path(config.out).parent)  # which has said it
     if not in_chain and (line := preset_conflicts(config, stage)):
         say(line)
+    if not ranks.are_several and (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1":
+        say(
+            f"Slurm has {tasks} tasks: if each starts kedge, each is a run of its own; torchrun makes them ranks of one"
+        )
     described = find_stage(stage)
     shared, resumed = _find_folder(config, stage, resume, ranks)
     if resumed:

@@ -25,7 +25,7 @@ from kedge.logs.json_lines import (
     plain_json,
     rows_until,
 )
-from kedge.logs.loggers import LoggedRun, LoggerGroup, LoggerState
+from kedge.logs.loggers import PROJECT, LoggedRun, LoggerGroup, LoggerState
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
 from kedge.runs.ending import end_stage, resumable
@@ -36,7 +36,7 @@ from kedge.system.ranks import AdaptiveTokens
 from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import BestUpdate, RunState
-from kedge.training.stopping import Stopping, stopping, stopping_together
+from kedge.training.stopping import Stopping, stopping
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def open_loggers(config: Config, run: Run, *, warn: Callable[[str], None]) -> Lo
     state = LoggerState(run.folder)
     facts = {name: str(fact) for name, fact in run.facts.items()}
     settings = plain_json({**config.model_dump(mode="json"), "facts": facts})
-    logged = LoggedRun(run.folder, run.stage, "kedge", state.id, settings)
+    logged = LoggedRun(run.folder, run.stage, PROJECT, state.id, settings)
     loggers: Any = config.runtime.loggers if run.ranks.is_first else []
     return LoggerGroup(loggers, state, logged, warn=warn)
 
@@ -276,15 +276,15 @@ def running(config: Config, run: Run, *, save: Callable[..., object] | None = No
 
 @contextmanager
 def measuring(run: Run) -> Iterator[Callable[[str, int, int], None]]:
-    """Start a run that trains nothing; it ends between two phases on Ctrl-C or SIGTERM.
+    """Start a run that trains nothing; it ends on a signal, several ranks between two phases.
 
     Yields:
         A function of a phase's name, its completed part and its total, for `progress.jsonl`.
     """
-    with run.started(), stopping_together(run.ranks) as check_stop, closing(PhaseLog(run.folder)) as log:
+    with run.started(), stopping(ranks=run.ranks, at_once=True) as stop, closing(PhaseLog(run.folder)) as log:
 
         def on_phase(phase: str, done: int, total: int) -> None:
             log.write(phase, done, total)
-            check_stop()
+            stop.raise_if_requested()
 
         yield on_phase

@@ -50,7 +50,7 @@ from kedge.system.intervals import Interval
 from kedge.system.output import SUMMARY_FILE, is_run, replace_file, write_summary, writing
 from kedge.system.stage import find_stage, value_of
 from kedge.training.runtime import stream_seed
-from kedge.training.stopping import stopping_together
+from kedge.training.stopping import stopping
 
 
 @dataclass(frozen=True)
@@ -339,7 +339,7 @@ def label_round(
     if run.ranks.first(path.exists):  # written before the run was resumed
         return told
     stream = PromptStream(prompts, seed=stream_seed(seed, "labelled", number))
-    with stopping_together(run.ranks) as check_stop:
+    with stopping(ranks=run.ranks, at_once=True) as stop:
         rankings = collect_rankings(
             load_policy(str(policy), config, run),
             stream.next(min(settings.num_prompts, len(prompts))),
@@ -353,7 +353,7 @@ def label_round(
             ),
             num_responses=settings.num_responses,
             title=f"round {number}: sample to label",
-            on_phase=lambda *_: check_stop(),
+            on_phase=lambda *_: stop.raise_if_requested(),
         )
     run.start()
     run.ranks.first(lambda: write_rows(path, rankings))

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any, Protocol, cast
 
 from kedge.errors import ConfigError, KedgeError, OutputError
 from kedge.system.durable import is_part, replace_contents
-from kedge.system.invocation import as_argument, is_command_line
+from kedge.system.invocation import as_argument
+from kedge.system.stage import stages
 
 CONFIG_FILE = "config.yaml"
 """The resolved configuration. A folder that contains it is a run's."""
@@ -107,11 +109,21 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     folder = check_creatable(path)
     with writing(folder):
         free = is_free(folder)
+        stage = None if free else _resumable_stage(folder)
     if not free:
-        resume = f"--resume {path}" if is_command_line() else "resume=True"
-        more = f", or continue its run with {resume}" if kept_checkpoints(folder) else ""
+        resume = as_argument(f"kedge {stage} --resume {shlex.quote(str(path))}", "resume=True")
+        more = f", or resume its run of {stage}: {resume}" if stage else ""
         raise OutputError(f"{path} is not empty; choose another {as_argument('--out')}, or empty it{more}")
     return folder
+
+
+def _resumable_stage(folder: Path) -> str | None:
+    """The stage of the run in a folder, by the first line of its configuration; None if it cannot be resumed."""
+    if not is_run(folder):
+        return None
+    with (folder / CONFIG_FILE).open(encoding="utf-8", errors="replace") as lines:
+        stage = stages().get(lines.readline().removeprefix("# stage: ").strip())
+    return stage.name if stage is not None and stage.resumes else None
 
 
 def check_creatable(path: str | os.PathLike[str]) -> Path:

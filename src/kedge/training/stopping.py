@@ -1,4 +1,4 @@
-"""Stops a run early on SIGTERM, SIGHUP and Ctrl-C."""
+"""Stops a run early on Ctrl-C, SIGTERM, and the signals by which terminals and clusters announce the end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 from kedge.errors import RunEnded
+from kedge.system.invocation import is_command_line
 from kedge.system.ranks import ALONE, Ranks
 
 GRACE_SECONDS = 20.0
@@ -19,13 +20,12 @@ GRACE_SECONDS = 20.0
 RANKS_GRACE_SECONDS = 8.0
 """The same with several ranks, which launchers kill after 30 seconds; saving has to fit in as well."""
 
-
-HANGUP = None if sys.platform == "win32" else signal.SIGHUP
-"""The terminal is gone, such as a lost connection."""
+ANNOUNCEMENTS = () if sys.platform == "win32" else (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""A lost connection, and what clusters send before the end, such as Slurm's `--signal=USR1@60`."""
 
 
 class Terminated(RunEnded):
-    """SIGTERM or SIGHUP stopped the run; uncaught, it exits the interpreter with code 143 or 129."""
+    """A signal other than Ctrl-C stopped the run; uncaught, it exits the interpreter with 128 + its number."""
 
     def __init__(self, signum: int = signal.SIGTERM) -> None:
         super().__init__(128 + signum)
@@ -41,6 +41,7 @@ class Stopping:
         ranks: The same.
         was_agreed: All ranks stop in the same place.
         was_raised: The block has been stopped, and is saving what it has.
+        at_once: A single process stops wherever it is, since the block has changed nothing yet.
     """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
@@ -49,6 +50,7 @@ class Stopping:
         self._is_saving = False
         self.was_agreed = False
         self.was_raised = False
+        self.at_once = False
 
     @property
     def requested(self) -> bool:
@@ -56,20 +58,29 @@ class Stopping:
         return self._signal is not None
 
     def request(self, signum: int) -> None:
-        """Record the first signal as a request; the second ends the process immediately.
+        """Record the first signal as a request, and stop here if the block allows it.
 
-        With several ranks it does not: each rank gets the terminal's signal and the launcher's.
+        A second signal ends a command immediately. A Python program, such as a notebook, lives on: the block stops
+        here, unless it is saving. With several ranks it has no effect: each gets the terminal's and the launcher's.
+
+        Raises:
+            KeyboardInterrupt, Terminated: See `raise_if_requested`.
         """
-        if self._signal is not None and not self.ranks.are_several:
-            _exit_at_once(signum)
+        is_second = self.requested
         self._signal = self._signal or signum
+        if self.ranks.are_several:
+            return
+        if is_second and is_command_line():
+            _exit_at_once(signum)
+        if (is_second or self.at_once) and not self._is_saving:
+            self._raise_for(self._signal)
 
     def raise_if_requested(self) -> None:
         """Stop the run here if it was requested of any rank; all ranks call this in the same places.
 
         Raises:
             KeyboardInterrupt: On Ctrl-C.
-            Terminated: On SIGTERM and SIGHUP.
+            Terminated: On another signal.
         """
         signum = self.ranks.largest(self._signal or 0)
         self.was_agreed = bool(signum)
@@ -78,7 +89,7 @@ class Stopping:
     def forget(self) -> None:
         """Forget the request, which was answered."""
         self._signal = None
-        self.was_raised = False
+        self.was_raised = self.at_once = False
 
     def grace_is_over(self, grace_seconds: float) -> None:
         """Stop this rank here, unless it is saving: then it has as long again; raises as `raise_if_requested`."""
@@ -101,14 +112,14 @@ class Stopping:
             return
         self.was_raised = True
         _set_timer(0.0)  # what follows is saving
-        if signum in (signal.SIGTERM, HANGUP):
-            raise Terminated(signum)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt if signum == signal.SIGINT else Terminated(signum)
 
 
 @contextmanager
-def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterator[Stopping]:
-    """Within this context, SIGTERM, SIGHUP and Ctrl-C are requests; the block checks for them where it can stop.
+def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE, *, at_once: bool = False) -> Iterator[Stopping]:
+    """Within this context, signals are requests; the block checks for them where it can stop.
+
+    These are Ctrl-C, SIGTERM and, unless the program handles or ignores them, `ANNOUNCEMENTS`.
 
     A block that has not checked within the grace period is interrupted wherever it is, with the exception of
     `raise_if_requested`; once, and not while it is saving. Outside the main thread Python delivers no signals, and this
@@ -117,8 +128,10 @@ def stopping(grace_seconds: float | None = None, ranks: Ranks = ALONE) -> Iterat
     Args:
         grace_seconds: Seconds from the signal to the interruption; None for the usual time.
         ranks: The ranks that stop together.
+        at_once: See `Stopping`.
     """
     stop = Stopping(ranks)
+    stop.at_once = at_once
     with listening(stop, grace_seconds):
         yield stop
 
@@ -140,9 +153,9 @@ def listening(stop: Stopping, grace_seconds: float | None = None) -> Iterator[No
     def on_timer(_signum: int, _frame: FrameType | None) -> None:
         stop.grace_is_over(grace)
 
-    handlers = {signal.SIGINT: on_signal, signal.SIGTERM: on_signal, **({_TIMER: on_timer} if _TIMER else {})}
-    if HANGUP is not None and signal.getsignal(HANGUP) == signal.SIG_DFL:  # not under nohup
-        handlers[HANGUP] = on_signal
+    free = [signum for signum in ANNOUNCEMENTS if signal.getsignal(signum) == signal.SIG_DFL]  # not under nohup
+    requests = dict.fromkeys([signal.SIGINT, signal.SIGTERM, *free], on_signal)
+    handlers = {**requests, **({_TIMER: on_timer} if _TIMER else {})}
     before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     try:
         yield
@@ -152,22 +165,6 @@ def listening(stop: Stopping, grace_seconds: float | None = None) -> Iterator[No
         is_failing = ranks.are_several and sys.exc_info()[0] is not None
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_IGN if is_failing and signum == signal.SIGTERM else handler)
-
-
-@contextmanager
-def stopping_together(ranks: Ranks) -> Iterator[Callable[[], None]]:
-    """Within this context, several ranks stop in the same place on SIGTERM and Ctrl-C; a single process stops at once.
-
-    It yields the check, which all ranks call in the same places; see `Stopping.raise_if_requested`.
-
-    Args:
-        ranks: The ranks of a stage that has nothing to save when it is interrupted.
-    """
-    if not ranks.are_several:
-        yield lambda: None
-        return
-    with stopping(ranks=ranks) as stop:
-        yield stop.raise_if_requested
 
 
 # Windows has no such timer: updates are never interrupted there.

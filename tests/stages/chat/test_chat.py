@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -134,6 +135,35 @@ def test_a_pipe_gets_one_line_per_text(folders, capsys):
     said = capsys.readouterr().err
     assert "seed 3" in said
     assert "'/nope' is not a command; /help lists them" in said
+
+
+SAID = "می\u200cخواهم\u00a0x\u3000\u200f\u2067שלום\u2069 👩\u200d👩\u200d👧\tend\x1b[2J\r\nnext\u2028line"
+
+
+@pytest.mark.parametrize(("has_reward", "tab"), [(False, "\t"), (True, r"\t")])
+def test_a_pipe_gets_answers_as_they_are_but_on_one_line(folders, capsys, monkeypatch, has_reward, tab):
+    chat = load_chat(CONFIG, [folders["talker"]], reward=folders["reward"] if has_reward else None)
+    reply = next(iter(chat.ask("Ahoy")))
+    monkeypatch.setattr(chat, "ask", lambda _: [dataclasses.replace(reply, text=SAID)])
+    out = io.StringIO()
+    chat_on_terminal(chat, source=io.StringIO("Ahoy\n"), console=Console(file=out))
+    answer = out.getvalue().removesuffix("\n").split("\t" if has_reward else "\0")[0]
+    expected = SAID
+    for char, escape in {"\x1b": r"\x1b", "\r\n": r"\r\n", "\u2028": r"\u2028", "\t": tab}.items():
+        expected = expected.replace(char, escape)
+    assert answer == expected
+
+
+def test_a_terminal_gets_no_text_that_acts_on_it(folders, monkeypatch):
+    chat = load_chat(CONFIG, [folders["talker"]], reward=None)
+    reply = next(iter(chat.ask("Ahoy")))
+    monkeypatch.setattr(chat, "ask", lambda _: [dataclasses.replace(reply, text=SAID)])
+    out = io.StringIO()
+    out.isatty = lambda: True
+    chat_on_terminal(chat, source=io.StringIO("Ahoy\n"), console=Console(file=out))
+    assert "می\u200cخواهم\u00a0x" in out.getvalue()
+    assert r"\u2067" in out.getvalue()
+    assert not {"\x1b", "\u2067"} & set(out.getvalue())
 
 
 def test_a_pipe_in_another_encoding_is_refused(talker):

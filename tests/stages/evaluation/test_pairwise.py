@@ -63,10 +63,11 @@ def test_what_is_no_judge_is_refused_at_once(function, complaint):
     ("verdicts", "complaint"),
     [
         ([0.7], "returned 0.7 for pair 0; expected 1"),
+        (["A"], r"^lambda returned 'A' for pair 0; expected 1 \(the first is better\), 0 \(the second\)"),
         ([[1.0]], r"returned \[1.0\] for pair 0"),
         ([-1], r"returned -1\.0 for pair 0"),
         ([], "0 scores for 1"),
-        (["first"], "gave"),
+        (["first"], "returned 'first' for pair 0"),
     ],
 )
 def test_other_verdicts_are_refused(verdicts, complaint):

@@ -140,6 +140,10 @@ def test_another_function_is_not_resumed(policy: Path, tmp_path: Path) -> None:
         ({"advantage": lambda rewards, mask: rewards}, "lambda_ returned a Tensor; expected"),
         ({"advantage": lambda rewards, mask: (rewards[0], rewards)}, r"returned advantages of shape \(8,\); expected"),
         ({"advantage": lambda rewards, mask: (rewards, rewards / 0)}, "returned returns that are not finite"),
+        (
+            {"advantage": lambda rewards, mask: (rewards + 1e20, rewards)},
+            r"advantages that are not .*, or beyond 1e\+12",
+        ),
         ({"advantage": lambda rewards, mask: (rewards.tolist(), rewards)}, "returned advantages that are a list"),
         ({"surrogate": lambda log_ratios, advantages: advantages.mean()}, r"returned losses of shape \(\)"),
         ({"surrogate": lambda log_ratios, advantages: advantages}, "returned losses without a gradient"),

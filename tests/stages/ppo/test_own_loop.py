@@ -22,6 +22,7 @@ import kedge
 from kedge.errors import ConfigError, DataError, OutputError, RewardError
 from kedge.logs.json_lines import MEASURED, read_samples
 from kedge.runs.claim import claim
+from kedge.training.stopping import Terminated
 from tests.forking import fork_context
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
@@ -330,7 +331,12 @@ def test_mistakes_get_one_line_and_lose_nothing(policy: Path, tmp_path: Path) ->
         ([[1.0], [1.0], [1.0], [1.0]], "scores"),
         ([None] * 4, "scored none"),
         ([1.0, math.nan, 1.0, 1.0], "scores gave response 1 nan"),
+        ([1.0, -1e38, 1.0, 1.0], r"scores gave response 1 -1e\+38, whose sums"),
+        (([1.0] * 4, [{}] * 4), "2 scores for 4 responses; expected one per response: the first part"),
         (0.5, r"scores are a float; pass a list"),
+        (torch.tensor(1.0), r"scores are a Tensor; pass a list: update\(batch, \[…\]\)"),
+        (np.array(1.0), r"scores are a ndarray; pass a list: update\(batch, \[…\]\)"),
+        ({1.0, 2.0, 3.0, 4.0}, r"scores are a set; pass a list"),
         (dict.fromkeys(range(4), 0.5), r"scores are a dict; pass a list: update\(batch, \[…\]\)"),
     ):
         with pytest.raises(RewardError, match=line):
@@ -443,7 +449,7 @@ def test_an_interrupt_in_an_update_that_is_still_made_ends_no_loop(policy: Path,
     with kedge.PpoTrainer(model=policy, prompts=PROMPTS, out=tmp_path / "run", **SIZES) as trainer:
 
         def interrupt(*_: object) -> None:
-            hook.remove()  # a second signal would end the process
+            hook.remove()  # a second signal would cut the update short
             signal.raise_signal(signal.SIGINT)
 
         batch = trainer.sample()
@@ -454,6 +460,106 @@ def test_an_interrupt_in_an_update_that_is_still_made_ends_no_loop(policy: Path,
             batch = trainer.sample()
             trainer.update(batch, scored(batch.responses))
     assert [row["update"] for row in rows(tmp_path / "run")] == [1, 2, 3]
+
+
+CALLS: dict[str, Any] = {
+    "sample": lambda trainer, _: trainer.sample(),
+    "generate": lambda trainer, _: trainer.generate(PROMPTS),
+    "batch": lambda trainer, _: trainer.batch(PROMPTS, [" sank"] * 4),
+    "evaluate": lambda trainer, batch: trainer.evaluate(batch),
+    "update": lambda trainer, batch: trainer.update(batch),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "signum", "error"),
+    [*((call, signal.SIGINT, KeyboardInterrupt) for call in CALLS), ("sample", signal.SIGTERM, Terminated)],
+)
+def test_a_signal_ends_the_call_in_which_it_came_and_no_other(
+    policy: Path, tmp_path: Path, call: str, signum: int, error: type[BaseException]
+) -> None:
+    """Whatever the call does, nothing of it or of the signal is left: the run is that without it, to the bit."""
+    pressed: list[str] = []
+
+    def press(where: str) -> None:
+        if pressed == ["armed"]:
+            pressed[:] = [where]
+            signal.raise_signal(signum)
+            pressed.append("went on")
+
+    def reward(completions: list[str]) -> list[float]:
+        press("reward")
+        return scored(completions)
+
+    def loop(folder: str, *, interrupted: bool) -> None:
+        settings = {**SIZES, "num_updates": 4, "prompts": PROMPTS, "reward": reward}
+        with kedge.PpoTrainer(model=policy, out=tmp_path / folder, **settings) as trainer:
+            trainer.policy.get_input_embeddings().register_forward_pre_hook(lambda *_: press("policy"))
+            for update in trainer.updates():
+                batch = trainer.sample()
+                if interrupted and update < 4:  # twice in one run, and in its first update
+                    pressed[:] = ["armed"]
+                    with pytest.raises(error):
+                        CALLS[call](trainer, batch)
+                    assert pressed == ["reward" if call in ("evaluate", "update") else "policy"]
+                if call == "sample":
+                    batch = trainer.sample()
+                trainer.update(batch)
+
+    loop("whole", interrupted=False)
+    loop("interrupted", interrupted=True)
+    assert_same(tmp_path / "whole", tmp_path / "interrupted")
+
+
+def test_an_interrupt_in_save_comes_after_the_model_is_whole(policy: Path, tmp_path: Path) -> None:
+    def pressed_save() -> None:
+        signal.raise_signal(signal.SIGINT)
+        save()
+
+    with kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES) as trainer:
+        trainer.update(trainer.sample(PROMPTS), [1.0, 0.0, 1.0, 0.0])
+        save = trainer._loop.save
+        trainer._loop.save = pressed_save
+        with pytest.raises(KeyboardInterrupt):
+            trainer.save()
+        trainer._loop.save = save
+        assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+        assert trainer.update(trainer.sample(PROMPTS), [1.0, 0.0, 1.0, 0.0])["update"] == 2
+
+
+@pytest.mark.parametrize("function", ["trainer", "ppo"])
+def test_a_second_interrupt_in_a_call_ends_it_and_loses_no_finished_update(
+    policy: Path, tmp_path: Path, function: str
+) -> None:
+    log = tmp_path / "run" / "metrics.jsonl"
+
+    def press() -> None:
+        if log.exists() and len(rows(tmp_path / "run")) == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("the call goes on after the second one")
+
+    def reward(completions: list[str]) -> list[float]:
+        if function == "ppo":
+            press()
+        return scored(completions)
+
+    settings = {**SIZES, "prompts": PROMPTS, "reward": reward, "out": tmp_path / "run"}
+
+    def loop() -> None:
+        with kedge.PpoTrainer(model=policy, **settings) as trainer:
+            trainer._trainer.estimate, estimate = (
+                (lambda *a, **k: (press(), estimate(*a, **k))[1]),
+                trainer._trainer.estimate,
+            )
+            for batch in sampled(trainer):
+                trainer.update(batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        kedge.ppo(model=policy, **settings) if function == "ppo" else loop()
+    assert (tmp_path / "run" / "checkpoints" / "update-000002").exists()
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    assert len(rows(tmp_path / "run")) == 2
 
 
 FORGETFUL = """
@@ -485,6 +591,45 @@ def test_a_forked_child_leaves_the_run_to_its_parent(
             trainer.__del__()
         assert not (tmp_path / "run" / "finished.json").exists()
     assert (tmp_path / "run" / "finished.json").exists()
+
+
+FORKING = """
+import os, sys, kedge
+from pathlib import Path
+
+def files():
+    return {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
+
+trainer = kedge.PpoTrainer(model=sys.argv[1], out="run", num_updates=3, num_prompts=4, max_new_tokens=8)
+trainer.update(trainer.sample(["The boat"] * 4), [1.0, 0.0, 1.0, 0.0])
+batch, before = trainer.sample(["The boat"] * 4), files()
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    assert files() == before
+    trainer.update(batch, [1.0, 0.0, 1.0, 0.0])
+    trainer.close()
+else:
+    {child}
+    sys.exit()
+"""
+REFUSED = """
+    for call in (lambda: trainer.update(batch, [1.0] * 4), lambda: trainer.sample(["The boat"]), trainer.save):
+        try:
+            call()
+            sys.exit(1)
+        except kedge.KedgeError as error:
+            assert "trains in run, and a fork of it cannot" in str(error)
+"""
+
+
+@pytest.mark.parametrize("child", [REFUSED, "with trainer: pass", "del trainer, batch", "raise ZeroDivisionError"])
+def test_what_a_forked_child_does_changes_nothing_of_the_run(policy: Path, tmp_path: Path, child: str) -> None:
+    script = FORKING.replace("{child}", child).replace("[1] == 0", "[1] == 256" if "raise" in child else "[1] == 0")
+    done = subprocess.run([sys.executable, "-c", script, policy], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "ignored" not in done.stderr
+    assert [row["update"] for row in rows(tmp_path / "run")] == [1, 2]
+    assert json.loads((tmp_path / "run" / "finished.json").read_text())["updates"] == 2
 
 
 def test_a_trainer_that_nothing_refers_to_is_closed(
@@ -529,6 +674,16 @@ def test_evaluating_and_generating_change_no_training(policy: Path, tmp_path: Pa
             trainer.update(batch, scored(batch.responses))
             assert trainer.save() == tmp_path / "run" / "model"
     assert_same(tmp_path / "plain", tmp_path / "run")
+
+
+def test_a_teacher_needs_no_scores(policy: Path, tmp_path: Path) -> None:
+    settings = {**SIZES, "preset": "distill", "teacher": policy, "learning_rate": 1e-3}
+    kedge.ppo(model=policy, prompts=PROMPTS, out=tmp_path / "stage", **settings)
+    with kedge.PpoTrainer(model=policy, prompts=PROMPTS, out=tmp_path / "loop", **settings) as trainer:
+        for batch in sampled(trainer):
+            assert trainer.evaluate(batch)["objective/kl"] is not None
+            trainer.update(batch)
+    assert_same(tmp_path / "stage", tmp_path / "loop")
 
 
 def test_conversations_rows_and_scores_per_token(tmp_path: Path) -> None:

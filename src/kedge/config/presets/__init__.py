@@ -1,13 +1,15 @@
 """Presets: published recipes, and the algorithms beside PPO. Fields that a preset leaves out keep their defaults."""
 
 import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kedge.config.presets.recipe import Cited, Preset, read_presets
 from kedge.errors import ConfigError
-from kedge.system.stage import imported, registered_stages
+from kedge.system.invocation import as_argument
+from kedge.system.stage import imported, registered_stages, stages
 
 __all__ = [
     "FAMILY",
@@ -15,6 +17,7 @@ __all__ = [
     "PRESETS",
     "Cited",
     "Preset",
+    "advice_for",
     "check_presets",
     "find_preset",
     "presets_of",
@@ -38,6 +41,20 @@ def presets_of(stage: str) -> list[str]:
 def stage_of(preset: str) -> str | None:
     """The stage that a preset is for; None if it is for language models."""
     return next((stage for stage, own in OF_STAGES.items() if any(each.name == preset for each in own)), None)
+
+
+def advice_for(name: str) -> str | None:
+    """The call for an algorithm, or for a class of TRL, such as `grpo` and `GRPOTrainer`; None for other names."""
+    algorithm = re.sub(r"_?(trainer|config)$", "", name.lower()).replace("_", "-")
+    if algorithm in PRESETS:
+        stage = stage_of(algorithm) or "ppo"
+        python = f"kedge.{stage}(..., preset={algorithm!r})"
+        return f"it is a preset: {as_argument(f'kedge {stage} --preset {algorithm}', python)}"
+    stage = "rlhf" if algorithm in ("dpo", "kto", "orpo") else algorithm  # which takes the same data
+    if stage not in stages():
+        return None
+    loop = " or kedge.PpoTrainer(...)" if stage == "ppo" else ""
+    return f"in its place: {as_argument(f'kedge {stage}', f'kedge.{stage}(...){loop}')}"
 
 
 def check_presets(names: Sequence[str], stage: str) -> None:

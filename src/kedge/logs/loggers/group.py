@@ -95,7 +95,7 @@ class _GuardedLogger:
 
     def _open(self, update: int) -> None:
         """Open the logger and repeat the earlier updates that it lost when a previous process ended."""
-        self._logger = logger = open_logger(self.name, self._run)
+        self._logger = logger = open_logger(self.name, replace(self._run, last_update=self._last_update))
         if logger.last_update is None:
             return
         self._last_update = max(logger.last_update, self._closed_update)

@@ -13,6 +13,9 @@ from kedge.logs.json_lines import Sample
 from kedge.system.durable import replace_contents
 from kedge.system.output import writing
 
+PROJECT = "kedge"
+"""The project of a run, unless a setting names another."""
+
 
 class Logger(Protocol):
     """A destination of metrics and samples. It may raise any exception of its package."""
@@ -48,6 +51,7 @@ class LoggedRun:
         project: The project it belongs to, unless a logger has its own.
         id: Eight characters that stay the same when the run is resumed.
         settings: Its configuration, in JSON types.
+        last_update: The last update that the logger has by kedge's own record; −1 for none.
     """
 
     folder: Path
@@ -55,6 +59,7 @@ class LoggedRun:
     project: str
     id: str
     settings: Mapping[str, Any]
+    last_update: int = -1
 
     @property
     def name(self) -> str:

@@ -20,7 +20,8 @@ class TensorBoardLogger:
     """
 
     def __init__(self, run: LoggedRun) -> None:
-        self._writer = SummaryWriter(str(run.folder / "tensorboard"))
+        # What a killed process wrote after kedge's record of it is hidden: it is written again.
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.last_update + 1)
         self._writer.add_text("settings", _literal(json.dumps(run.settings, indent=2)), 0)
 
     last_update = None

@@ -9,7 +9,7 @@ from typing import Any
 
 import wandb  # pyright: ignore[reportMissingImports]
 
-from kedge.logs.loggers.logger import LoggedRun, TableLogger
+from kedge.logs.loggers.logger import PROJECT, LoggedRun, TableLogger
 
 FILE_HEADER = 7
 BLOCK = 32 * 1024
@@ -29,13 +29,14 @@ def open_log(run: LoggedRun) -> TableLogger:
     Args:
         run: The run to log. Its id is also W&B's, so a resumed run continues the same W&B run.
     """
-    mode: Any = os.environ.get("WANDB_MODE") or "offline"
+    is_disabled = os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on")
+    mode: Any = os.environ.get("WANDB_MODE") or ("disabled" if is_disabled else "offline")
     is_offline = mode == "offline"
     held = _last_step(run) if is_offline else None  # before W&B starts another file
     log = wandb.init(
-        project=run.project,
+        project=run.project if run.project != PROJECT else os.environ.get("WANDB_PROJECT", PROJECT),
         id=run.id,
-        name=run.name,
+        name=os.environ.get("WANDB_NAME") or run.name,
         job_type=run.stage,
         config=dict(run.settings),
         dir=str(run.folder),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -22,6 +23,10 @@ CONTINUED = "… "
 LETTERS = "AB"
 NARROW = 80
 """Columns below which two answers are printed one below the other."""
+CONTROLS = r"\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
+"""What ends a line, acts on a terminal, or cannot be written; without the tab."""
+BIDI = r"\u202a-\u202e\u2066-\u2069"
+"""What turns the direction of a text on a terminal, beyond its own end."""
 
 HELP = (
     "/set              show the sampling settings\n"
@@ -148,6 +153,8 @@ def _answer_lines(chat: Chat, lines: Iterable[str], out: IO[str], notes: Console
     for line in chat.introductions():
         notes.out(line)
     notes.out(_settings(chat))
+    has_cells = chat.scorer is not None or len(chat.policies) > 1
+    more = (r"\t" if has_cells else "") + (BIDI if out.isatty() else "")
     for line in _decoded(lines):
         text = line.rstrip("\r\n")
         if text.strip() == "/quit":
@@ -161,7 +168,7 @@ def _answer_lines(chat: Chat, lines: Iterable[str], out: IO[str], notes: Console
             continue
         cells: list[str] = []
         for reply in chat.ask(text):
-            cells.append(printable(reply.text))
+            cells.append(_escaped(reply.text, more))
             if chat.scorer is not None:
                 cells.append("" if reply.score is None else f"{reply.score:.6g}")
             if reply.num_dropped or reply.score_error:
@@ -195,5 +202,10 @@ def _name(chat: Chat, model: int) -> str:
 
 
 def _literal(text: str) -> str:
-    """A text with control characters escaped, so that they cannot act on the terminal."""
-    return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
+    """A text with escapes for what would act on the terminal."""
+    return "\n".join(_escaped(line.replace("\t", "    "), BIDI) for line in text.split("\n"))
+
+
+def _escaped(text: str, more: str) -> str:
+    """A text on one line, with escapes for `CONTROLS` and more; all else, such as joiners, stays as it is."""
+    return re.sub(f"[{CONTROLS}{more}]", lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

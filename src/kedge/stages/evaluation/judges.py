@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -16,7 +16,7 @@ from kedge.config import Config
 from kedge.errors import ConfigError, RewardError
 from kedge.rewards import Responses, RewardSpec, Scores, WeightedReward
 from kedge.rewards.function import RESPONSE_ARGUMENTS, SIDES, FunctionReward, find_function
-from kedge.rewards.source import free_names
+from kedge.rewards.source import Score, checked_scores, free_names
 from kedge.runs.inputs import load_rewards
 from kedge.runs.run import Run
 from kedge.system.intervals import Interval, score_interval
@@ -165,15 +165,22 @@ class PairwiseJudge:
         names = free_names(first.columns, SIDES)
         columns = {names[column]: entries for column, entries in first.columns.items()}
         columns |= dict(zip(SIDES, (first.completions, second.completions), strict=True))
-        verdicts: Scores = []
-        for index, verdict in enumerate(self._function.score(replace(first, columns=columns))):
-            if isinstance(verdict, list) or verdict not in VERDICTS:
-                raise RewardError(
-                    f"{self.name} returned {verdict} for pair {index}; expected 1 (the first is better), "
-                    "0 (the second), 0.5 (a tie) or None"
-                )
-            verdicts.append(verdict)
-        return verdicts
+        found = self._function.score(replace(first, columns=columns), check=_checked_verdicts)
+        return cast("Scores", found)
+
+
+def _checked_verdicts(returned: Any, *, name: str, lengths: Sequence[int]) -> list[Score]:
+    """A judge's return value as numbers, after checking it; arguments and errors as in `checked_scores`."""
+    verdicts: list[Any] = list(returned) if isinstance(returned, (list, tuple)) else []
+    if not any(isinstance(each, str) for each in verdicts):
+        verdicts = checked_scores(returned, name=name, lengths=lengths)
+    for index, verdict in enumerate(verdicts):
+        if isinstance(verdict, list) or verdict not in VERDICTS:
+            raise RewardError(
+                f"{name} returned {verdict!r:.60} for pair {index}; expected 1 (the first is better), "
+                "0 (the second), 0.5 (a tie) or None"
+            )
+    return verdicts
 
 
 def _loaded(function: Callable[..., Any] | str) -> FunctionReward:

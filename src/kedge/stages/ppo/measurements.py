@@ -103,7 +103,8 @@ class Measurements:
                 self._sample_fixed(0)
                 evaluated = self._evaluated(0)
                 self._loop.observe(0, evaluated)
-                self._checked(0)
+                if measured := {**evaluated, **self._checked(0)}:
+                    self._log.metrics.show(0, measured)
 
     def after_update(self, event: Ended) -> None:
         """Add the measurements that are due to an update's metrics; they are also logged separately.

@@ -13,16 +13,18 @@ The updates are those of `kedge.ppo`: the same code makes them, logs them, and s
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from kedge.algorithm.experience import Rollout
 from kedge.config import Config, with_values, word
@@ -33,10 +35,10 @@ from kedge.logs.experience_metrics import describe_experience
 from kedge.logs.progress import say
 from kedge.rewards import RewardTerm, load_reward
 from kedge.rewards.score import describe_responses
-from kedge.rewards.source import checked_scores
+from kedge.rewards.source import check_count, checked_scores
 from kedge.runs.claim import claims
 from kedge.runs.ending import chained
-from kedge.runs.inputs import Rewards, given_prompts
+from kedge.runs.inputs import given_prompts
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Resume, open_run, resumed
 from kedge.runs.training import Callback, check_callback, running, stage_loop
@@ -62,7 +64,55 @@ from kedge.system.workers.codec import own_copy
 from kedge.training.runtime import Stopwatch, default_modes
 from kedge.training.stopping import Stopping, Terminated, listening
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+LISTS = ("prompts", "responses", "scores")
+"""Arguments with an entry per prompt or response."""
+
+
+def _listening(method: Callable[Concatenate[PpoTrainer, P], T]) -> Callable[Concatenate[PpoTrainer, P], T]:
+    """Decorates a method that uses the models: it runs in the trainer's context, and a signal ends it.
+
+    A single process ends it at once, unless it has begun what must not be left half done. Nothing of the signal is left
+    for the next call. An error that comes after an update has changed weights closes the trainer: the update is
+    discarded. Lists are those of the first rank.
+    """
+    declared = signature(method)
+    kinds = {name: each.kind for name, each in declared.parameters.items() if name != "self"}
+    places = [
+        "[…]" if name in LISTS else name for name, kind in kinds.items() if kind is Parameter.POSITIONAL_OR_KEYWORD
+    ]
+    example = f"{method.__name__}({', '.join(places)})"
+
+    def listened(self: PpoTrainer, *args: Any, **arguments: Any) -> T:
+        try:
+            with listening(self._stop):
+                self._stop.at_once = True
+                result = method(self, *args, **arguments)
+            self._stop.raise_if_requested()
+            return result
+        finally:
+            self._stop.forget()
+
+    @wraps(method)
+    def call(self: PpoTrainer, *args: P.args, **arguments: P.kwargs) -> T:
+        self._check_usable()
+        given = declared.bind(self, *args, **arguments)
+        lists = {name: given.arguments[name] for name in LISTS if given.arguments.get(name) is not None}
+        # Outside of the context, because what makes them may call the trainer.
+        given.arguments |= self._run.ranks.first(
+            lambda: {name: _listed(name, each, example) for name, each in lists.items()}
+        )
+        try:
+            return self._inside(listened, *given.args, **given.kwargs)
+        except BaseException as error:
+            if self._loop.is_changing:
+                self._closed_by = f" after an error in update {self.done + 1}"
+                self._close(error)
+            raise
+
+    return call
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,59 +227,48 @@ class PpoTrainer:
             named = opening.enter_context(with_named_models(find_stage("ppo"), given))
             config, objects = resolved_arguments(find_stage("ppo"), named)
             config = with_saved_critic(config)
-            own = {name: objects.get(name) for name in ("advantage", "surrogate")}
             _check(
                 config, has_prompts="prompts" in given, has_reward="reward" in given or bool(config.environment.source)
             )
             opening.enter_context(memory_in_one_line(config, "ppo"))
             opening.enter_context(chained())
             self._scores: list[Any] = []
-            self._open_run(config, own, opening, objects, resume, on_update)
+            self._open_run(config, opening, objects, resume, on_update)
             self._stack = opening.pop_all()
         self._process = os.getpid()
         self._is_open = True
         # It keeps what the stack closes: generators that are collected with the trainer may end before it is closed.
-        self._close_at_exit = partial(_close, weakref.ref(self), self._stack)
+        self._close_at_exit = partial(_close, weakref.ref(self), self._stack, self._process)
         atexit.register(self._close_at_exit)
 
     def _open_run(
         self,
         config: Config,
-        own_functions: Mapping[str, Callable[..., object] | None],
         opening: ExitStack,
         objects: Mapping[str, Any],
         resume: Resume | None,
         on_update: Callback | None,
     ) -> None:
-        prompts, eval_prompts, reward = (objects.get(name) for name in ("prompts", "eval_prompts", "reward"))
+        reward = objects.get("reward")
         scores = self._scores  # without a reference to the trainer, which is closed when nothing refers to it
 
         def _given_scores(completions: list[str]) -> list[Any]:
             return scores
 
         own = RewardTerm(_given_scores, name="scores")
-        environment = objects.get("environment")
-        pays = environment is not None or config.environment.source is not None
-        if has_no_reward := reward is None and not config.reward and not pays:
+        pays = objects.get("environment") is not None or config.environment.source is not None
+        has_teacher = config.ppo.reference is not None
+        if has_no_reward := reward is None and not config.reward and not pays and not has_teacher:
             reward = [own]
             config = with_values(config, {"runtime.num_fixed_prompts": 0})  # nothing could score their responses
-        has_prompts = prompts is not None or bool(config.data.prompts)
+        has_prompts = objects.get("prompts") is not None or bool(config.data.prompts)
         in_memory = {
-            "data.prompts": prompts if has_prompts else _own_prompts,
-            "data.eval_prompts": eval_prompts,
+            "data.prompts": objects.get("prompts") if has_prompts else _own_prompts,
+            "data.eval_prompts": objects.get("eval_prompts"),
             "reward": reward,
         }
         run = self._run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
-        roles = self._roles = load_roles(
-            config,
-            run,
-            prompts=prompts,
-            eval_prompts=eval_prompts,
-            reward=cast("Rewards | None", reward),
-            environment=environment,
-            has_prompts=has_prompts,
-            **own_functions,
-        )
+        roles = self._roles = load_roles(config, run, has_prompts=has_prompts, **{**objects, "reward": reward})
         self._own_reward = roles.reward if has_no_reward else load_reward([own], ranks=run.ranks)
         self._has_reward = not has_no_reward
         self._stop = Stopping(run.ranks)
@@ -247,7 +286,8 @@ class PpoTrainer:
         self._updates.restore()
         self._room = longest_prompt(config, roles.actor_critic, roles.reward.weighted_models)
         self._clock: Stopwatch | None = None
-        self._num_sampled = self._num_generated = 0
+        self._num_sampled = 0
+        self._num_generated = 1
         self._steps = self._loop.steps(config.ppo.num_updates)
         self._next = next(self._steps, None)
 
@@ -291,6 +331,11 @@ class PpoTrainer:
         """The policy's tokenizer."""
         return self._roles.tokenizer
 
+    @property
+    def _is_own(self) -> bool:
+        """False in a forked child, which must leave the run to its parent."""
+        return self._process == os.getpid()
+
     def updates(self) -> Iterator[int]:
         """The numbers of the updates that are still to be made, from 1; a resumed run starts where it was.
 
@@ -299,6 +344,7 @@ class PpoTrainer:
         while self._next is not None:
             yield self._next
 
+    @_listening
     def sample(self, prompts: Iterable[Any] | None = None, *, max_new_tokens: int | None = None) -> Batch:
         """Sample `rollout.num_responses` responses to each prompt.
 
@@ -311,9 +357,38 @@ class PpoTrainer:
             DataError: A prompt cannot be used, such as one that is too long, or ids with an environment.
             ConfigError: No prompts are given, the limit is invalid, or the run has ended.
         """
-        given = None if prompts is None else self._shared(lambda: _listed("prompts", prompts, "sample([…])"))
-        return self._call(lambda: self._sample(given, max_new_tokens))
+        stream = self._stream
+        if prompts is None and stream is None:
+            raise ConfigError("sample() needs prompts: pass them, or give the trainer prompts=")
+        number = self._begin()
+        longest = self._trainer.settings.rollout.max_new_tokens
+        if max_new_tokens is not None and not (is_whole(max_new_tokens) and 1 <= max_new_tokens <= longest):
+            raise ConfigError(f"max_new_tokens is {max_new_tokens!r}; rollout.max_new_tokens allows 1 to {longest}")
+        assert self._clock is not None
+        before = None if stream is None else stream.state_dict()
+        try:
+            if prompts is None:
+                assert stream is not None
+                rows = stream.next(self._trainer.settings.rollout.num_prompts)
+                prompt_ids = None
+            else:
+                rows, prompt_ids = self._encoded(prompts)
+            # A second batch of the same update gets other random numbers.
+            again = ("again", self._num_sampled) if self._num_sampled else ()
+            self._published = self._trainer.publish(number - 1)
+            with self._clock.phase("rollout"):
+                rollout = self._trainer.sample(
+                    rows, "rollout", number, *again, prompt_ids=prompt_ids, max_new_tokens=max_new_tokens
+                )
+            batch = self._described(rollout, rows, is_exact=self._trainer.run_settings.exact)
+        except (KeyboardInterrupt, Terminated):  # the next call draws what this one would have
+            if stream is not None and before is not None:
+                stream.load_state_dict(before)
+            raise
+        self._num_sampled += 1
+        return batch
 
+    @_listening
     def batch(
         self,
         prompts: Iterable[Any],
@@ -344,12 +419,21 @@ class PpoTrainer:
             DataError: A prompt or response cannot be used; the line says which and why.
         """
         options = {"logprobs": logprobs, "stopped": stopped, "groups": groups, "policy_version": policy_version}
-        call = "batch([…], […])"
-        rows, texts, options = self._shared(
-            lambda: (_listed("prompts", prompts, call), _listed("responses", responses, call), options)
+        options = self._run.ranks.first(lambda: options)
+        self._begin()
+        rollout, rows = given_rollout(
+            self._trainer,
+            list(prompts),
+            list(responses),
+            read=self._read,
+            room=self._room,
+            done=self.done,
+            say=self._say,
+            **options,
         )
-        return self._call(lambda: self._batch_of(rows, texts, **options))
+        return self._described(rollout, rows, is_exact=False)
 
+    @_listening
     def update(self, batch: Batch, scores: Iterable[Any] | None = None) -> Mapping[str, float]:
         """Improve policy and critic on a batch; returns the update's row of `metrics.jsonl`.
 
@@ -363,23 +447,31 @@ class PpoTrainer:
             ConfigError: The batch has been trained on, or the run has ended.
             NumericsError: The guard stops the run.
         """
-        given = None if scores is None else self._shared(lambda: _listed("scores", scores, "update(batch, […])"))
-        self._check_update(batch, given)
-        return self._call(lambda: self._update(batch, given))
+        self._check_update(batch, scores)
+        number = self._begin()
+        assert self._clock is not None
+        metrics = self._updates.make(number, partial(self._scored, batch, scores is not None), self._clock)
+        batch._trained.append(number)
+        self._clock = None
+        self._num_sampled = 0
+        try:
+            self._next = next(self._steps, None)
+        except (KeyboardInterrupt, Terminated):  # the update is made, and the caller may go on after it
+            self._stop.forget()
+            self._steps = self._loop.steps(self.num_updates)
+            self._next = next(self._steps, None)
+            raise
+        return {"update": number, **metrics}
 
+    @_listening
     def evaluate(self, batch: Batch, scores: Iterable[Any] | None = None) -> Mapping[str, float]:
         """Score, KL, length and more of a batch, without training on it; arguments and errors as in `update`."""
-        given = None if scores is None else self._shared(lambda: _listed("scores", scores, "evaluate(batch, […])"))
-        self._check_scores(batch, given, "evaluate")
+        self._check_scores(batch, scores, "evaluate")
+        trainer = self._trainer.measuring(exact=batch._is_of(self.done))
+        scorer = trainer if scores is None else trainer.scored_by(self._own_reward)
+        return describe_experience(trainer.evaluate(scorer.score(batch.rollout, batch._rows)))
 
-        def evaluated() -> Mapping[str, float]:
-            self._scores[:] = given or []
-            trainer = self._trainer.measuring(exact=batch._is_of(self.done))
-            scorer = trainer if given is None else trainer.scored_by(self._own_reward)
-            return describe_experience(trainer.evaluate(scorer.score(batch.rollout, batch._rows)))
-
-        return self._call(evaluated)
-
+    @_listening
     def generate(self, prompts: Iterable[Any], *, greedy: bool = False) -> list[str]:
         """One response to each prompt, as text. Training is not affected by it.
 
@@ -387,38 +479,29 @@ class PpoTrainer:
             prompts: Texts, rows, conversations or token ids.
             greedy: Take the most likely tokens, instead of drawing them.
         """
-        given = self._shared(lambda: _listed("prompts", prompts, "generate([…])"))
+        rows, prompt_ids = self._encoded(prompts)
+        self._trainer.publish(self.done)
+        names = ("generate", self.done, self._num_generated)
+        rollout = self._trainer.sample(rows, *names, groups=range(len(rows)), greedy=greedy, prompt_ids=prompt_ids)
+        self._num_generated += 1
+        return describe_responses(rollout, rows, self._roles.tokenizer).completions
 
-        def generated() -> list[str]:
-            self._num_generated += 1
-            rows, prompt_ids = self._encoded(given)
-            self._trainer.publish(self.done)
-            names = ("generate", self.done, self._num_generated)
-            rollout = self._trainer.sample(rows, *names, groups=range(len(rows)), greedy=greedy, prompt_ids=prompt_ids)
-            return describe_responses(rollout, rows, self._roles.tokenizer).completions
-
-        return self._call(generated)
-
+    @_listening
     def save(self) -> Path:
         """Save a checkpoint, the policy in `model/`, and the report; returns the model's folder."""
-
-        def saved() -> Path:
-            self._loop.save()
-            save_result(self._config, self._run, self._roles, interrupted=False)
-            self._run.ranks.wait()  # so that the model is there on every rank
-            return self.folder / "model"
-
         if not self.done:
             raise ConfigError("no update has been made, so there is nothing to save")
-        return self._call(saved)
+        self._stop.at_once = False
+        self._loop.save()
+        save_result(self._config, self._run, self._roles, interrupted=False)
+        self._run.ranks.wait()  # so that the model is there on every rank
+        return self.folder / "model"
 
     def close(self) -> None:
         """Save, write the report, print what the doctor finds, and end the processes of the trainer."""
         self._close(None)
 
     def __del__(self) -> None:
-        if not self._is_open or self._process != os.getpid():  # the run is not a forked child's
-            return
         try:
             self.close()
         except KedgeError as error:  # which no caller gets
@@ -435,44 +518,6 @@ class PpoTrainer:
     def __repr__(self) -> str:
         state = f"closed{self._closed_by}" if not self._is_open else self.ended or "open"
         return f"<PpoTrainer in {self.folder}: update {self.done} of {self.num_updates}, {state}>"
-
-    def _sample(self, given: list[Any] | None, max_new_tokens: int | None) -> Batch:
-        if given is None and self._stream is None:
-            raise ConfigError("sample() needs prompts: pass them, or give the trainer prompts=")
-        number = self._begin()
-        longest = self._trainer.settings.rollout.max_new_tokens
-        if max_new_tokens is not None and not (is_whole(max_new_tokens) and 1 <= max_new_tokens <= longest):
-            raise ConfigError(f"max_new_tokens is {max_new_tokens!r}; rollout.max_new_tokens allows 1 to {longest}")
-        assert self._clock is not None
-        if given is None:
-            assert self._stream is not None
-            rows = self._stream.next(self._trainer.settings.rollout.num_prompts)
-            prompt_ids = None
-        else:
-            rows, prompt_ids = self._encoded(given)
-        # A second batch of the same update gets other random numbers.
-        again = ("again", self._num_sampled) if self._num_sampled else ()
-        self._num_sampled += 1
-        self._published = self._trainer.publish(number - 1)
-        with self._clock.phase("rollout"):
-            rollout = self._trainer.sample(
-                rows, "rollout", number, *again, prompt_ids=prompt_ids, max_new_tokens=max_new_tokens
-            )
-        return self._described(rollout, rows, is_exact=self._trainer.run_settings.exact)
-
-    def _batch_of(self, prompts: list[Any], responses: list[Any], **options: Any) -> Batch:
-        self._begin()
-        rollout, rows = given_rollout(
-            self._trainer,
-            prompts,
-            responses,
-            read=self._read,
-            room=self._room,
-            done=self.done,
-            say=self._say,
-            **options,
-        )
-        return self._described(rollout, rows, is_exact=False)
 
     def _described(self, rollout: Rollout, rows: Sequence[Prompt], *, is_exact: bool) -> Batch:
         texts = describe_responses(rollout, [rows[group] for group in rollout.group.tolist()], self._roles.tokenizer)
@@ -498,29 +543,13 @@ class PpoTrainer:
             is_exact,
         )
 
-    def _update(self, batch: Batch, scores: list[Any] | None) -> Mapping[str, float]:
-        number = self._begin()
-        assert self._clock is not None
-        self._scores[:] = scores or []
-        metrics = self._updates.make(number, partial(self._scored, batch, scores is not None), self._clock)
-        batch._trained.append(number)
-        self._clock = None
-        self._num_sampled = 0
-        try:
-            self._next = next(self._steps, None)
-        except (KeyboardInterrupt, Terminated):  # the update is made, and the caller may go on after it
-            self._stop.forget()
-            self._steps = self._loop.steps(self.num_updates)
-            self._next = next(self._steps, None)
-            raise
-        return {"update": number, **metrics}
-
     def _scored(self, given: Batch, has_scores: bool, update: int, clock: Stopwatch) -> SampledBatch:
         """The batch that the caller gives to `update`, with its scores."""
         if not given._is_of(update - 1):
             self._trainer.settings = self._trainer.settings.inexact()
         scorer = self._trainer.scored_by(self._own_reward) if has_scores else self._trainer
         batch = self._sampling.sampled(scorer, clock, lambda _: list(given._rows), given.rollout)
+        self._stop.at_once = False  # from here on, estimators and models learn of the batch
         return replace(batch, costs=self._published)
 
     def _begin(self) -> int:
@@ -530,11 +559,12 @@ class PpoTrainer:
             why = self.ended or f"it has made its {self.num_updates} updates (ppo.num_updates)"
             raise ConfigError(f"the run in {self.folder} has ended: {why}{more}")
         if self._clock is None:
-            self._clock = Stopwatch(self._run.device)
             self._trainer.begin(self._next)
+            self._clock = Stopwatch(self._run.device)
         return self._next
 
-    def _encoded(self, prompts: list[Any]) -> tuple[list[Prompt], list[list[int]]]:
+    def _encoded(self, given: Iterable[Any]) -> tuple[list[Prompt], list[list[int]]]:
+        prompts = list(given)
         if (player := self._roles.player) is not None:
             for place, prompt in enumerate(prompts):
                 if is_ids(prompt):
@@ -548,7 +578,7 @@ class PpoTrainer:
         rows = [{"messages": each} if is_conversation(each) else each for each in prompts]
         return given_prompts(rows, self._config, self._roles.tokenizer, room=self._room)
 
-    def _check_update(self, batch: Batch, scores: list[Any] | None) -> None:
+    def _check_update(self, batch: Batch, scores: Iterable[Any] | None) -> None:
         self._check_scores(batch, scores, "update")
         if batch._trained:
             raise ConfigError(f"update {batch._trained[0]} has trained on this batch; sample another one")
@@ -558,52 +588,32 @@ class PpoTrainer:
                 "reward= has to give: call update(batch) without scores"
             )
         if scores is not None and self._config.ppo.on_nonfinite == "stop":  # the guard would note a stop of the run
-            checked_scores(scores, name="scores", lengths=[len(ids) for ids in batch.response_ids])
+            checked_scores(self._scores, name="scores", lengths=[len(ids) for ids in batch.response_ids])
 
-    def _check_scores(self, batch: Batch, scores: list[Any] | None, call: str) -> None:
+    def _check_scores(self, batch: Batch, scores: Iterable[Any] | None, call: str) -> None:
+        """Check that a batch can be used with these scores, and keep them for its reward."""
         if not isinstance(batch, Batch):
             raise ConfigError(f"{call} takes a batch from sample() or batch(), not a {type(batch).__name__}")
         if batch._owner is not self:
             raise ConfigError("this batch belongs to another trainer; sample it with this one, or use batch()")
         if scores is None and not self._has_reward:
             raise RewardError("scores are missing: pass one per response, or give the trainer reward=")
-        if scores is not None and len(scores) != len(batch):
-            raise RewardError(f"{len(scores)} scores for {len(batch)} responses; expected one per response")
+        self._scores[:] = scores or ()
+        if scores is not None:
+            check_count(self._scores, len(batch))
 
-    def _shared(self, value: Callable[[], T]) -> T:
-        """The first rank's value, on every rank."""
-        return self._run.ranks.first(value)
-
-    def _inside(self, do: Callable[..., T], *args: Any) -> T:
+    def _inside(self, do: Callable[P, T], *args: P.args, **arguments: P.kwargs) -> T:
         """Call a function in the trainer's context, with torch's modes as in `kedge.ppo`."""
-        return self._context.run(default_modes()(do), *args)
+        return self._context.run(default_modes()(do), *args, **arguments)
 
-    def _call(self, do: Callable[[], T]) -> T:
-        """Do something with the models; signals are requests meanwhile, as in `kedge.ppo`.
-
-        An error that comes after an update has changed weights closes the trainer: the update is discarded.
-        """
+    def _check_usable(self) -> None:
         if not self._is_open:
             raise ConfigError(f"the trainer of {self.folder} is closed{self._closed_by}; open another with resume=True")
-
-        def listened() -> T:
-            with listening(self._stop):
-                try:
-                    return do()
-                except (KeyboardInterrupt, Terminated):
-                    self._stop.forget()
-                    raise
-
-        try:
-            return self._inside(listened)
-        except BaseException as error:
-            if self._loop.is_changing:
-                self._closed_by = f" after an error in update {self.done + 1}"
-                self._close(error)
-            raise
+        if not self._is_own:
+            raise ConfigError(f"process {self._process} trains in {self.folder}, and a fork of it cannot")
 
     def _close(self, error: BaseException | None) -> None:
-        if not self._is_open:
+        if not self._is_open or not self._is_own:
             return
         self._is_open = False
         atexit.unregister(self._close_at_exit)
@@ -640,21 +650,27 @@ class _NothingDone(KedgeError):
     """Leaves a run in which no update was made."""
 
 
-def _close(trainer: weakref.ref[PpoTrainer], stack: ExitStack) -> None:
-    if (found := trainer()) is not None:
+def _close(trainer: weakref.ref[PpoTrainer], stack: ExitStack, process: int) -> None:
+    found = trainer()
+    if found is not None:
         found.__del__()
+    if process != os.getpid():  # a fork must not run the ends of its parent's run, not even when these are collected
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(stack))
+        if found is not None:
+            found._is_open = False
 
 
-def _listed(name: str, given: Iterable[Any], call: str) -> list[Any]:
+def _listed(name: str, given: Any, call: str) -> list[Any]:
     """A list that a caller passes; a text or row in its place would be taken apart into characters or keys.
 
     Raises:
-        DataError: It is one text or row, or no list; `RewardError` for scores.
+        DataError: It is one text, row or number, has no order, or is no list; `RewardError` for scores.
     """
-    if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
+    is_one = isinstance(given, (str, bytes, Mapping, Set)) or not getattr(given, "ndim", 1)
+    if is_one or not isinstance(given, Iterable):
         kind = RewardError if name == "scores" else DataError
         raise kind(f"{name} are a {type(given).__name__}; pass a list: {call}")
-    return list(given)
+    return list(cast("Iterable[Any]", given))
 
 
 def _own_prompts() -> None:
