@@ -1,6 +1,6 @@
 """What a GGUF file states about its model: what transformers does not follow makes another model, and is refused.
 
-Sources: docs/gguf.md of ggml, and llama.cpp for what an entry does and for the defaults.
+Sources: the specification of GGUF by ggml, and llama.cpp for what an entry does and for the defaults.
 """
 
 from __future__ import annotations
