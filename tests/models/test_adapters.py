@@ -779,7 +779,9 @@ def test_a_merge_with_a_row_for_the_pad_token_is_pefts_to_the_bit(
     adapt(base, tmp_path / "adapter", fan_in_fan_out=family == "gpt2")
     plain = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     expected: Any = peft.PeftModel.from_pretrained(plain, str(tmp_path / "adapter")).merge_and_unload().eval()
-    found: Any = AutoModelForCausalLM.from_pretrained(kedge.merge(tmp_path / "adapter", tmp_path / "whole"), dtype="auto")
+    found: Any = AutoModelForCausalLM.from_pretrained(
+        kedge.merge(tmp_path / "adapter", tmp_path / "whole"), dtype="auto"
+    )
     row = torch.tensor([ROWS[0]])
     assert found.dtype == dtype
     assert found.config.vocab_size == len(tokenizer) + 1

@@ -342,7 +342,10 @@ def test_verdicts_are_those_of_the_best(tmp_path):
         (["--best-of", "many"], "generate.best_of must be a whole number ≥ 2, or null; it is many"),
         (["generate.best_of=4", "generate.num_responses=4"], "leave out generate.num_responses=4"),
         (["generate.best_of=4", "generate.temperature=-1"], "generate.temperature must be"),
-        (["generate.best_of=4", "generate.temperature=0"], "at temperature 0 nearly all responses to a prompt are equal"),
+        (
+            ["generate.best_of=4", "generate.temperature=0"],
+            "at temperature 0 nearly all responses to a prompt are equal",
+        ),
         (
             ["generate.best_of=4", "generate.temperature=0.01"],
             "at temperature 0.01 nearly all responses to a prompt are equal",

@@ -22,7 +22,7 @@ def chat(
         ),
     ],
     reward: Reward = None,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0, the most likely tokens, by default.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 by default.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Maximum length of an answer in tokens; 64 by default.")
     ] = None,

@@ -39,7 +39,7 @@ class Sampler:
         pad_id: Fills the unused slots.
         stop_tokens: The tokens that end a response; the response includes them.
         max_new_tokens: The longest response, in tokens.
-        temperature: τ; 0 takes the most likely token at each step, the first of equal ones, whatever the seeds. Its log
+        temperature: τ; 0 takes the most likely token at each step, the first of equal ones, with any seeds. Its log
             probabilities are those at τ = 1.
         precision: Number format of the matrix products.
         batch_size: Rows sampled at a time; None samples all at once.

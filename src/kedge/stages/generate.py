@@ -43,7 +43,7 @@ MOST_SHOWN = 4
 """Responses that are few enough to be printed."""
 
 ALIKE = 0.01
-"""Temperature at which most prompts get equal responses, whatever the seeds."""
+"""Temperature at which most prompts get equal responses with any seed."""
 
 
 @shows_its_run

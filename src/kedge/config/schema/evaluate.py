@@ -39,7 +39,7 @@ class GenerateConfig(Section):
     temperature: float | None = field(
         None,
         ge=0,
-        meaning="Divides the logits; 0 takes the most likely token at each step, whatever the seed. null is 0 for one "
+        meaning="Divides the logits; 0 takes the most likely token at each step, with any seed. null is 0 for one "
         "response per prompt, and rollout.temperature for several, which are to differ.",
         source="kedge: an answer that no seed changes; N+ evaluates at 0.01",
         too_high="responses become incoherent",

@@ -15,6 +15,7 @@ import sys
 from contextlib import redirect_stderr
 from functools import lru_cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,11 @@ from kedge.system.hub import GGUF_CACHE
 from kedge.system.texts import PACKAGE, pointer_fault
 
 SUFFIX = ".gguf"
-MAGIC = b"GGUF"
 READERS = ("gguf", "accelerate")
 """Packages that transformers needs for it."""
 
 LONGEST_LIST = 4_096
-"""Entries of a list that is no vocabulary."""
+"""Longer lists are vocabularies."""
 
 READING = "2"
 """Counts the ways in which files were read: what another release of kedge made of a file is not used."""
@@ -68,18 +68,13 @@ def find_gguf(source: str) -> Path | None:
     """
     if source.startswith(PACKAGE):
         return _packaged(source)
-    file = Path(os.path.expanduser(source))
-    if source.lower().endswith(SUFFIX):
-        if not file.is_file():
-            raise ModelError(f"model {source!r}: no such file")
-        return file
-    # A link to one may have any name.
-    return file if os.path.isfile(file) and os.access(file, os.R_OK) and _starts(file) == MAGIC else None
-
-
-def _starts(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(len(MAGIC))
+    path = os.path.expanduser(source)
+    target = os.path.realpath(path) if os.path.islink(path) else ""
+    if not any(name.lower().endswith(SUFFIX) for name in (source, target)):
+        return None
+    if not os.path.isfile(path):
+        raise ModelError(f"model {source!r}: no such file")
+    return Path(path)
 
 
 def _packaged(source: str) -> Path:
@@ -139,11 +134,11 @@ def gguf_folder(file: Path, source: str) -> str:
                 with replaced_folder(folder) as part, quiet_transformers():
                     model.save_pretrained(part)
                     tokenizer.save_pretrained(part)
-                    kept = AutoTokenizer.from_pretrained(part)
-                    if len({pickle.dumps(each.backend_tokenizer.pre_tokenizer) for each in (kept, tokenizer)}) > 1:
+                    both: list[Any] = [tokenizer, AutoTokenizer.from_pretrained(part)]
+                    if len({pickle.dumps(each.backend_tokenizer.pre_tokenizer) for each in both}) > 1:
                         raise ModelError(
-                            f"model {source!r}: transformers splits the texts of {model.config.model_type} models by a "
-                            "rule of its own, which tokenizer.ggml.pre is not; use the original model"
+                            f"model {source!r}: transformers splits the texts of all {model.config.model_type} models "
+                            "alike, and by another rule than tokenizer.ggml.pre; use the original model"
                         )
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -161,16 +156,9 @@ def _sha256(path: str, size: int, changed_ns: int) -> str:
     return digest.hexdigest()
 
 
-def _is_installed(name: str) -> bool:
-    try:
-        return bool(metadata.version(name))
-    except metadata.PackageNotFoundError:
-        return False
-
-
 def _read(file: Path, source: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and the tokenizer in a GGUF file."""
-    if missing := [name for name in READERS if not _is_installed(name)]:
+    if missing := [name for name in READERS if find_spec(name) is None]:
         raise ModelError(f"model {source!r}: a GGUF file needs {' and '.join(missing)}; {install_line('gguf')}")
     try:
         # One of its progress bars cannot be turned off.
@@ -183,7 +171,9 @@ def _read(file: Path, source: str) -> tuple[PreTrainedModel, PreTrainedTokenizer
         is_known = isinstance(error, ModelError) or "not supported" in reason
         # gguf does not unpack F64 and whole numbers.
         advice = "; use the original model" if isinstance(error, NotImplementedError) else f"; {DAMAGED}"
-        raise ModelError(f"model {source!r}: the GGUF file cannot be read: {reason}{'' if is_known else advice}") from error
+        raise ModelError(
+            f"model {source!r}: the GGUF file cannot be read: {reason}{'' if is_known else advice}"
+        ) from error
     # transformers does not save a model that it calls quantized, though its weights no longer are.
     if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
         quantizer.remove_quantization_config(model)
@@ -197,7 +187,7 @@ def _read_quietly(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
     # Not the vocabulary.
     stated = {name: field.contents() for name, field in reader.fields.items() if len(field.data) <= LONGEST_LIST}
     check_kind(stated)
-    place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    place: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     config = AutoConfig.from_pretrained(**place)
     if config.get_text_config().num_hidden_layers > MAX_LAYERS:
         raise ModelError(f"it declares over {MAX_LAYERS:,} layers")

@@ -1,6 +1,6 @@
 """What a GGUF file states about its model: what transformers does not follow makes another model, and is refused.
 
-Sources: docs/gguf.md of ggml, and llama.cpp for what an entry does and for the defaults.
+Sources: the specification of GGUF by ggml, and llama.cpp for what an entry does and for the defaults.
 """
 
 from __future__ import annotations
@@ -26,11 +26,17 @@ HARMLESS = re.compile(
 FOLLOWED = """
 attention.causal=1
 attention.clamp_kqv=0
-attention.head_count={heads:g}
-attention.head_count_kv={num_key_value_heads:g} attention.head_count_kv={heads:g}
+attention.head_count={num_attention_heads:g} attention.head_count={n_head:g}
+attention.head_count_kv={num_key_value_heads:g} attention.head_count_kv={n_head:g}
 attention.key_length={width:g}
-attention.layer_norm_epsilon={epsilon:g}
-attention.layer_norm_rms_epsilon={epsilon:g}
+attention.layer_norm_epsilon={rms_norm_eps:g}
+attention.layer_norm_epsilon={layer_norm_eps:g}
+attention.layer_norm_epsilon={norm_eps:g}
+attention.layer_norm_epsilon={layer_norm_epsilon:g} attention.layer_norm_epsilon={norm_epsilon:g}
+attention.layer_norm_rms_epsilon={rms_norm_eps:g}
+attention.layer_norm_rms_epsilon={layer_norm_eps:g}
+attention.layer_norm_rms_epsilon={norm_eps:g}
+attention.layer_norm_rms_epsilon={layer_norm_epsilon:g} attention.layer_norm_rms_epsilon={norm_epsilon:g}
 attention.sliding_window={sliding_window:g}
 attention.value_length={width:g}
 attn_logit_softcapping={attn_logit_softcapping:g}
@@ -51,10 +57,10 @@ rope.scaling.attn_factor=0 rope.scaling.attn_factor=1
 rope.scaling.factor=0 rope.scaling.factor=1
 rope.scaling.type=none rope.scaling.type=linear
 ssm.dt_b_c_rms=0
-use_parallel_residual={parallel:g}
+use_parallel_residual={use_parallel_residual:g} use_parallel_residual={parallel_attn:g}
 vocab_size={tokens:g}
 """
-"""Entries of an architecture with values that the model follows: attributes of its configuration, 0 if it has none."""
+"""Entries of an architecture with values that the model follows: attributes of its configuration, or 0."""
 
 
 def check_kind(stated: Mapping[str, Any]) -> None:
@@ -63,13 +69,10 @@ def check_kind(stated: Mapping[str, Any]) -> None:
     Raises:
         ModelError: It is an adapter, another kind of file, or one part of several.
     """
-    kind = stated.get("general.type", "model")
-    if kind != "model":
-        remedy = "kedge reads adapters of PEFT, in a folder" if kind == "adapter" else "expected a language model"
-        raise ModelError(f"its general.type is {kind}; {remedy}")
+    if (kind := stated.get("general.type", "model")) != "model":
+        raise ModelError(f"its general.type is {kind}; expected a model (kedge reads adapters in PEFT's format alone)")
     if (parts := stated.get("split.count", 1)) > 1:
-        number = stated.get("split.no", 0) + 1
-        raise ModelError(f"it is part {number} of {parts}; join them first: llama-gguf-split --merge FIRST.gguf ALL.gguf")
+        raise ModelError(f"it is one of {parts} parts; join them first: llama-gguf-split --merge FIRST.gguf ALL.gguf")
 
 
 def complete_config(stated: Mapping[str, Any], config: Any) -> None:
@@ -108,15 +111,13 @@ def check_metadata(stated: Mapping[str, Any], config: Any, *, num_tokens: int) -
 
 def _facts(config: Any, num_tokens: int) -> defaultdict[str, float]:
     """The numbers of a configuration by name."""
-    own = {**vars(config), "heads": getattr(config, "num_attention_heads", 0), "tokens": num_tokens}
+    own = {**vars(config), "tokens": num_tokens}
     rope = own.get("rope_parameters") or {}
     full = rope.get("full_attention", rope)
-    own["width"] = own.get("head_dim") or config.hidden_size // (own["heads"] or 1)
+    own["width"] = own.get("head_dim") or config.hidden_size // getattr(config, "num_attention_heads", 1)
     own["rotated"] = int(own["width"] * full.get("partial_rotary_factor", 1))
     own["theta"] = full.get("rope_theta")
     own["local_theta"] = rope.get("sliding_attention", rope).get("rope_theta")
-    own["epsilon"] = next((value for name, value in own.items() if re.search(r"norm.*_eps", name)), 0)
-    own["parallel"] = own.get("use_parallel_residual", own.get("parallel_attn"))
     return defaultdict(int, {name: value for name, value in own.items() if isinstance(value, (int, float))})
 
 

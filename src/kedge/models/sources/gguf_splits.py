@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.errors import ModelError
 
-WHOLE = "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken".split()
+PREFIX = "tokenizer.ggml.add_space_prefix"
+WHOLE = "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken"
 """Rules of tokenizers that keep a piece which is a token, whether or not merges make it, and that begin with BOS."""
 
 
@@ -27,20 +28,24 @@ def follow_splits(tokenizer: PreTrainedTokenizerBase, stated: Mapping[str, Any])
         ModelError: The file names no rule, or one that is not known.
     """
     backend: Any = tokenizer.backend_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
-    kind, pre = (stated.get(f"tokenizer.ggml.{entry}") for entry in ("model", "pre"))
+    kind: Any = stated.get("tokenizer.ggml.model")
+    pre: Any = stated.get("tokenizer.ggml.pre")
     if kind == "gpt2":
         if (rules := _rules().get(pre)) is None:
             fault = "missing" if pre is None else f"{pre!s:.40}, which kedge does not know"
-            raise ModelError(f"tokenizer.ggml.pre, the rule by which texts are split, is {fault}; use the original model")
+            raise ModelError(
+                f"tokenizer.ggml.pre, the rule by which texts are split, is {fault}; use the original model"
+            )
         steps: list[Any] = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in rules]
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
         if pre.startswith("qwen"):
             backend.normalizer = normalizers.NFC()
-        if pre in WHOLE:
+        if pre in WHOLE.split():
             backend.model.ignore_merges = True
             tokenizer.add_bos_token = stated.get("tokenizer.ggml.add_bos_token", True)
-    elif kind == "llama" and stated.get("tokenizer.ggml.add_space_prefix") is False and "Split" not in str(backend.pre_tokenizer):
+    # Gemma's has no prefix in any case.
+    elif kind == "llama" and "Split" not in str(backend.pre_tokenizer) and not stated.get(PREFIX, True):
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
         backend.normalizer = None
         backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])

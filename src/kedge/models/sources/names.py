@@ -49,7 +49,9 @@ def check_source(source: str | Path) -> str:
     folder = os.path.expanduser(source)
     looks_like_path = path.is_absolute() or str(source).startswith((".", "~")) or len(path.parts) > 2
     if os.path.isfile(folder):
-        raise ModelError(f"model {str(source)!r} is a file; expected its folder, which has config.json, or a GGUF file")
+        raise ModelError(
+            f"model {str(source)!r} is a file; expected its folder, which has config.json, or a name in .gguf"
+        )
     if looks_like_path and not os.path.isdir(folder):
         raise ModelError(
             f"model {str(source)!r}: no such folder; expected a folder with config.json or a hub id (org/name)"

@@ -232,9 +232,9 @@ def _check_teacher(source: str, tokenizer: PreTrainedTokenizerBase, *, trust_rem
     own = tokenizer.get_vocab().items()
     if lacking := [token for token, index in own if known.get(token) != index and token != tokenizer.pad_token]:
         raise ModelError(
-            f"ppo.reference={source} has another vocabulary than the policy: its {len(known)} tokens lack {len(lacking)} "
-            f"of {len(own)}, such as {min(lacking)!r}, or have them under other ids, so it cannot rate the policy's "
-            "responses; use a teacher whose tokenizer has all of them"
+            f"ppo.reference={source} has another vocabulary than the policy: its {len(known)} tokens lack "
+            f"{len(lacking)} of {len(own)}, such as {min(lacking)!r}, or have them under other ids, so it cannot "
+            "rate the policy's responses; use a teacher whose tokenizer has all of them"
         )
 
 
