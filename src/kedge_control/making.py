@@ -183,9 +183,7 @@ def _made(
 
 def _unavailable(error: gymnasium_errors.Error | ModuleNotFoundError) -> str:
     """The reason for which Gymnasium could not make an environment, and what would help."""
-    if isinstance(error, ModuleNotFoundError):
-        if error.name is None:  # Gymnasium's own, of `module:Id`
-            return error_text(error)
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:  # it is None in Gymnasium's, of `module:Id`
         return f"it needs the package {error.name!r}; {install_line('control')} has those of MuJoCo"
     return error_text(error)
 
