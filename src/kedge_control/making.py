@@ -64,19 +64,17 @@ def make_environments(
     *,
     seed: int = 0,
     vectorization: Vectorization = "sync",
-    settings: Mapping[str, Any] | None = None,
     beside: Environments | None = None,
 ) -> Environments:
     """Make N environments of one kind, each in the first state of an episode.
 
     Args:
-        source: The environment to make.
+        source: The environment to make; a spec also has keyword arguments for it.
         num_envs: N. A function that makes a vector environment is given it if it has such a parameter.
         seed: Of the run: every episode starts from its own seed, derived from this one, the environment's number
             and the episode's.
         vectorization: In this process, or each in a separate process; without effect on a function that makes a
             vector environment.
-        settings: Keyword arguments for the source.
         beside: Environments in use, whose episodes must not be disturbed.
 
     Raises:
@@ -84,7 +82,7 @@ def make_environments(
             or actions are not supported, or a function returns the same one again.
     """
     in_use = [] if beside is None else beside.unwrapped
-    spec = source if isinstance(source, EnvironmentSpec) else EnvironmentSpec(source, settings or {})
+    spec = source if isinstance(source, EnvironmentSpec) else EnvironmentSpec(source)
     first = _made(spec, num_envs=num_envs)
     if isinstance(first, VectorEnv):
         if first.num_envs != num_envs:
@@ -183,9 +181,7 @@ def _made(
 
 def _unavailable(error: gymnasium_errors.Error | ModuleNotFoundError) -> str:
     """The reason for which Gymnasium could not make an environment, and what would help."""
-    if isinstance(error, ModuleNotFoundError):
-        if error.name is None:  # Gymnasium's own, of `module:Id`
-            return error_text(error)
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:  # it is None in Gymnasium's, of `module:Id`
         return f"it needs the package {error.name!r}; {install_line('control')} has those of MuJoCo"
     return error_text(error)
 

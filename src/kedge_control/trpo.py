@@ -23,7 +23,6 @@ from kedge.training.objective import Objective
 from kedge.training.optimizer import parameters_of
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.update import (
-    EpochPass,
     MetricTotals,
     UpdateResult,
     critic_pass,
@@ -92,7 +91,7 @@ def trpo_update(
 
     Returns:
         A single step with the metrics of the policy's, measured before it but for `policy/approx_kl`, the analytic KL
-        after it, and with the means of the critic's.
+        after it, and with the means of the critic's. Its `passes` stay empty.
 
     Raises:
         NumericsError: From `check_step`; by default if a loss or gradient is not finite. The step was not taken.
@@ -131,9 +130,7 @@ def _policy_step(
 ) -> None:
     """Take the policy's step, if one is accepted, and record it."""
     parameters = [each for each in parameters_of(optimizer, critic=False) if each.requires_grad]
-    epoch = EpochPass.empty(experience)
-    result.passes.append(epoch)
-    gradient, totals = _gradient(learner, experience, objective, parameters, epoch)
+    gradient, totals = _gradient(learner, experience, objective, parameters)
     before = {**totals.values(), "policy/grad_norm": float(gradient.norm())}
     result.num_gradients = 1
     result.reductions = totals.reductions
@@ -185,18 +182,16 @@ def _assign(parameters: Sequence[nn.Parameter], weights: Float[Tensor, " paramet
 
 
 def _gradient(
-    learner: Learner[B], experience: B, objective: Objective, parameters: Sequence[nn.Parameter], epoch: EpochPass
+    learner: Learner[B], experience: B, objective: Objective, parameters: Sequence[nn.Parameter]
 ) -> tuple[Float[Tensor, " parameters"], MetricTotals]:
     """The gradient of the policy's terms over all rows, and their metrics."""
     divisors = objective.divisors(experience)
     totals = MetricTotals()
     gradients: list[Tensor] = []
-    for rows, part in learner.micro_batches(experience):
-        outputs = learner.evaluate(part)
-        terms = objective(replace(outputs, values=None), part, divisors)
+    for _, part in learner.micro_batches(experience):
+        terms = objective(replace(learner.evaluate(part), values=None), part, divisors)
         gradients.append(flat_gradient(terms.loss, parameters))
         totals.add(terms.metrics)
-        epoch.record(rows, outputs)
     return torch.stack(gradients).sum(0), totals
 
 

@@ -186,7 +186,7 @@ def test_environments_that_reset_themselves_begin_anew() -> None:
 
 def test_a_function_in_a_file_makes_environments(tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text("import gymnasium\ndef make(**kw): return gymnasium.make('CartPole-v1', **kw)\n")
-    environments = make_environments(f"{tmp_path}/world.py:make", 2, settings={"max_episode_steps": 4})
+    environments = make_environments(EnvironmentSpec(f"{tmp_path}/world.py:make", {"max_episode_steps": 4}), 2)
     _, steps = rolled(environments, 8)
     assert steps.truncated[3].all()
     with pytest.raises(ConfigError, match="has no 'Make'; did you mean 'make'"):

@@ -86,11 +86,9 @@ class ReadoutSums:
     @classmethod
     def of(cls, flat: Float[Tensor, " numbers"], dim: int) -> ReadoutSums:
         """The sums that `flat` returned."""
-        gram = flat[: dim * dim].view(dim, dim)
-        rest = flat[dim * dim :]
-        cross = rest[:dim]
-        features = rest[dim : 2 * dim]
-        return cls(gram, cross, features, float(rest[-3]), float(rest[-2]), int(rest[-1]))
+        gram, cross, features, numbers = torch.split(flat, [dim * dim, dim, dim, 3])
+        target, square, count = map(float, numbers)
+        return cls(gram.view(dim, dim), cross, features, target, square, int(count))
 
     def __add__(self, other: ReadoutSums) -> ReadoutSums:
         return ReadoutSums(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))

@@ -173,7 +173,11 @@ def shape_rewards(
     check_counted(mask, logprobs=logprobs, ref_logprobs=ref_logprobs, token_scores=token_scores)
     check_same_shape(scores=scores, mask_without_time=mask[..., 0])
     slot = _score_slot(mask, score_at)
-    penalty = _kl_penalty(logprobs, ref_logprobs, mask, kl_coef=kl_coef, kl_estimator=kl_estimator)
+    penalty = torch.zeros_like(logprobs)
+    if kl_coef != 0.0:
+        if ref_logprobs is None:
+            raise ConfigError(f"kl_coef={kl_coef} needs ref_logprobs, got None; pass them, or set kl_coef to 0")
+        penalty = keep_counted(kl_coef * kl_estimate(logprobs, ref_logprobs, estimator=kl_estimator), mask)
     if kl_scope != "token":
         check_choice("kl_scope", kl_scope, KLScope)
         scores = scores - penalty.sum(-1)
@@ -196,16 +200,6 @@ def _score_slot(mask: Tensor, score_at: ScoreAt) -> Tensor:
         return last
     check_choice("score_at", score_at, ScoreAt)
     return (last + 1).clamp(max=mask.shape[-1] - 1)
-
-
-def _kl_penalty(
-    logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, *, kl_coef: float, kl_estimator: KLEstimator
-) -> Tensor:
-    if kl_coef == 0.0:
-        return torch.zeros_like(logprobs)
-    if ref_logprobs is None:
-        raise ConfigError(f"kl_coef={kl_coef} needs ref_logprobs, got None; pass them, or set kl_coef to 0")
-    return keep_counted(kl_coef * kl_estimate(logprobs, ref_logprobs, estimator=kl_estimator), mask)
 
 
 def kl_estimate(
