@@ -28,6 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
         module = types.ModuleType(name)
         setattr(module, function, lambda config, stage=stage, **_: recorded.append((stage, config)))
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("kedge.runs.names.check_names", lambda *_: None)
     # Before a run it is planned, from the stages' own modules.
     before = types.ModuleType("kedge.stages.planning.before")
     setattr(before, "plan_before", lambda *_, **__: None)  # noqa: B010

@@ -62,6 +62,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pipelines that do nothing, and the configuration files that the commands name, in a new working directory."""
     # First of all, because these import parts of the stages.
     monkeypatch.setattr("kedge.stages.planning.plan.plan_machine", lambda *_, **__: "")
+    monkeypatch.setattr("kedge.runs.names.check_names", lambda *_: None)
     monkeypatch.setattr("kedge.cli.stages.imported", lambda _: lambda *_, **__: None)
     monkeypatch.setattr("kedge.stages.demo.main.run_demo", lambda *_, **__: None)
     monkeypatch.setattr("kedge.inspect.diagnosis.examine_run", lambda folder, **_: {})
@@ -307,6 +308,8 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     # With rollout.engine=vllm.
     elsewhere |= {"policy/sampler_k3", "policy/sampler_share", "rollout/restarts", "time/restarts"}
     elsewhere |= {f"policy/sampler_{of}_p{percent}" for of in ("ratio", "response") for percent in ("01", "50", "99")}
+    # With an advantage that compares the responses to a prompt.
+    elsewhere |= {"group/single"}
     # With data.rest.
     elsewhere |= {"prompt/resting"}
     # With ppo.importance_mask.
