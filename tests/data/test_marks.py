@@ -190,6 +190,9 @@ BAD = [
     {"helpfulness_rating": 0},
     {"thumbsUp": False},
     {"feedback": "negative"},
+    {"helpfulness": 0},
+    {"pass_rate": 0.0},
+    {"deleted": True},
     {"weight": 0},
     {"loss_mask": [0, 0]},
 ]
