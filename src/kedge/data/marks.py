@@ -67,7 +67,7 @@ def check_judged(fields: Fields, answer: object) -> set[str]:
 
     Args:
         fields: A demonstration.
-        answer: Its answer; a column that repeats it is no judgment.
+        answer: Its answer; a column that repeats it does not judge it.
 
     Returns:
         The columns with a number that leaves open whether the answer is good.
