@@ -52,6 +52,14 @@ def test_demonstrations_of_other_projects(row):
     assert only(read_rows([row], "demonstrations", tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
 
 
+def test_the_context_of_an_instruction_is_asked_with_it():
+    row = {"instruction": "Where?", "context": "It is at sea.", "response": "At sea."}
+    [prompt] = read_rows([row], "prompts", tokenizer=CHAT).records
+    assert prompt.text == "<|user|>\nWhere?\nIt is at sea.\n<|assistant|>\n"
+    [record] = read_rows([row], "demonstrations", tokenizer=CHAT, columns={"output": "response"}).records
+    assert record == Demonstration(prompt.text, "At sea.")
+
+
 def test_a_system_column_is_the_first_message():
     row = {"conversations": [HUMAN, GPT], "system": "Brief."}
     system = {"role": "system", "content": "Brief."}
@@ -385,7 +393,12 @@ def test_token_ids_are_used_as_they_are(tokenizer):
     labels = [-100] * len(example.prompt) + example.completion
     mask = [0] * len(example.prompt) + [1] * len(example.completion)
     padded = {"input_ids": [*ids, 0, 0], "labels": [*labels, -100, -100], "attention_mask": [1] * len(ids) + [0, 0]}
-    for row in ({"input_ids": ids, "labels": labels}, {"input_ids": ids, "completion_mask": mask}, padded):
+    for row in (
+        {"input_ids": ids, "labels": labels},
+        {"input_ids": ids, "completion_mask": mask},
+        {"input_ids": ids, "loss_mask": mask},
+        padded,
+    ):
         record = only(read_rows([row], "demonstrations", tokenizer=tokenizer))
         assert record == Demonstration("The boat lay", " at anchor.")
     prompt = only(read_rows([{"input_ids": example.prompt, "id": 1}], "prompts", tokenizer=tokenizer))

@@ -190,6 +190,9 @@ BAD = [
     {"helpfulness_rating": 0},
     {"thumbsUp": False},
     {"feedback": "negative"},
+    {"helpfulness": 0},
+    {"pass_rate": 0.0},
+    {"deleted": True},
     {"weight": 0},
     {"loss_mask": [0, 0]},
 ]
@@ -235,5 +238,5 @@ def test_classifications_and_pairs_are_read_as_before():
 def test_columns_that_grade_answers_are_named():
     rows = [{"prompt": "Why?", "completion": " So.", "rating": rating, "label": 1} for rating in (5, 1)]
     table = read_rows(rows, "demonstrations", tokenizer=CHAT)
-    assert table.notes == ["all answers are learned, whatever their 'rating' is"]
+    assert table.notes == ["answers are learned regardless of 'rating'"]
     assert len(table.records) == 2

@@ -241,7 +241,7 @@ def _shared_characters(first: str, second: str) -> int:
 
 def _instruction(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> Any:
     instruction = text_of(field_of(fields, "instruction"), "instruction")
-    given = fields.get("input", "")
+    given = fields.get("input", fields.get("context", ""))  # the latter in Dolly's rows
     is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
     given = str(given) if is_number else text_of(given, "input").strip() if given else ""
     asked = _asked(fields, f"{instruction}\n{given}" if given else instruction, tokenizer)
@@ -270,7 +270,7 @@ def _system(fields: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 _UNTRAINED = -100
-_MASKS = ("completion_mask", "assistant_masks")
+MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 
 
 def texts_of_ids(fields: Fields, role: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def texts_of_ids(fields: Fields, role: str, tokenizer: PreTrainedTokenizerBase) 
         raise RowError(f"token ids need a model: {as_argument('--model')}")
     given = [_token(entry, len(tokenizer)) for entry in entries_of(fields["input_ids"], "input_ids")]
     read = _flags(fields, "attention_mask", len(given))
-    mask = next((name for name in ("labels", *_MASKS) if name in fields), None)
+    mask = next((name for name in ("labels", *MASKS) if name in fields), None)
     flags = _flags(fields, mask, len(given)) if mask else [False] * len(given)
     tokens = [token for token, used in zip(given, read, strict=True) if used]
     trained = [flag for flag, used in zip(flags, read, strict=True) if used]

@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from kedge.data.fields import Fields, decoded, is_conversation, is_given, role_of
+from kedge.data.forms import MASKS
 from kedge.data.records import RowError
 
 _LEARNED = re.compile(
     r"weight|loss(_weight|_scale|_mask)?|learn(able)?|train(ing|able|_on|_on_turn)?|thumbs?_up|"
     r"(is_|kto_)?(tag|label|desirable|chosen|preferred|accept(ed|able)?|approved|correct|right|good|valid|pass(ed)?|"
-    r"success(ful)?|solved|resolved|helpful|safe|liked?|upvoted?)|"
-    r"(\w+_)?(score|rating|reward|quality|grade|correctness|verdict|judge?ment|feedback)"
+    r"success(ful)?|solved|resolved|helpful(ness)?|harmless(ness)?|safe|ok|keep|usable|liked?|upvoted?)|"
+    r"(\w+_)?(score|rating|reward|quality|grade|accuracy|pass_rate|correctness|verdict|judge?ment|feedback)"
 )
 """Names of marks that are above 0 for an answer to learn."""
 _EXCLUDED = re.compile(
-    r"(is_)?(masked|undesirable|rejected|bad|wrong|incorrect|invalid|toxic|harmful|unsafe|disliked?|failed)|thumbs?_down"
+    r"(is_)?(masked|undesirable|rejected|bad|wrong|incorrect|invalid|toxic|harmful|unsafe|disliked?|failed|spam|deleted)|thumbs?_down"
 )
 """Names of marks that are 0 for an answer to learn."""
 _BAD = re.compile(
@@ -66,7 +67,7 @@ def check_judged(fields: Fields, answer: object) -> set[str]:
 
     Args:
         fields: A demonstration.
-        answer: Its answer; a column that repeats it is no judgment.
+        answer: Its answer; a column that repeats it does not judge it.
 
     Returns:
         The columns with a number that leaves open whether the answer is good.
@@ -75,7 +76,7 @@ def check_judged(fields: Fields, answer: object) -> set[str]:
         RowError: A column says so.
     """
     columns = [key for key in fields if is_given(fields, key) and str(fields[key]).strip() != str(answer).strip()]
-    marks = {key: _mark(key, fields[key]) for key in columns}
+    marks = {key: _mark(key, fields[key]) for key in columns if key not in MASKS or "input_ids" not in fields}
     for key, mark in marks.items():
         if mark is False:
             raise RowError(

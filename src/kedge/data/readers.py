@@ -114,5 +114,5 @@ def read_table(source: Source, role: Role, options: ReadingOptions, *, num_rows:
             raise DataError(f"{row.place}: {error}") from error
     for name, absent in unseen.items() if num_rows is None else ():
         name_missing_columns(firsts[name], absent, role, name)
-    notes = [f"all answers are learned, whatever their {name!r} is" for name in sorted(options.grades)]
+    notes = [f"answers are learned regardless of {name!r}" for name in sorted(options.grades)]
     return Table(records, rejected, num_cut, origins, notes)
