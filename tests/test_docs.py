@@ -329,8 +329,9 @@ def test_every_ppo_metric_is_documented(policy: str, tmp_path: Path) -> None:
     # With an environment; the second two with calls of tools, which a random policy does not make.
     played = settings("ppo", policy, tmp_path / "played", num_updates=1, num_prompts=2, max_new_tokens=9)
     run_ppo(played, prompts=["The boat"], environment=Guess)
-    episodes = {name for name in measured(tmp_path / "played") if name.startswith(("episode/", "time/environment"))}
-    assert len(episodes) == 9
+    of_episodes = ("episode/", "time/environment", "reward/environment")
+    episodes = {name for name in measured(tmp_path / "played") if name.startswith(of_episodes)}
+    assert len(episodes) == 11
     elsewhere |= episodes | {"tools/calls", "tools/failed"}
     assert found | elsewhere == documented("PPO")
 

@@ -22,6 +22,8 @@ from kedge.system.workers.process import WorkerEnded, WorkerProcess, WorkerTimeo
 STARTUP_SECONDS = 120.0
 GRACE = 5.0
 """Seconds after a call's limit at which its process is killed: it could not be interrupted."""
+FAILED: dict[str, Any] = {"ending": "failed"}
+"""A turn whose answer could not be had."""
 PAUSE = 1.0
 """Seconds before an episode that could not be opened is opened again."""
 
@@ -89,10 +91,7 @@ class Environment:
     def step(self, said: Mapping[int, str]) -> dict[int, Turn]:
         """Say something in each of some episodes; the answers. A failure ends the episode."""
         turns = self._call("step", [{"episode": number, "text": text} for number, text in said.items()])
-        return {
-            number: Turn(ending="failed") if turn is None else Turn(**turn)
-            for number, turn in zip(said, turns, strict=True)
-        }
+        return {number: Turn(**(turn or FAILED)) for number, turn in zip(said, turns, strict=True)}
 
     def finish(self, episodes: Sequence[int]) -> dict[int, float | None]:
         """End episodes that the environment has not ended; what each earned besides its turns' rewards.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -93,21 +93,11 @@ class Earned:
     def check(self, columns: Collection[str]) -> None:
         """Do nothing: an environment reads the rows itself."""
 
-    def score(self, responses: _Paid) -> list[Any]:
+    def score(self, responses: Any) -> list[Any]:
         """The rewards of each response's tokens, or their sum; None for responses from elsewhere, and failed ones."""
         if not responses.paid:
-            return [None] * len(responses.completions)
+            return [None] * len(responses)
         return [None if math.isnan(sum(row)) else row if self._by_turn else sum(row) for row in responses.paid]
-
-
-class _Paid(Protocol):
-    """The part of a batch of responses that `Earned` reads."""
-
-    @property
-    def paid(self) -> list[list[float]]: ...
-
-    @property
-    def completions(self) -> list[str]: ...
 
 
 class Player:
@@ -382,11 +372,11 @@ class Episodes:
         return self._read(row, tokens)
 
     def _text(self, row: int, tokens: Sequence[int]) -> str:
-        """The text of a turn, without the token that ends it, unless that closes a call."""
+        """The text of a turn, without the token that ends it, unless that may be the tag that closes a call."""
         ids = list(tokens)
-        if ids and ids[-1] in self.stop_ids:
-            closes = self.environment.tools and self.environment.tools.is_closing(str(self.tokenizer.decode(ids[-1:])))
-            ids = ids if closes else ids[:-1]
+        closes = self.environment.tools and str(self.tokenizer.decode(ids[-1:])).startswith("</")
+        if ids and ids[-1] in self.stop_ids and not closes:
+            ids = ids[:-1]
         return self._states[row].opening + str(self.tokenizer.decode(ids))
 
     def _read(self, row: int, tokens: list[int]) -> list[int]:

@@ -19,7 +19,7 @@ RESERVED = frozenset({"reset", "step", "get_reward", "close"})
 HERMES = "tool_call"
 """The tag of Hermes, Qwen 2.5 and 3, and others."""
 MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(?=\[)")
-LLAMA = re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(\{.*\"(?:parameters|arguments)\".*\})\s*\Z", re.DOTALL)
+LLAMA = re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(\{.*\"(?:parameters|arguments)\".*\})\s*(?:</s>)?\Z", re.DOTALL)
 """Llama 3: the whole turn is a call."""
 
 
@@ -106,10 +106,6 @@ class Tools:
     def reads_sample(self, text: str) -> bool:
         """True if the only call in a turn is the sample."""
         return self.calls_in(text) == [Call(**self.sample)]
-
-    def is_closing(self, tag: str) -> bool:
-        """True for a tag that closes a call."""
-        return tag in {f"</{name}>" for name in (HERMES, *self.names)}
 
     def calls_in(self, text: str) -> list[Call]:
         """The calls in a turn, in the order of the text.

@@ -190,14 +190,15 @@ class FunctionReward:
         Raises:
             RewardError: The function raised, or its result was rejected.
         """
-        if (rows := self._rows_to_score(responses)) is not None:
-            return _filled(rows, self.score(responses.select(rows), check=check) if rows else [], len(responses))
-        returned = self._call(responses)
-        if inspect.isawaitable(returned):
-            returned = event_loop().submit(self._await(returned)).result()
-        return check(returned, name=self.name, lengths=responses.lengths)
+        return self.start(responses, check=check)()
 
-    def start(self, responses: Responses, *, timeout: float | None = None) -> Callable[[], list[Score]]:
+    def start(
+        self,
+        responses: Responses,
+        *,
+        timeout: float | None = None,
+        check: Callable[..., list[Score]] = checked_scores,
+    ) -> Callable[[], list[Score]]:
         """Start a call; the returned function waits for its scores, or raises its `RewardError`.
 
         An async function starts immediately, so that several run concurrently; a plain one runs when its scores are
@@ -206,14 +207,23 @@ class FunctionReward:
         Args:
             responses: The responses to score.
             timeout: Ignored: a function in this process cannot be stopped.
+            check: As `checked_scores`.
         """
-        if not self.is_async:
-            return partial(self.score, responses)
         if (rows := self._rows_to_score(responses)) is not None:
-            collect = self.start(responses.select(rows)) if rows else list[Score]
+            collect = self.start(responses.select(rows), check=check) if rows else list[Score]
             return lambda: _filled(rows, collect(), len(responses))
-        future = event_loop().submit(self._call_and_await(responses))
-        return lambda: checked_scores(future.result(), name=self.name, lengths=responses.lengths)
+        if self.is_async:
+            result = event_loop().submit(self._call_and_await(responses)).result
+        else:
+            result = partial(self._call, responses)
+
+        def scores() -> list[Score]:
+            returned = result()
+            if inspect.isawaitable(returned):
+                returned = event_loop().submit(self._await(returned)).result()
+            return check(returned, name=self.name, lengths=responses.lengths)
+
+        return scores
 
     async def _call_and_await(self, responses: Responses) -> object:
         return await self._await(self._call(responses))

@@ -98,14 +98,13 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
     for name in _SEEDED:
         if name in sys.modules:
-            _seed(name)
-        elif _LATER not in sys.meta_path:
-            sys.meta_path.insert(0, _LATER)
+            _seed(sys.modules[name])
+    if _LATER not in sys.meta_path:
+        sys.meta_path.insert(0, _LATER)
 
 
-def _seed(name: str) -> None:
-    library = sys.modules[name]
-    if name == "torch":
+def _seed(library: Any) -> None:
+    if library.__name__ == "torch":
         library.manual_seed(_latest)
     else:
         library.random.seed(_latest % 2**32)
@@ -119,7 +118,7 @@ class _Later(MetaPathFinder):
         spec: Any = PathFinder.find_spec(name, path) if name in _SEEDED else None
         if spec is not None:
             execute = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: (execute(module), _seed(name))
+            spec.loader.exec_module = lambda module: (execute(module), _seed(module))
         return spec
 
 

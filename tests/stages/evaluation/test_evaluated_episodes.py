@@ -106,7 +106,7 @@ class Oracle:
         return Step(" It is 42. ", terminated=self.turns == 2)
 
 
-@pytest.mark.parametrize(("said", "share"), [("7 it is. ", 0.0), ("42 it is. ", 1.0)])
+@pytest.mark.parametrize(("said", "share"), [("\\boxed{7} ", 0.0), ("\\boxed{42} ", 1.0)])
 def test_a_verifier_reads_what_the_policy_said_last(tmp_path, said, share):
     """Its only token is its answer, in two turns; what is said between them is 42. One game of four has no score."""
     tokenizer = tiny_tokenizer()
