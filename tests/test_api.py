@@ -142,7 +142,7 @@ def test_tasks_of_slurm_without_ranks_are_said(models, tmp_path, monkeypatch, ca
     if tasks is not None:
         monkeypatch.setenv("SLURM_NTASKS", tasks)
     kedge.generate(model=models / "policy", prompts=["The boat"], out=tmp_path / "run", max_new_tokens=2)
-    said = "Slurm has 2 tasks: if each starts kedge, each is a run of its own; torchrun makes them ranks of one"
+    said = "Slurm has 2 tasks: if each starts kedge, each is a separate run; torchrun makes them ranks of one"
     assert (said in capsys.readouterr().err) == is_said
 
 

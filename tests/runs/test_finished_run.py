@@ -69,7 +69,7 @@ def test_the_same_run_is_and_one_that_was_shorter_or_is_of_an_earlier_version(fi
     assert contents(finished) == before
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     ending = json.loads((run / "finished.json").read_text())
-    assert ending.pop("inputs").keys() == {"model", "data.prompts"}
+    assert ending.pop("inputs").keys() == {"model", "data.prompts", "reward.code"}
     (run / "finished.json").write_text(json.dumps(ending))
     run_ppo(configure(policy, run), prompts=PROMPTS[::-1], reward=length, resume=Resume())
     (run / "finished.json").write_text("{")

@@ -97,7 +97,7 @@ def input_hashes(config: Config, in_memory: Mapping[str, object] | None = None) 
 
     Hub ids are not hashed, since their content may change without a fixed revision; nor are objects passed in memory,
     nor what a function reads. Functions and classes passed in memory are hashed as they are written, as `reward.code`.
-    Of a function given by name, the modules that it imports from its folder or the working directory are hashed, too.
+    Of a function given by name, the modules that it imports from its folder or the working directory are hashed.
     Rows passed in memory are hashed as JSON, and of an object in them what its `repr` shows.
 
     Args:

@@ -305,9 +305,7 @@ def open_run(
     if not in_chain and (line := preset_conflicts(config, stage)):
         say(line)
     if not ranks.are_several and (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1":
-        say(
-            f"Slurm has {tasks} tasks: if each starts kedge, each is a run of its own; torchrun makes them ranks of one"
-        )
+        say(f"Slurm has {tasks} tasks: if each starts kedge, each is a separate run; torchrun makes them ranks of one")
     described = find_stage(stage)
     shared, resumed = _find_folder(config, stage, resume, ranks)
     if resumed:

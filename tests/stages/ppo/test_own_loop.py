@@ -527,6 +527,22 @@ def test_an_interrupt_in_save_comes_after_the_model_is_whole(policy: Path, tmp_p
         assert trainer.update(trainer.sample(PROMPTS), [1.0, 0.0, 1.0, 0.0])["update"] == 2
 
 
+def test_a_signal_in_close_lets_it_end(policy: Path, tmp_path: Path) -> None:
+    trainer = kedge.PpoTrainer(model=policy, out=tmp_path / "run", **SIZES)
+    trainer.update(trainer.sample(PROMPTS), [1.0, 0.0, 1.0, 0.0])
+    save = trainer._loop.save
+
+    def pressed_save() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        save()
+
+    trainer._loop.save = pressed_save
+    with pytest.raises(Terminated):
+        trainer.close()
+    assert json.loads((tmp_path / "run" / "finished.json").read_text())["updates"] == 1
+    assert (tmp_path / "run" / "checkpoints" / "update-000001").exists()
+
+
 @pytest.mark.parametrize("function", ["trainer", "ppo"])
 def test_a_second_interrupt_in_a_call_ends_it_and_loses_no_finished_update(
     policy: Path, tmp_path: Path, function: str

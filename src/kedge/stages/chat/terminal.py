@@ -24,9 +24,9 @@ LETTERS = "AB"
 NARROW = 80
 """Columns below which two answers are printed one below the other."""
 CONTROLS = r"\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
-"""What ends a line, acts on a terminal, or cannot be written; without the tab."""
+"""Characters that end a line, act on a terminal, or cannot be written; without the tab."""
 BIDI = r"\u202a-\u202e\u2066-\u2069"
-"""What turns the direction of a text on a terminal, beyond its own end."""
+"""Characters that turn the direction of text on a terminal, beyond the end of the answer."""
 
 HELP = (
     "/set              show the sampling settings\n"

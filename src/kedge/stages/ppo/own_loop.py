@@ -74,8 +74,8 @@ LISTS = ("prompts", "responses", "scores")
 def _listening(method: Callable[Concatenate[PpoTrainer, P], T]) -> Callable[Concatenate[PpoTrainer, P], T]:
     """Decorates a method that uses the models: it runs in the trainer's context, and a signal ends it.
 
-    A single process ends it at once, unless it has begun what must not be left half done. Nothing of the signal is left
-    for the next call. An error that comes after an update has changed weights closes the trainer: the update is
+    A single process ends it at once, unless that would leave something half done. Nothing of the signal is left for the
+    next call. An error that comes after an update has changed weights closes the trainer: the update is
     discarded. Lists are those of the first rank.
     """
     declared = signature(method)
@@ -187,10 +187,16 @@ class PpoTrainer:
         on_update: Called with an `Update` after each update.
         settings: Fields of the configuration.
 
+    Attributes:
+        config: The resolved configuration.
+        roles: The models: `actor_critic`, `reference`, `reward`, with tokenizer, optimizer and engine.
+
     Raises:
         KedgeError: An invalid input, or a setting that cannot act here.
     """
 
+    config: Config
+    roles: Roles
     _is_open = False
 
     def __init__(
@@ -268,11 +274,11 @@ class PpoTrainer:
             "reward": reward,
         }
         run = self._run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
-        roles = self._roles = load_roles(config, run, has_prompts=has_prompts, **{**objects, "reward": reward})
+        roles = self.roles = load_roles(config, run, has_prompts=has_prompts, **{**objects, "reward": reward})
         self._own_reward = roles.reward if has_no_reward else load_reward([own], ranks=run.ranks)
         self._has_reward = not has_no_reward
         self._stop = Stopping(run.ranks)
-        self._config = config
+        self.config = config
         self._summary = opening.enter_context(running(config, run, save=partial(save_result, config, run, roles)))
         opening.enter_context(closing(roles.engine))
         model = checkpoint_model(config, run, roles)
@@ -297,11 +303,6 @@ class PpoTrainer:
         return self._run.shared_folder
 
     @property
-    def config(self) -> Config:
-        """The resolved configuration."""
-        return self._config
-
-    @property
     def done(self) -> int:
         """Updates made so far, those before a resume included."""
         return self._loop.done
@@ -309,7 +310,7 @@ class PpoTrainer:
     @property
     def num_updates(self) -> int:
         """Updates of the whole run (`ppo.num_updates`), over which schedules and learning rate are planned."""
-        return self._config.ppo.num_updates
+        return self.config.ppo.num_updates
 
     @property
     def ended(self) -> str | None:
@@ -317,24 +318,14 @@ class PpoTrainer:
         return self._loop.ended
 
     @property
-    def roles(self) -> Roles:
-        """The models: `actor_critic`, `reference`, `reward`, with tokenizer, optimizer and engine."""
-        return self._roles
-
-    @property
     def policy(self) -> Any:
         """The transformers model that is trained; changes to it take effect."""
-        return self._roles.actor_critic.policy.causal
+        return self.roles.actor_critic.policy.causal
 
     @property
     def tokenizer(self) -> Any:
         """The policy's tokenizer."""
-        return self._roles.tokenizer
-
-    @property
-    def _is_own(self) -> bool:
-        """False in a forked child, which must leave the run to its parent."""
-        return self._process == os.getpid()
+        return self.roles.tokenizer
 
     def updates(self) -> Iterator[int]:
         """The numbers of the updates that are still to be made, from 1; a resumed run starts where it was.
@@ -484,7 +475,7 @@ class PpoTrainer:
         names = ("generate", self.done, self._num_generated)
         rollout = self._trainer.sample(rows, *names, groups=range(len(rows)), greedy=greedy, prompt_ids=prompt_ids)
         self._num_generated += 1
-        return describe_responses(rollout, rows, self._roles.tokenizer).completions
+        return describe_responses(rollout, rows, self.roles.tokenizer).completions
 
     @_listening
     def save(self) -> Path:
@@ -493,7 +484,7 @@ class PpoTrainer:
             raise ConfigError("no update has been made, so there is nothing to save")
         self._stop.at_once = False
         self._loop.save()
-        save_result(self._config, self._run, self._roles, interrupted=False)
+        save_result(self.config, self._run, self.roles, interrupted=False)
         self._run.ranks.wait()  # so that the model is there on every rank
         return self.folder / "model"
 
@@ -520,7 +511,7 @@ class PpoTrainer:
         return f"<PpoTrainer in {self.folder}: update {self.done} of {self.num_updates}, {state}>"
 
     def _described(self, rollout: Rollout, rows: Sequence[Prompt], *, is_exact: bool) -> Batch:
-        texts = describe_responses(rollout, [rows[group] for group in rollout.group.tolist()], self._roles.tokenizer)
+        texts = describe_responses(rollout, [rows[group] for group in rollout.group.tolist()], self.roles.tokenizer)
         lengths = [len(ids) for ids in texts.response_ids]
 
         def listed(table: Any) -> list[list[Any]]:
@@ -565,7 +556,7 @@ class PpoTrainer:
 
     def _encoded(self, given: Iterable[Any]) -> tuple[list[Prompt], list[list[int]]]:
         prompts = list(given)
-        if (player := self._roles.player) is not None:
+        if (player := self.roles.player) is not None:
             for place, prompt in enumerate(prompts):
                 if is_ids(prompt):
                     raise DataError(
@@ -576,7 +567,7 @@ class PpoTrainer:
 
     def _read(self, prompts: list[Any]) -> list[Prompt]:
         rows = [{"messages": each} if is_conversation(each) else each for each in prompts]
-        return given_prompts(rows, self._config, self._roles.tokenizer, room=self._room)
+        return given_prompts(rows, self.config, self.roles.tokenizer, room=self._room)
 
     def _check_update(self, batch: Batch, scores: Iterable[Any] | None) -> None:
         self._check_scores(batch, scores, "update")
@@ -584,10 +575,10 @@ class PpoTrainer:
             raise ConfigError(f"update {batch._trained[0]} has trained on this batch; sample another one")
         if scores is not None and self._trainer.run_settings.needs_baseline:
             raise ConfigError(
-                f"ppo.advantage={self._config.ppo.advantage} compares with the score of a greedy response, which "
+                f"ppo.advantage={self.config.ppo.advantage} compares with the score of a greedy response, which "
                 "reward= has to give: call update(batch) without scores"
             )
-        if scores is not None and self._config.ppo.on_nonfinite == "stop":  # the guard would note a stop of the run
+        if scores is not None and self.config.ppo.on_nonfinite == "stop":  # the guard would note a stop of the run
             checked_scores(self._scores, name="scores", lengths=[len(ids) for ids in batch.response_ids])
 
     def _check_scores(self, batch: Batch, scores: Iterable[Any] | None, call: str) -> None:
@@ -609,17 +600,20 @@ class PpoTrainer:
     def _check_usable(self) -> None:
         if not self._is_open:
             raise ConfigError(f"the trainer of {self.folder} is closed{self._closed_by}; open another with resume=True")
-        if not self._is_own:
+        if self._process != os.getpid():
             raise ConfigError(f"process {self._process} trains in {self.folder}, and a fork of it cannot")
 
     def _close(self, error: BaseException | None) -> None:
-        if not self._is_open or not self._is_own:
+        if not self._is_open or self._process != os.getpid():  # a forked child's run is its parent's
             return
         self._is_open = False
         atexit.unregister(self._close_at_exit)
         stopped = True
         try:
-            self._inside(self._finish, error)
+            with listening(self._stop):
+                self._inside(self._finish, error)
+            if error is None:
+                self._stop.raise_if_requested()
             stopped = error is not None
         except _NothingDone:
             say("No update was made, so no run is left.")
@@ -664,7 +658,7 @@ def _listed(name: str, given: Any, call: str) -> list[Any]:
     """A list that a caller passes; a text or row in its place would be taken apart into characters or keys.
 
     Raises:
-        DataError: It is one text, row or number, has no order, or is no list; `RewardError` for scores.
+        DataError: It is one text, row or number, has no order, or cannot be iterated over; `RewardError` for scores.
     """
     is_one = isinstance(given, (str, bytes, Mapping, Set)) or not getattr(given, "ndim", 1)
     if is_one or not isinstance(given, Iterable):
