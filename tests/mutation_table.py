@@ -104,8 +104,8 @@ MUTATIONS = (
     Mutation(
         "first-answer-instead-of-the-last",
         "marked",
-        "return lines[-1] if lines",
-        "return lines[0] if lines",
+        "lines = reversed(MARKED.findall(text))",
+        "lines = MARKED.findall(text)",
         f"{ANSWERS}::test_what_is_no_right_answer_says_why",
     ),
     Mutation(
@@ -124,9 +124,9 @@ MUTATIONS = (
     ),
     Mutation(
         "an-earlier-number-for-one-that-is-malformed",
-        "final_number",
-        "numbers = list(QUANTITY.finditer(plain(text)))",
-        "numbers = [each for each in QUANTITY.finditer(plain(text)) if read_quantity(each)]",
+        "_last_number",
+        "numbers = list(QUANTITY.finditer(text))",
+        "numbers = [each for each in QUANTITY.finditer(text) if read_quantity(each)]",
         f"{ANSWERS}::test_what_is_no_right_answer_says_why",
     ),
     Mutation(
@@ -146,13 +146,20 @@ MUTATIONS = (
     Mutation(
         "the-first-of-several-choices",
         "_with_alternatives",
-        "found.add(_letter(further))",
-        "pass",
+        "for each in found}",
+        "for each in found[:1]}",
         f"{VERIFIED_TEXTS}::test_what_is_no_right_choice_says_why",
     ),
     Mutation(
+        "an-unfinished-thought-is-an-answer",
+        "final_answer",
+        "return None",
+        "answer = text",
+        "tests/rewards/verify/test_unfinished.py::test_an_unfinished_thought_is_no_answer",
+    ),
+    Mutation(
         "one-instruction-is-enough",
-        "_followed",
+        "instructions_partial",
         "1 - len(broken) / len(wanted)",
         "1.0 if len(broken) < len(wanted) else 0.0",
         f"{INSTRUCTIONS}::test_all_must_hold_and_partial_gives_the_share",

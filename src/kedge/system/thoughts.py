@@ -10,11 +10,12 @@ MARKS = (
     ("[THINK]", "[/THINK]"),  # Magistral
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
     ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),  # Sky-T1, OpenThinker
     ("◁think▷", "◁/think▷"),  # Kimi
     ("<thought>", "</thought>"),
     ("<reasoning>", "</reasoning>"),
 )
-"""What opens a thought, and what closes it."""
+"""The marks that open and close a thought."""
 CHANNEL = "<|channel|>"
 ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL = re.compile(r"<\|channel\|>final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.errors import RewardError
+from kedge.rewards.function import FunctionReward
+from kedge.rewards.source import Responses
 from kedge.rewards.verify import choice, exact, json_schema, normalized, number, pattern, tags
 
 CITIES = ["London", "Paris", "New York", "York"]
@@ -94,11 +96,23 @@ def test_what_is_no_right_choice_says_why(text, expected):
 def test_the_right_option_is_named_by_letter_text_or_place():
     for answer in ("B", "(b)", "paris", 1, "1"):
         assert reason(choice, "B", answer, CITIES) == "right"
-    assert reason(choice, "B", "0", ["1", "0"]) == "right"  # the text, before the place
     assert reason(choice, "B", "B", None) == "right"
     assert reason(choice, "C", "C", {"text": CITIES, "label": ["A", "B", "C", "D"]}) == "right"
     assert reason(choice, "New York", "C", CITIES) == "right"  # not also York
     assert reason(choice, "we look at (A", "B", CITIES, stopped=[False]) == "cut off"
+
+
+def test_a_column_by_another_name_lets_two_tasks_be_mixed():
+    def sums(completions, total, stopped=None):
+        return number(completions, total, stopped)
+
+    sums.__dict__["check_rows"] = lambda total: number.check_rows(answer=total)
+    columns = {"total": [12, None], "answer": [None, "B"]}
+    responses = Responses(["?", "?"], ["12", "B"], [[1], [1]], [[1], [1]], [True, True], columns)
+    for function, expected in ((sums, [1.0, None]), (choice, [None, 1.0])):
+        source = FunctionReward(function, skips_missing=True)
+        source.check(columns)
+        assert source.score(responses) == expected
 
 
 def test_options_that_are_numbers_keep_their_sign_and_their_point():
@@ -131,7 +145,7 @@ def test_lists_may_be_written_as_json_as_in_a_cell_of_a_csv_file():
 
 @pytest.mark.parametrize(
     ("answer", "choices"),
-    [("Rome", CITIES), ("Paris", None), (4, CITIES), (None, CITIES), ("4", CITIES), ("1", {"1": "x"})],
+    [("Rome", CITIES), ("Paris", None), (4, CITIES), (None, CITIES), ("4", CITIES), ("1", {"A1": "x"})],
 )
 def test_a_row_without_a_right_option_is_named(answer, choices):
     with pytest.raises(RewardError, match=r"column 'answer', prompt 1: .* is not usable; expected"):

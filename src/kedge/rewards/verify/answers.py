@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
 from typing import Any
-from unicodedata import normalize
 
 from kedge.errors import RewardError, install_line
 from kedge.rewards.source import Verdict
@@ -23,187 +20,107 @@ from kedge.rewards.verify.checking import (
     WRONG_FORMAT,
     WRONG_VALUE,
     Expired,
-    after_thoughts,
     deadline,
+    final_answer,
     read_rows,
     reads_column,
     verdicts,
 )
-
-WRONG_UNIT = "wrong unit"
-
-LONGEST_NUMBER = 60
-"""Characters. Longer ones are not answers, and arithmetic with a million digits takes minutes."""
+from kedge.rewards.verify.expressions import last_unit, other_lists, same_literal, tidy
+from kedge.rewards.verify.quantities import (
+    ANSWER,
+    IS,
+    PROSE_UNITS,
+    QUANTITY,
+    WRONG_UNIT,
+    Quantity,
+    plain,
+    prose,
+    read_quantity,
+    typed,
+    whole_quantity,
+)
 
 LONGEST_EXPRESSION = 2000
-MOST_BOXES = 5
 
-# Any run of digits, points and commas, also one that is not a number, such as 1,23 or 3.4.2020: it still is the last
-# "number" of a response, so that an earlier one does not pass for the answer. No part can match the same text in two
-# ways: the time is linear in the length.
-QUANTITY = re.compile(
-    r"""
-    (?<![A-Za-z0-9^])
-    (?P<sign>(?<![0-9)\]}%])[-+])? (?: (?P<currency>[$€£¥₹]) [ ]? (?P<inner_sign>-)? )?
-    (?: (?P<whole>[0-9]+) [ ] (?=[0-9]+/[0-9]) )?
-    (?P<digits> [0-9]+ (?: [.,:^][0-9]+ )* | \.[0-9]+ )
-    (?: [eE] (?P<exponent>[-+]?[0-9]{1,2}) (?![0-9A-Za-z]) )?
-    (?: [ ]?/[ ]? (?P<denominator> [0-9]+ (?: [.,][0-9]+ )* ) )?
-    (?: [ ]? (?P<percent> % | percent\b ) )?
-    (?: [ ] (?P<scale> hundred | thousand | million | billion | trillion ) \b )?
-    """,
-    re.VERBOSE | re.IGNORECASE | re.ASCII,
-)
-DIGITS = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?")
-SCALES = {"": 1, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-
-# What may follow the number in `#### 42 apples per day.`: it is an answer, `#### 3. Add the apples` is a heading.
-# A lone letter other than a unit is a variable, or stands for thousands or millions.
-_WORD = r"[^\W\d_]+(?:[/°][^\W\d_]*|\^[23])?"
-_VARIABLE = r"(?! ?(?![ACFJLNVWdghlmst])[A-Za-zΑ-Ωα-ω][.!]?$)"
-UNIT_WORDS = re.compile(rf"{_VARIABLE}°?(?: ?{_WORD}(?: {_WORD}){{0,3}})? ?[.!]?")
-_SYMBOL = r"(?:[munkcd]?m|in|ft|yd|mi|[mk]?g|lb|oz|t|[mcd]?[lL]|m?s|h|min|hr|k?Hz|N|k?[JWV]|A|mph)(?:\^[23])?"
-PROSE_UNITS = re.compile(
-    rf"(?:° ?[CF]?| {_SYMBOL}(?:/{_SYMBOL})?| ?[^\W\d_A-Za-zΑ-Ωα-ω]+| [^\W\d_]{{3,}}(?: {_WORD}){{0,3}})?\.?"
-)
-"""Units that cannot be products of variables or a factorial: after a space, or in another script."""
 MARKED = re.compile(r"(?<!#)####(?!#)[ \t]*([^\n]*)(\n?)")
-BOX = re.compile(r"\\boxed\s*\{")
+BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[-+]?[0-9][^\s{}$\\]*))")
 
-_NAME = re.compile(r"(?:[A-Za-z][A-Za-z ]{0,20})?=[ ]*")  # of x = 42
-_FRACTION = re.compile(
-    r"""
-    ([-+][ ]?)? \\[dt]?frac \s*
-    (?: \{ \s* (?P<sign>-?) \s* (?P<over>[0-9]+) \s* \} | (?P<digit>[0-9]) ) \s*
-    (?: \{ \s* (?P<under>[0-9]+) \s* \} | (?P<last>[0-9]) )
-    """,
-    re.VERBOSE,
+_ITEM = re.compile(r"^[ \t]*[1-9][.)][ \t]+(?=[A-Z*])", re.MULTILINE)
+_SENTENCE = re.compile(r"\n|[.!?](?=\s)|[。！？]")
+_STATEMENT = re.compile(ANSWER + r"[^.\n:=0-9]{0,60}?" + IS + r"(?:[-+*/×÷x().,$ 0-9=]+=)?")
+_OTHER = re.compile(r"(?i)(?:[,;(]\s*(?:and )?not|\brather than|\binstead of)\s+[-$(]*[0-9][0-9.,]*")
+"""A number that is said to be another than the answer."""
+_DENIED = re.compile(
+    r"(?i)(?:\b(?:not|never|neither|nor|cannot)|n['’]t|≠|!=|\\neq?)(?:\s+(?:be|equal|equals|to|exactly|the|answer|is|just)\b)*"
+    r"\s*[$(*]*$"
 )
-_POWER = re.compile(r"(?<=[0-9])[ ]?(?:\\times|\\cdot|×)[ ]?10\^(?:\{([-+]?[0-9]{1,2})\}|([0-9])(?![0-9]))")
-_THIN_SPACE = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
-_SPACED = re.compile(r"(?<![0-9.,/^:])([1-9][0-9]{0,2}(?: [0-9]{3})+)(?![0-9/]|[.,][0-9]{3})")
-"""Thousands with spaces, as in 12 500."""
-_TYPED = str.maketrans({"\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u202f": " "})
-_SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹]+")
-_VULGAR = re.compile(r"([0-9]?)(\^?)([¼-¾⅐-⅞])")
-_MATH_MODE = re.compile(r"\$(?=\S)([^$\n]{1,200}?)(?<=\S)\$(?![0-9])")
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A number, exact, with `%`, a currency sign or nothing as its unit."""
-
-    value: Fraction
-    unit: str = ""
-
-    def __str__(self) -> str:
-        """The number as a fraction, with its percent sign; the currency makes no other answer."""
-        return f"{self.value}{'%' if self.unit == '%' else ''}"
-
-    def compared_with(self, reference: Quantity) -> str:
-        """The verdict on this answer. A unit counts only where the reference has one, except for 50% and 0.5."""
-        values = {self.value} | ({self.value / 100} if self.unit == "%" else set())
-        if reference.unit == "%":
-            values = {self.value} if self.unit == "%" else {100 * self.value} if not self.unit else set()
-            same = self.value == reference.value
-            return RIGHT if reference.value in values else WRONG_UNIT if same else WRONG_VALUE
-        if reference.value not in values:
-            return WRONG_VALUE
-        return WRONG_UNIT if reference.unit and self.unit not in ("", reference.unit) else RIGHT
-
-
-def typed(text: str) -> str:
-    """Text with ASCII signs for typographic minus, spaces, fractions and powers: `1½ m²` as `1 1/2 m^{2}`."""
-    text = _SUPERSCRIPT.sub(lambda power: f"^{{{normalize('NFKC', power[0])}}}", text)
-    return _VULGAR.sub(_in_digits, text).translate(_TYPED)
-
-
-def _in_digits(found: re.Match[str]) -> str:
-    before, power, sign = found.groups()
-    digits = normalize("NFKC", sign).replace("\u2044", "/")
-    if power:
-        return f"{before}^{{{digits}}}"
-    return f"{before} {digits}" if before else digits
-
-
-def plain(text: str) -> str:
-    r"""Text without markup around numbers: LaTeX fractions and signs, math mode, bold, typographic minus."""
-    text = _THIN_SPACE.sub(",", text)
-    text = typed(text)
-    text = re.sub(r"(?<![0-9])\*\*|\*\*(?![0-9])", "", text)  # not in 2**5
-    text = _POWER.sub(lambda power: f"e{power[1] or power[2]}", text.replace("{,}", ","))
-    if "\\" in text:
-        text = _FRACTION.sub(_as_division, text)
-        text = text.replace("\\$", "$").replace("\\%", "%").replace("\\ ", " ")
-        text = re.sub(r"\\[,!;:]", "", text)
-        text = re.sub(r"[ ]*\\(?:text(?:bf|it)?|math(?:rm|bf|it))\s*\{[ ~]*([^{}]*)\}", r" \1", text)
-        text = re.sub(r"\\[()\[\]]", "", text)
-        text = re.sub(r"\^(?:\\circ\b|\{\\circ\})", "°", text)
-    text = re.sub(r"\^\{([0-9]+)\}", r"^\1", text)
-    text = re.sub(r"((?:=|\bis) ?-) (?=[0-9$.])", r"\1", text)
-    text = _SPACED.sub(lambda number: number[1].replace(" ", ","), text)
-    return _MATH_MODE.sub(r"\1", text)
-
-
-def _as_division(fraction: re.Match[str]) -> str:
-    sign = (fraction[1] or " ").strip() or " "
-    over, under = fraction["over"] or fraction["digit"], fraction["under"] or fraction["last"]
-    return f"{sign}{fraction['sign'] or ''}{over}/{under}"
-
-
-def read_quantity(match: re.Match[str]) -> Quantity | None:
-    """The number that was matched; None if it is not a well-formed one."""
-    parts = match.groupdict(default="")
-    numbers = [parts["digits"], parts["denominator"] or "1", parts["whole"] or "0"]
-    if len(match[0]) > LONGEST_NUMBER or not all(DIGITS.fullmatch(each) for each in numbers):
-        return None
-    numerator, denominator, whole = (Fraction(each.replace(",", "")) for each in numbers)
-    if not denominator:
-        return None
-    value = (whole + numerator / denominator) * Fraction(10) ** int(parts["exponent"] or 0)
-    value *= SCALES[parts["scale"].lower()]
-    is_negative = "-" in (parts["sign"], parts["inner_sign"])
-    return Quantity(-value if is_negative else value, "%" if parts["percent"] else parts["currency"])
-
-
-def whole_quantity(text: str, units: re.Pattern[str] = UNIT_WORDS) -> Quantity | None:
-    """The number that a text consists of, with at most its unit in words; None if it is anything else."""
-    text = plain(text).strip(" \t\r\n*_`")
-    text = text[name.end() :] if (name := _NAME.match(text)) else text
-    text = re.sub(r"^- (?=[0-9$.])", "-", text)
-    match = QUANTITY.match(text)
-    return read_quantity(match) if match and units.fullmatch(text, match.end()) else None
+_VAGUE = re.compile(
+    r"(?i)(?:\b(?:more|less|fewer|greater|higher|lower|larger|smaller) than|\bat (?:least|most)|\bup to|[<>≤≥]"
+    r"|\\[lg]eq?|[0-9)%] ?(?:\bor\b|\bto\b|±|\+/-|\\pm)|\bbetween\b[^.]*\band|[0-9)] [-+*×÷~]"
+    r"|[0-9] ?(?:h|hours?|hrs?|min|minutes?|days?|weeks?|months?|years?|f[eo]+t|ft|miles?|pounds?|lbs?|dollars?|k?m|kg)"
+    r"\.?,?(?: and)?)\s*[$(]*$"
+)
+"""Text before a number that is a bound, one end of a range, or one part of a measure or sum."""
+_ANOTHER = re.compile(r"\s*(?:or|to|±|\\pm|-)\s*[$(]?[0-9]")
+_REFUSAL = re.compile(
+    r"\bI(?: am|['’]m)? (?:cannot|can['’]?t|can not|couldn['’]t|could not|do not know|don['’]t know|unable|not able)\b"
+)
+_SOLVED = re.compile(r"(?i)=|\b(?:so|but|thus|hence|therefore)\b")
+_LAST_LINE = re.compile(
+    rf"[^\n]*{ANSWER}[^.\n:=0-9]{{0,60}}?{IS}((?:\*\*|\$)?(?:\\[A-Za-z]+|[^A-Za-z]|[A-Za-z](?![A-Za-z]{{2}}))+)"
+)
 
 
 def marked(text: str, is_whole: bool) -> str | None:
     """The number after the last `####` that one follows; of a response that was cut off, only with its line's end."""
-    lines = [line for line, end in MARKED.findall(text) if (end or is_whole) and whole_quantity(line)]
-    return lines[-1] if lines else None
+    lines = reversed(MARKED.findall(text))
+    return next((line for line, end in lines if (end or is_whole) and whole_quantity(line)), None)
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{…}` that is closed; None without one."""
-    for start in [match.end() for match in BOX.finditer(text)][: -1 - MOST_BOXES : -1]:
-        depth = 1
-        for at in range(start, min(len(text), start + LONGEST_EXPRESSION)):
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
-            if not depth:
-                return text[start:at].strip()
-    return None
+    r"""The content of the last `\boxed{…}`; None without one, and empty if it was not closed."""
+    *_, last = None, *BOX.finditer(text)
+    if last is None or last["bare"]:
+        return last and last["bare"].rstrip(".,;:!?)")
+    depth = 1
+    for at in range(last.end(), min(len(text), last.end() + LONGEST_EXPRESSION)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if not depth:
+            return text[last.end() : at].strip()
+    return ""
 
 
 def final_number(text: str, is_whole: bool) -> Quantity | str:
     """The number that a response gives as its answer, or the reason for not finding one."""
-    text = after_thoughts(text)
     found = marked(text, is_whole) or boxed(text)
-    if found is not None:
+    if found is not None and (found or is_whole):
         return whole_quantity(found) or WRONG_FORMAT
     if not is_whole:
         return NO_ANSWER
     if MARKED.match(text.rstrip().rpartition("\n")[2].lstrip()):
         return WRONG_FORMAT  # `#### 41 or 42`: that 42 is its last number does not make it the answer
-    numbers = list(QUANTITY.finditer(plain(text)))
-    return (read_quantity(numbers[-1]) or WRONG_FORMAT) if numbers else NO_ANSWER
+    text = _OTHER.sub("", prose(text))
+    return _last_number(_ITEM.sub("", text)) or _last_number(text) or NO_ANSWER
+
+
+def _last_number(text: str) -> Quantity | str | None:
+    """The last number in prose, or the one that the last sentence calls the answer; None without numbers."""
+    numbers = list(QUANTITY.finditer(text))
+    if not numbers:
+        return None
+    chosen = numbers[-1]
+    start = max((end.end() for end in _SENTENCE.finditer(text, 0, chosen.start())), default=0)
+    statements = list(_STATEMENT.finditer(text, start, chosen.start()))
+    if statements:
+        chosen = next(each for each in numbers if each.start() >= statements[-1].end())
+    before = text[max(start, chosen.start() - 60) : chosen.start()]
+    rest = _REFUSAL.split(text)[-1]
+    if _DENIED.search(before) or (rest != text and not statements and not _SOLVED.search(rest)):
+        return NO_ANSWER
+    if _VAGUE.search(before) or (statements and _ANOTHER.match(text, chosen.end())):
+        return WRONG_FORMAT
+    return read_quantity(chosen) or WRONG_FORMAT
 
 
 def _judge_number(text: str, is_whole: bool, reference: Quantity) -> str | tuple[str, str]:
@@ -274,7 +191,7 @@ def _expression(answer: object) -> str:
 def math(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a response's `\boxed{…}`, or what follows `####`, equals an expression in LaTeX (extra `math`).
 
-    So does the whole of an `<answer>…</answer>` without either.
+    So does the whole of an `<answer>…</answer>` without either, or what a last line calls the answer.
 
     Plain numbers are compared exactly; math-verify compares all else, with one second for each response.
 
@@ -287,15 +204,13 @@ def math(completions: list[str], answer: list[Any], stopped: list[bool] | None =
         RewardError: math-verify is not installed.
     """
     _math_verify()
-    return verdicts(completions, stopped, read_rows("answer", answer, _expression), _judge_expression)
+    rows = read_rows("answer", answer, _expression)
+    return verdicts(completions, stopped, rows, _judge_expression, read=lambda text: (text, False))
 
 
 def _judge_expression(text: str, is_whole: bool, reference: str) -> str | tuple[str, str]:
-    tagged = after_thoughts(text)
-    found = boxed(tagged)
-    if found is None:
-        lines = [line.strip() for line, end in MARKED.findall(tagged) if end or is_whole]
-        found = lines[-1] if lines else tagged.strip() if f"<answer>{tagged}</answer>" in text else None
+    read = final_answer(text)
+    found = _given_expression(*read, is_whole) if read else None
     if not found:
         return NO_ANSWER
     if len(found) > LONGEST_EXPRESSION:
@@ -303,6 +218,7 @@ def _judge_expression(text: str, is_whole: bool, reference: str) -> str | tuple[
     answer = "".join(found.split())
     if answer == "".join(reference.split()):
         return RIGHT, answer
+    found, reference = tidy(found), tidy(reference)
     numbers = whole_quantity(found, PROSE_UNITS), whole_quantity(reference, PROSE_UNITS)
     answer = answer if numbers[0] is None else str(numbers[0])
     if numbers[0] is not None and numbers[1] is not None and not _other_variable(found, reference):
@@ -310,14 +226,31 @@ def _judge_expression(text: str, is_whole: bool, reference: str) -> str | tuple[
     return _compared(found, reference), answer
 
 
+def _given_expression(text: str, is_closed: bool, is_whole: bool) -> str | None:
+    if (found := boxed(text)) is not None:
+        return found
+    if lines := [line.strip() for line, end in MARKED.findall(text) if end or is_whole]:
+        return lines[-1]
+    if is_closed:
+        return text.strip()
+    statement = _LAST_LINE.fullmatch(typed(text.rstrip()[-200:].rpartition("\n")[2])) if is_whole else None
+    return statement and statement[1].strip(" *$.")
+
+
 def _other_variable(found: str, reference: str) -> bool:
     """True for y = 5 beside x = 5, but not beside 5."""
-    names = [name[0].rstrip("= ") for text in (found, reference) if (name := _NAME.match(plain(text)))]
-    return len(names) == 2 and all(len(name) == 1 for name in names) and names[0] != names[1]
+    names = [re.match(r"\s*([A-Za-z])\s*=", plain(text)) for text in (found, reference)]
+    return names[0] is not None and names[1] is not None and names[0][1] != names[1][1]
 
 
 def _compared(found: str, reference: str) -> str:
-    if _brackets(found) != _brackets(reference) or ("%" in found) != ("%" in reference):
+    same = same_literal(found, reference)
+    if same is not None:
+        return RIGHT if same else WRONG_VALUE
+    units = last_unit(found), last_unit(reference)
+    if all(units) and units[0] != units[1]:
+        return WRONG_UNIT
+    if other_lists(found, reference) or ("%" in found) != ("%" in reference):
         return WRONG_VALUE
     try:
         with deadline("math"):
@@ -342,14 +275,18 @@ def _math_verify() -> Any:
 def _compare(found: str, reference: str) -> str:
     """math-verify's verdict. Its own time limits, which use SIGALRM, are off."""
     library = _math_verify()
-    expected, given = (library.parse(f"${typed(text)}$", parsing_timeout=None) for text in (reference, found))
+    expected, given = (_alternatives(library.parse(f"${text}$", parsing_timeout=None)) for text in (reference, found))
     if not given:
         return WRONG_FORMAT
-    return RIGHT if library.verify(expected, given, timeout_seconds=None) else WRONG_VALUE
+    # At its own precision, all numbers below a millionth are equal.
+    exact = {"float_rounding": 30, "numeric_precision": 50, "allow_set_relation_comp": True}
+    return RIGHT if library.verify(expected, given, timeout_seconds=None, **exact) else WRONG_VALUE
 
 
-def _brackets(text: str) -> tuple[str, str]:
-    """The brackets around a list: math-verify takes the pair (1, 2) for the solutions 1 and 2."""
-    text = re.sub(r"\\left|\\right|\\[{}]|\s", "", text)
-    ends = text[:1], text[-1:]
-    return ends if "," in text and ends[0] in "([" and ends[1] in ")]" else ("", "")
+def _alternatives(parsed: list[Any]) -> list[Any]:
+    """The set of `x < 2 or x > 5`, which math-verify takes for two solutions."""
+    from sympy import Union
+
+    parts = parsed[0].args if parsed and getattr(parsed[0], "is_FiniteSet", False) else ()
+    is_inequality = parts and all(getattr(each, "rel_op", "==") != "==" for each in parts)
+    return [Union(*(each.as_set() for each in parts))] if is_inequality else parsed

@@ -10,8 +10,9 @@ from contextlib import contextmanager, suppress
 from inspect import Parameter, Signature
 from typing import Any, TypeVar
 
-from kedge.errors import RewardError
+from kedge.errors import KedgeError, RewardError
 from kedge.rewards.source import Verdict
+from kedge.system.thoughts import answer_of
 
 RIGHT = "right"
 NO_ANSWER = "no answer found"
@@ -70,7 +71,9 @@ def read_rows(
         try:
             found.append(read(entry, *more))
         except ValueError as error:
-            shown = " ".join(repr(entry).split())
+            shown = "a number of thousands of digits"
+            with suppress(ValueError):  # Python does not write it
+                shown = " ".join(repr(entry).split())
             shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
             raise RewardError(f"column {column!r}, prompt {row}: {shown} is not usable; expected {error}") from error
     return found
@@ -85,16 +88,21 @@ def decoded(entry: object) -> object:
 
 
 def without_thoughts(text: str) -> str:
-    """Return the text after the last `</think>`, or all of it."""
-    return text.rpartition("</think>")[2]
+    """Return the text after the last thought, empty if that was not closed."""
+    return answer_of(text) or ""
 
 
-def after_thoughts(text: str) -> str:
-    """The answer in a response of R1's form: what follows `</think>`, and of it the text in the last `<answer>`."""
-    text = without_thoughts(text)
-    end = text.rfind("</answer>")
-    start = text.rfind("<answer>", 0, max(end, 0))
-    return text if start < 0 else text[start + len("<answer>") : end]
+def final_answer(text: str) -> tuple[str, bool] | None:
+    """Return what follows the thoughts, or of it the text in the last `<answer>…</answer>`, and whether that closed it.
+
+    None if the last thought was not closed: no thought is an answer.
+    """
+    answer = answer_of(text)
+    if answer is None:
+        return None
+    end = answer.rfind("</answer>")
+    start = answer.rfind("<answer>", 0, max(end, 0))
+    return (answer, False) if start < 0 else (answer[start + len("<answer>") : end], True)
 
 
 def verdicts(
@@ -102,6 +110,8 @@ def verdicts(
     stopped: Sequence[bool] | None,
     references: Sequence[_Reference],
     judge: Callable[[str, bool, _Reference], str | tuple[str, str]],
+    *,
+    read: Callable[[str], tuple[str, bool] | None] = final_answer,
 ) -> list[Verdict]:
     """A verdict per response: 1 if the reason is `right`, else 0.
 
@@ -109,17 +119,25 @@ def verdicts(
         completions: The responses.
         stopped: Whether each ended with a stop token; None if all did.
         references: What the rows say.
-        judge: The reason for one response, and the answer if one was found, given its text, whether it ended with a
-            stop token, and its reference. A response that was cut off and has no answer gets that as its reason.
+        judge: The reason for one answer, and what is compared if it was found, given its text, whether it is complete,
+            and its reference. A response that was cut off and has no answer gets that as its reason.
+        read: Finds the answer in a response, and whether it is complete even in a response that was cut off.
     """
     ended = [True] * len(completions) if stopped is None else stopped
     found = []
     for text, is_whole, reference in zip(completions, ended, references, strict=True):
-        judged = judge(text, is_whole, reference)
-        reason, answer = (judged, None) if isinstance(judged, str) else judged
+        judged: str | tuple[str, str] = NO_ANSWER
+        try:
+            if answer := read(text):
+                judged = judge(answer[0], is_whole or answer[1], reference)
+        except KedgeError:
+            raise
+        except Exception:  # in whichever library: one response does not end a run
+            judged = WRONG_FORMAT
+        reason, given = (judged, None) if isinstance(judged, str) else judged
         if reason == NO_ANSWER and not is_whole:
             reason = CUT_OFF
-        found.append(Verdict(float(reason == RIGHT), reason, answer))
+        found.append(Verdict(float(reason == RIGHT), reason, given))
     return found
 
 

@@ -19,9 +19,9 @@ from kedge.rewards.verify.checking import (
     WRONG_VALUE,
     Expired,
     deadline,
+    final_answer,
     read_rows,
     reads_column,
-    without_thoughts,
 )
 
 PARTLY = "partly right"
@@ -97,10 +97,9 @@ def reasoning_gym(completions: list[str], entry: list[Any], stopped: list[bool] 
 
 
 def _judged(text: str, is_whole: bool, name: str, task: Any, entry: dict[str, Any]) -> Verdict:
-    text = without_thoughts(text)
-    tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-    answer = (tagged[-1] if tagged else text).strip()
-    if not answer or not (tagged or is_whole):
+    text, is_closed = final_answer(text) or ("", False)
+    answer = text.strip()
+    if not answer or not (is_closed or is_whole):
         return Verdict(0.0, NO_ANSWER if is_whole else CUT_OFF)
     if len(answer) > LONGEST or HUGE.search(answer) or not CHECKED.get(name, bool)(answer):
         return Verdict(0.0, WRONG_FORMAT)

@@ -18,7 +18,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Verdict
-from kedge.rewards.verify.checking import NO_ANSWER, RIGHT, decoded, read_rows, reads_column, without_thoughts
+from kedge.rewards.verify.checking import CUT_OFF, NO_ANSWER, RIGHT, decoded, read_rows, reads_column
+from kedge.system.thoughts import answer_of
 
 EXAMPLE = '{"kind": "max_words", "count": 50}'
 
@@ -99,31 +100,35 @@ def _read(entry: object) -> list[tuple[Kind, dict[str, Any]]]:
 
 
 @reads_column("instructions", _read)
-def instructions(completions: list[str], instructions: list[Any]) -> list[Verdict]:
+def instructions(completions: list[str], instructions: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """Check whether a response follows all instructions of its row; the reason is `right` or the first broken kind.
 
     Args:
         completions: Responses as text.
         instructions: For each a list of instructions, see `KINDS`.
+        stopped: Whether each response ended with a stop token.
     """
-    return [Verdict(float(not share < 1), reason) for share, reason in _followed(completions, instructions)]
+    return [
+        Verdict(float(not each < 1), each.reason) for each in instructions_partial(completions, instructions, stopped)
+    ]
 
 
 @reads_column("instructions", _read)
-def instructions_partial(completions: list[str], instructions: list[Any]) -> list[Verdict]:
+def instructions_partial(
+    completions: list[str], instructions: list[Any], stopped: list[bool] | None = None
+) -> list[Verdict]:
     """The share of its instructions that a response follows; reasons as of `instructions`."""
-    return [Verdict(share, reason) for share, reason in _followed(completions, instructions)]
-
-
-def _followed(completions: list[str], rows: list[Any]) -> list[tuple[float, str]]:
     found = []
-    for completion, wanted in zip(completions, read_rows("instructions", rows, _read), strict=True):
-        text = without_thoughts(completion)
-        if not text.strip():  # an empty text has no commas
-            found.append((0.0, NO_ANSWER))
+    wholes = stopped or [True] * len(completions)
+    for completion, is_whole, wanted in zip(
+        completions, wholes, read_rows("instructions", instructions, _read), strict=True
+    ):
+        text = (answer_of(completion) or "").strip()
+        if not text or not is_whole:  # an empty text has no commas
+            found.append(Verdict(0.0, NO_ANSWER if is_whole else CUT_OFF))
             continue
-        broken = [kind.follows.__name__ for kind, parameters in wanted if not kind.follows(text.strip(), **parameters)]
-        found.append((1 - len(broken) / len(wanted), broken[0] if broken else RIGHT))
+        broken = [kind.follows.__name__ for kind, parameters in wanted if not kind.follows(text, **parameters)]
+        found.append(Verdict(1 - len(broken) / len(wanted), broken[0] if broken else RIGHT))
     return found
 
 
@@ -337,7 +342,7 @@ def highlighted(response: str, count: int) -> bool:
 
 @instruction("Answer with one JSON value and nothing else.")
 def json(response: str) -> bool:
-    inner = re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", response, re.DOTALL)
+    inner = re.fullmatch(r"```(?:json)?[ \t\r]*\n(.*)\n```", response, re.DOTALL)
     try:
         json_module.loads(inner[1] if inner else response)
     except (ValueError, RecursionError):

@@ -8,6 +8,7 @@ import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+from unicodedata import normalize
 
 from kedge.errors import RewardError, install_line
 from kedge.rewards.source import Verdict
@@ -17,15 +18,15 @@ from kedge.rewards.verify.checking import (
     RIGHT,
     TOO_SLOW,
     Expired,
-    after_thoughts,
     deadline,
     decoded,
     read_rows,
     reads,
     reads_column,
     verdicts,
-    without_thoughts,
 )
+from kedge.rewards.verify.quantities import ANSWER, INVISIBLE, typed
+from kedge.system.thoughts import MARKS, answer_of
 
 WRONG_CHOICE = "wrong choice"
 SEVERAL = "several answers"
@@ -37,27 +38,66 @@ WRONG_SCHEMA = "against the schema"
 
 # Multiple choice
 
-_END = r"(?=[\"'”’]?[.!,;]?[ \t]*(?:$|\n))"
-_LETTER = rf"[\"'“‘]?(?:[(\[]?([A-Z])(?![\w'’])|[(\[]([a-z])(?=[)\]])|([a-z]){_END})[)\]]?"
+_END = r"(?=[)\]\"'”’]*[.!,;。]?[ \t]*(?:$|\n))"
+_LETTER = (
+    r"[\"'“‘]?(?:[(\[]\s?([A-Za-z])\s?[)\]]|(?!I\s+[a-z])([A-Z])(?![A-Za-zÀ-ɏ0-9_+#*]|['’][a-z]|-[a-z])|"
+    rf"([a-z]){_END})[)\]]?[\"'”’]?"
+)
 """A small letter only in brackets or at the end: "the answer is a city" names no option."""
 _GAP = r"\s{0,4}"
-_IS = r"(?:\s{1,4}(?:is|(?:would|must|should|has to) be))?"
+_IS = (
+    rf"(?i:{_GAP}(?:(?:is|are|be|ist|est|es|è|é)(?![^\W_])|(?:would|must|should|has to|(?:seems|appears) to)(?= be)|"
+    r"是|为|為|は|는|은|[:=]|-{1,2}>?|—)){0,2}"
+    rf"(?i:{_GAP}(?:definitely|probably|(?:most )?likely|clearly|indeed|that|letter|option|choice|选项)\b){{0,2}}"
+)
 _STATED = tuple(
-    re.compile(rf"(?i:\b(?:{words}){_IS}{_GAP}[:=]?{_GAP}(?:option\s)?){_LETTER}")
-    for words in ("answer|correct option|right option", "choice|option|choose|pick|select|go with")
+    re.compile(each)
+    for each in (
+        rf"(?:{ANSWER}|(?i:\b(?:correct|right) option\b))(?i:\s+(?:(?:to|for)\b[^.\n:=]{{0,60}}?|[^\W\d_]{{3,12}}))?"
+        rf"{_IS}[\s,]{{0,4}}{_LETTER}",
+        rf"(?i:\b(?:choice|option|choose|pick|select|go(?:ing)? (?:with|for)|say))\b{_IS}{_GAP}{_LETTER}",
+        r"(?i:\b(?:therefore|thus|hence|so|that['’]?s|it['’]?s|(?:it|that|this)(?= )|must(?= be))|而是),?"
+        rf"{_IS}{_GAP}{_LETTER}{_END}",
+        rf"{_LETTER}\s+(?i:(?:is|must be|would be|seems|looks)(?: clearly| definitely| the)*"
+        r" (?:correct|right|true|best|answer)\b)",
+    )
 )
 """Ways to state a choice, the first that occurs: "the answer is B" counts, then, and not "option A is wrong"."""
+_NOT = (
+    r"(?i:\b(?:not|never|neither|nor|cannot|rather than|instead of|(?:is|does|would|should|can?|do|are)n['’]?t)\b)"
+    r"|不是|而非"
+)
+_DENIED = re.compile(
+    rf"(?:{_NOT})\s*(?:\b\w+\s+){{0,2}}?{_LETTER}(?:{_GAP},?{_GAP}\bbut(?: rather)?\b)?"
+    rf"|{_LETTER}\s+(?i:(?:is|was|are|would|does|can|must|seems|looks)(?:n['’]?t|\s+(?:not|(?:\w+\s)?"
+    r"(?:wrong|incorrect|false|impossible|out))\b))"
+)
 _ALTERNATIVE = re.compile(rf"{_GAP}(?:,|/|&|\bor\b|\band\b){_GAP}(?:or\s|and\s|option\s)?{_LETTER}")
-_LINE = re.compile(r"^[ \t]*[(\[]?([A-Z])(?:[)\].:]+(?:[ \t].*)?)?[ \t]*$", re.MULTILINE)
+_LIST = re.compile(rf"{_LETTER}(?:{_ALTERNATIVE.pattern})*[.!。\s]*")
+_FIRST = re.compile(_LETTER)
+_LINE = re.compile(r"^[ \t]*[(\[]?([A-Z])(?:[)\].:]+(?=[ \t]|$)|[ \t]*$)", re.MULTILINE)
 _MENTIONED = re.compile(r"\(([A-Z])\)")
+_FORMAT = re.compile(r"[_`$]|^#+|\\(?:text|math)\w*\s*(?=\{)|\\boxed\s*(?=\{)|[{}]", re.MULTILINE)
+_BOLD = re.compile(r"(?<!\*)\*{1,3}([^*\n]{1,200})\*{1,3}")
+_DIGIT = re.compile(r"(?<![\w.,$-])[0-9](?![\w%]|[.,][0-9])")
+_LABEL = re.compile(r"[(\[]?([A-Za-z0-9])[)\]]?[.:]?(?:\s+(.*))?")
+_SEVERAL = re.compile(r"\s*[A-Z](?:(?:\s*[,;/&]\s*|\s+and\s+)[A-Z])+\s*")
+_BOOLEANS: Mapping[str, str] = {"true": "yes", "false": "no"}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The right label of a row, and the text of each option; empty if only the label is known."""
+    """A row's right options, and the text of each option; empty if only the label is known.
 
-    right: str
+    Attributes:
+        right: Their letters.
+        options: Texts by letter.
+        letters: The letter for each label that is a digit.
+    """
+
+    right: frozenset[str]
     options: Mapping[str, str]
+    letters: Mapping[str, str]
 
 
 def check_choice(answer: Sequence[Any], choices: Sequence[Any] | None = None) -> list[Choice]:
@@ -67,18 +107,31 @@ def check_choice(answer: Sequence[Any], choices: Sequence[Any] | None = None) ->
 
 def _read_choice(answer: Any, choices: Any) -> Choice:
     options = _options(choices)
-    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(options):
-        return Choice(list(options)[answer], options)  # MMLU counts from 0
-    if isinstance(answer, str):
-        label = answer.strip().strip("().").upper()
-        if label in options or (not options and re.fullmatch("[A-Z]", label)):
-            return Choice(label, options)
-        same = [label for label, text in options.items() if _normalized(text) == _normalized(answer)]
-        if len(same) == 1:
-            return Choice(same[0], options)
-        if not same and re.fullmatch("[0-9]{1,2}", answer.strip()):  # a cell of a table in text
-            return _read_choice(int(answer), options)
-    raise ValueError("a letter such as 'B', or the text of one of the column `choices`")
+    letters = dict(zip(options, string.ascii_uppercase, strict=False)) if all(map(str.isdigit, options)) else {}
+    options = {letters.get(label, label): text for label, text in options.items()}
+    listed = re.findall("[A-Z]", answer) if _SEVERAL.fullmatch(str(answer)) else decoded(answer)
+    entries = listed if isinstance(listed, (list, tuple)) and listed else [answer]
+    return Choice(frozenset(_right(each, options, letters) for each in entries), options, letters)
+
+
+def _right(answer: Any, options: Mapping[str, str], letters: Mapping[str, str]) -> str:
+    """The letter for one label, with or without its text, or for a text, or for a place from 0."""
+    text = str(answer).strip()
+    names = _normalized(text), _BOOLEANS.get(text.casefold())
+    same = [letter for letter, option in options.items() if _normalized(option) in names]
+    if label := _LABEL.fullmatch(text):
+        letter = letters.get(label[1], label[1].upper())
+        is_known = letter in options or (not options and letter.isalpha())
+        if is_known and (not label[2] or _normalized(options.get(letter, label[2])) == _normalized(label[2])):
+            return letter
+    same = same if isinstance(answer, (str, bool)) and len(same) == 1 else []
+    if re.fullmatch("[0-9]{1,2}", text) and int(text) < len(options):
+        same.append(list(options)[int(text)])  # MMLU counts from 0
+    if len(set(same)) > 1:
+        raise ValueError(f"a letter: {same[0]} if that is the option's text, {same[1]} if it is its place from 0")
+    if not same:
+        raise ValueError("a letter such as 'B', or the text of one of the column `choices`")
+    return same[0]
 
 
 def _options(choices: object) -> dict[str, str]:
@@ -92,9 +145,9 @@ def _options(choices: object) -> dict[str, str]:
         choices = dict(zip(string.ascii_uppercase, choices, strict=False))
     if not isinstance(choices, Mapping):
         raise ValueError("`choices` as a list, or as a mapping of labels to texts")
-    options = {str(label).upper(): str(text) for label, text in choices.items()}
-    if not all(re.fullmatch("[A-Z]", label) for label in options):
-        raise ValueError(f"options with letters as labels, not {', '.join(options)}")
+    options = {str(label).strip("()[].: ").upper(): str(text) for label, text in choices.items()}
+    if not re.fullmatch("[A-Z]*|[0-9]*", "".join(options)) or max(map(len, options), default=1) > 1:
+        raise ValueError(f"options with letters or digits as labels, not {', '.join(options)}")
     return options
 
 
@@ -104,11 +157,12 @@ def choice(
 ) -> list[Verdict]:
     r"""Check whether a response chooses the right option: `B`, `(B)`, `B. Paris`, `The answer is B`, `\boxed{B}`.
 
-    Naming several options without saying which is the answer is wrong: `several answers`.
+    Naming several options without saying which is the answer is wrong: `several answers`. If a row has several right
+    ones, the response has to name all of them and no other.
 
     Args:
         completions: Responses as text.
-        answer: The right label, the option's text, or its place from 0.
+        answer: The right label, the option's text, or its place from 0; or a list of them.
         choices: The options: a list of texts, a mapping of labels to texts, or `{"label": […], "text": […]}`.
         stopped: Whether each response ended with a stop token.
     """
@@ -116,63 +170,68 @@ def choice(
 
 
 def _judge_choice(text: str, is_whole: bool, reference: Choice) -> str | tuple[str, str]:
-    text = after_thoughts(text)
-    found = _chosen(boxed(text) or text, reference.options)
-    if len(found) != 1:
-        return SEVERAL if found else NO_ANSWER
-    [label] = found
-    return RIGHT if label == reference.right else WRONG_CHOICE, label
+    text = typed(text)
+    content = boxed(text)
+    found = _chosen(text if content is None else content, reference) if is_whole or content else None
+    if not found:
+        return NO_ANSWER
+    if len(found) > len(reference.right) == 1:
+        return SEVERAL
+    return RIGHT if found == reference.right else WRONG_CHOICE, "".join(sorted(found))
 
 
-def _chosen(text: str, options: Mapping[str, str]) -> set[str]:
-    r"""The labels that a response gives as its answer, by the first of these ways in which it names any."""
-    text = re.sub(r"[*_`$#]|\\text\s*(?=\{)|\\boxed\s*(?=\{)|[{}]", "", text).strip()
+def _chosen(text: str, reference: Choice) -> set[str]:
+    r"""The letters that a response gives as its answer, by the first of these ways in which it names any."""
+    text = _DIGIT.sub(lambda digit: reference.letters.get(digit[0], digit[0]), text)
+    text = _BOLD.sub(r"\1", _FORMAT.sub("", text)).strip()
+    claims = _DENIED.sub("", text)
     for stated in _STATED:
-        if statements := list(stated.finditer(text)):
-            return _with_alternatives(text, statements[-1])
-    if re.fullmatch(r"[(\[]?[a-zA-Z][)\].!]*", text):
-        return {text.strip("()[].!").upper()}
-    found = set(_LINE.findall(text)) or set(_MENTIONED.findall(text))
-    if found or not options:
-        return found
-    words = f" {_normalized(text)} "
-    named = {label: f" {_normalized(option)} " for label, option in options.items() if _normalized(option)}
-    named = {label: option for label, option in named.items() if option in words}
-    # "dark red" is not also an answer "red".
-    return {
-        label
-        for label, option in named.items()
-        if not any(option in other and option != other for other in named.values())
-    }
+        if statements := list(stated.finditer(claims)):
+            return _with_alternatives(claims, statements[-1])
+    bare = claims.strip(" ,;:.")
+    if (first := _FIRST.match(bare)) and _LIST.fullmatch(bare):
+        return _with_alternatives(bare, first)
+    lines = [_with_alternatives(claims, line) for line in _LINE.finditer(claims)]
+    found = set[str]().union(*lines, _MENTIONED.findall(claims) if not lines else ())
+    words = named = f" {_normalized(text)} "
+    # The longest first: "dark red" is not also an answer "red".
+    for label, option in sorted(reference.options.items(), key=lambda each: -len(each[1])):
+        named = named.replace(f" {_normalized(option)} ", f" ({label}) ")
+    return found if found or named == words else _chosen(named, Choice(reference.right, {}, {}))
 
 
 def _with_alternatives(text: str, statement: re.Match[str]) -> set[str]:
-    """The label of a statement, and those that follow as in `A or B`."""
-    found = {_letter(statement)}
-    at = statement.end()
-    while (further := _ALTERNATIVE.match(text, at)) is not None:
-        found.add(_letter(further))
-        at = further.end()
-    return found
-
-
-def _letter(match: re.Match[str]) -> str:
-    return str(match[1] or match[2] or match[3]).upper()
+    """The letter of a statement, and those that follow as in `A or B`."""
+    found = [statement]
+    while further := _ALTERNATIVE.match(text, found[-1].end()):
+        found.append(further)
+    return {each[each.lastindex or 0].upper() for each in found}
 
 
 # Matches
 
 
+_PUNCTUATION = re.compile(
+    r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))|(?<!\w)#|(?<![\w+])\+(?=[0-9])"
+    r"|(?<![0-9])[!-\"$-*,-/:;?@\[-\]_`{-~‘-‟«»…、。]|[!-\"$-*,-/:;?@\[-\]_`{-~‘-‟«»…、。](?![0-9])"
+)
+"""Signs without a meaning; between digits, the comma of thousands alone."""
+
+
 def _normalized(text: str) -> str:
-    """Lower case, without punctuation, articles and repeated spaces, as SQuAD compares answers; -2 and 1.5 stay.
+    """Lower case, without punctuation, articles and repeated spaces, as SQuAD compares answers; -2, 1.5, 3/4, C++ stay.
 
     So does what would be nothing without it: "A." is "a", and not the same as "the" and "!".
     """
     whole = text.strip().casefold()
-    text = re.sub(r"(?<!\w)-(?=\.?[0-9])", "−", text.casefold())
+    text = re.sub(r"(?<!\w)-(?=\.?[0-9])", "−", typed(text).casefold())
     text = re.sub(r"(?<![^\W0-9])\.(?=[0-9])", "·", text)
-    text = "".join(each for each in text if each not in string.punctuation)
+    text = _PUNCTUATION.sub("", text)
     return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text).split()) or " ".join(text.split()) or whole
+
+
+def _exact(text: str) -> str:
+    return normalize("NFC", text.strip())
 
 
 def _texts(answer: object) -> list[str]:
@@ -190,7 +249,6 @@ def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], 
     def judge(text: str, is_whole: bool, answers: list[str]) -> str | tuple[str, str]:
         if not text.strip() or not is_whole:
             return NO_ANSWER
-        text = after_thoughts(text)
         return RIGHT if form(text) in map(form, answers) else WRONG_TEXT, form(text)
 
     return judge
@@ -199,7 +257,7 @@ def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], 
 @reads_column("answer", _texts)
 def exact(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """Check whether a response is the answer, or one of several, apart from spaces around it."""
-    return verdicts(completions, stopped, read_rows("answer", answer, _texts), _judge_text(str.strip))
+    return verdicts(completions, stopped, read_rows("answer", answer, _texts), _judge_text(_exact))
 
 
 @reads_column("answer", _texts)
@@ -214,10 +272,17 @@ def normalized(completions: list[str], answer: list[Any], stopped: list[bool] | 
 def _expression(entry: object) -> re.Pattern[str]:
     try:
         if isinstance(entry, str) and entry:
-            return re.compile(entry)
+            with deadline("pattern"):
+                return re.compile(entry)
+    except Expired as error:
+        raise ValueError("a regular expression that compiles within a second") from error
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"a regular expression ({error})") from error
     raise ValueError("a regular expression")
+
+
+CONTINUATIONS = ("0a\n" * 50, "a 0\n" * 50)
+"""Possible ends of a response that was cut off, with which it still has to match."""
 
 
 @reads_column("pattern", _expression)
@@ -226,15 +291,22 @@ def pattern(completions: list[str], pattern: list[str], stopped: list[bool] | No
 
     Thoughts are part of the response only to an expression that names their tag.
     """
-    return verdicts(completions, stopped, read_rows("pattern", pattern, _expression), _judge_pattern)
+    return verdicts(completions, stopped, read_rows("pattern", pattern, _expression), _judge_pattern, read=_whole)
+
+
+def _whole(text: str) -> tuple[str, bool]:
+    return text, False
 
 
 def _judge_pattern(text: str, is_whole: bool, expression: re.Pattern[str]) -> str:
-    if "think>" not in expression.pattern:
-        text = without_thoughts(text)
+    named = expression.pattern.replace("\\", "")
+    answer = text if any(mark in named for pair in MARKS for mark in pair) else answer_of(text)
+    if answer is None:
+        return NO_ANSWER
+    texts = [answer] if is_whole else [answer, *(answer + more for more in CONTINUATIONS)]
     try:
         with deadline("pattern"):
-            return RIGHT if expression.search(text) else NO_MATCH if is_whole else NO_ANSWER
+            return RIGHT if all(map(expression.search, texts)) else NO_MATCH if is_whole else NO_ANSWER
     except Expired:
         return TOO_SLOW
 
@@ -257,24 +329,24 @@ def tags(
         names: The tags.
     """
     opening = f"<{names[0]}>"
-    opened = [text.rstrip().endswith(opening) for text in prompts or [""] * len(completions)]
-    whole = [opening + text if is_open else text for text, is_open in zip(completions, opened, strict=True)]
-    return verdicts(whole, stopped, [names] * len(whole), _judge_tags)
+    whole = [
+        opening + text if prompt.rstrip().endswith(opening) and not text.startswith(opening) else text
+        for text, prompt in zip(completions, prompts or [""] * len(completions), strict=True)
+    ]
+    return verdicts(whole, stopped, [names] * len(whole), _judge_tags, read=_whole)
 
 
 def _judge_tags(text: str, is_whole: bool, names: Sequence[str]) -> str:
-    parts = [part for part in re.split(r"(</?[A-Za-z][\w-]*>)", text) if part.strip()]
     expected = [tag for name in names for tag in (f"<{name}>", f"</{name}>")]
-    found = [part for part in parts if part in expected]
+    tag = re.compile("|".join(map(re.escape, expected)))
+    found = tag.findall(text)
     if found != expected:
         missing = set(expected) - set(found)
         return NO_ANSWER if missing and not is_whole else "missing tag" if missing else "tags out of order"
-    at = [index for index, part in enumerate(parts) if part in expected]
-    for opens, closes in zip(at[::2], at[1::2], strict=True):
-        if closes == opens + 1:
-            return "empty tag"
-    inside = sum(closes - opens + 1 for opens, closes in zip(at[::2], at[1::2], strict=True))
-    return RIGHT if inside == len(parts) else "text outside the tags"
+    parts = [bool(INVISIBLE.sub("", part).strip()) for part in tag.split(text)]
+    if not all(parts[1::2]):
+        return "empty tag"
+    return "text outside the tags" if any(parts[::2]) else RIGHT
 
 
 # JSON
@@ -341,18 +413,21 @@ def json_schema(completions: list[str], schema: list[Any], stopped: list[bool] |
 def _judge_json(text: str, is_whole: bool, validator: Any) -> str:
     from referencing.exceptions import Unresolvable
 
-    text = after_thoughts(text)
-    blocks = re.findall(r"^[ \t]*```(?i:json)?[ \t\r]*\n(.*?)^[ \t]*```", text, re.DOTALL | re.MULTILINE)
+    reason = NOT_JSON
     try:
         with deadline("json_schema"):
+            blocks = re.findall(r"^[ \t]*```(?i:json)?[ \t\r]*\n(.*?)^[ \t]*```", text, re.DOTALL | re.MULTILINE)
+            if not blocks and not is_whole:
+                return NO_ANSWER
             value = json.loads(blocks[-1] if blocks else text, parse_constant=_no_constant)
+            reason = WRONG_SCHEMA
             return RIGHT if validator.is_valid(value) else WRONG_SCHEMA
     except Expired:
         return TOO_SLOW
     except Unresolvable as error:
         raise RewardError(f"a schema refers to {error.ref!r}, which it does not contain") from error
-    except (ValueError, RecursionError):
-        return NOT_JSON if is_whole else NO_ANSWER
+    except Exception:  # no JSON, or a value with which a library cannot compute, such as 1e400
+        return reason
 
 
 def _no_constant(name: str) -> None:
