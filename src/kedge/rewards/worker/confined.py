@@ -32,7 +32,7 @@ read 0 63, write 1 64, open 2 -, close 3 57, stat 4 -, fstat 5 80, lstat 6 -, po
 mprotect 10 226, munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139,
 pread64 17 67, readv 19 65, writev 20 66, access 21 -, pipe 22 -, select 23 -, sched_yield 24 124, mremap 25 216,
 madvise 28 233, dup 32 23, dup2 33 -, nanosleep 35 101, getitimer 36 102, alarm 37 -, setitimer 38 103, getpid 39 172,
-sendto 44 206, recvfrom 45 207, socketpair 53 199, setsockopt 54 208, getsockopt 55 209, exit 60 93, uname 63 160,
+sendto 44 206, recvfrom 45 207, getsockopt 55 209, exit 60 93, uname 63 160,
 getcwd 79 17, gettimeofday 96 169, getrlimit 97 163, getrusage 98 165, sysinfo 99 179, times 100 153, getuid 102 174,
 getgid 104 176, geteuid 107 175, getegid 108 177, getppid 110 173, sigaltstack 131 132, time 201 -,
 gettid 186 178, futex 202 98, sched_getaffinity 204 123, getdents64 217 61, restart_syscall 219 128,
@@ -44,9 +44,14 @@ getrandom 318 278, statx 332 291, rseq 334 293, close_range 436 436, faccessat2 
 """All that a program may ask of the kernel. Not among them: processes, threads, programs, sockets, signals, mounts,
 shared memory, other processes' limits, devices."""
 
-COMMANDS = {(72, 25): (0, 1, 2, 3, 4, 1030), (16, 29): (0x5421,)}
-"""Of fcntl, copies and flags of a descriptor: others make the kernel send signals to processes of one's choice. Of
-ioctl, whether a descriptor blocks."""
+ARGUMENTS = {
+    (72, 25): {1: (0, 1, 2, 3, 4, 1030)},
+    (16, 29): {1: (0x5421,)},
+    (53, 199): {0: (1,), 1: (1, 0x801, 0x80001, 0x80801)},
+}
+"""Further calls, with all values that some of their arguments may have. Of fcntl, copies and flags of a descriptor:
+others make the kernel send signals to processes of one's choice. Of ioctl, whether a descriptor blocks. Of socketpair,
+UNIX streams: other kinds send to any socket whose name is known."""
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
@@ -258,10 +263,13 @@ def _filter() -> bytes:
     load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
     numbers = [row.split()[1 + column] for row in SYSTEM_CALLS.split(",")]
     allowed = [instruction(equal, int(number), no=1) + instruction(end, allow) for number in numbers if number != "-"]
-    for calls, commands in COMMANDS.items():
-        tests = [instruction(equal, command, no=1) + instruction(end, allow) for command in commands]
-        block = [instruction(load, 24), *tests, instruction(end, refuse)]  # the second argument
-        allowed.append(b"".join([instruction(equal, calls[column], no=2 * len(commands) + 2), *block]))
+    for calls, arguments in ARGUMENTS.items():
+        block: list[bytes] = []
+        for place, values in arguments.items():
+            tests = [instruction(equal, value, yes=len(values) - index) for index, value in enumerate(values)]
+            block += [instruction(load, 16 + 8 * place), *tests, instruction(end, refuse)]
+        block.append(instruction(end, allow))
+        allowed += [instruction(equal, calls[column], no=len(block)), *block]
     return b"".join(
         [
             instruction(load, 4),  # the architecture: the same numbers mean other calls in 32-bit code

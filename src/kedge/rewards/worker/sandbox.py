@@ -221,6 +221,7 @@ def _try_out(sandbox: Sandbox) -> None:
             "list processes": "os.listdir('/proc')",
             "send a signal": f"os.kill({os.getpid()}, 0)",
             "open a socket": "socket.socket()",
+            "send datagrams": "socket.socketpair(type=socket.SOCK_DGRAM)",
             "start a process": "os.fork() or os._exit(0)",
         }
         program = "import os, socket\n" + "\n".join(
