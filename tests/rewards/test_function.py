@@ -447,3 +447,15 @@ def test_an_async_function_waits_for_no_turn() -> None:
         thread.start()
         thread.join(10)
     assert found == [[1.0, 1.0, 1.0]]
+
+
+@pytest.mark.parametrize(("told", "seconds"), [([3, 2.5, 4, None], 4.0), (["10"], 0.0), ([None], 0.0), ([[9]], 0.0)])
+def test_a_check_of_rows_may_tell_how_long_a_response_takes(told, seconds):
+    def rated(completions, level):
+        return [1.0] * len(completions)
+
+    rated.check_rows = lambda level: level[0]
+    reward = FunctionReward(rated)
+    for each in told:
+        reward.check({"level": [each]})
+    assert reward.seconds == seconds

@@ -598,6 +598,12 @@ def test_programs_that_replace_what_judges_them_pass_nothing(program, test):
 
 
 @needs_sandbox
+def test_a_program_without_output_is_not_ended_early():
+    text = "import os, time\nos.close(1)\ndef f(x):\n    time.sleep(1.5)\n    return x"
+    assert reason(text, "assert f(3) in [3]") == "right"
+
+
+@needs_sandbox
 def test_the_judge_runs_nothing_for_a_program_but_functions_that_it_got():
     program = """
 import json, os
@@ -830,7 +836,7 @@ def test_hostile_numbers_are_verdicts_in_linear_time():
 )
 def test_rows_of_apps_taco_and_livecodebench_are_read(row, metadata):
     texts = ["print(2 * int(input()))", "print(3 * int(input()))"]
-    found = code_stdio(texts, [row] * 2, [metadata] * 2)
+    found = code_stdio(texts, [row] * 2, metadata=[metadata] * 2)
     assert [verdict.reason for verdict in found] == ["right", "wrong value"]
 
 
@@ -858,7 +864,7 @@ def test_rows_with_a_function_are_read(row, metadata):
         "def pair(one, two=0):\n    while True: pass",
         YES + "pair = f",
     ]
-    found = code_stdio(texts, [row] * 7, [metadata] * 7, seconds=1)
+    found = code_stdio(texts, [row] * 7, metadata=[metadata] * 7, seconds=1)
     assert [verdict.reason for verdict in found[:6]] == [
         *("right", "right", "wrong value", "raised NameError", "wrong value", "took too long")
     ]

@@ -1,6 +1,7 @@
 """Programs that pass the tests of their row.
 
     assert f(2) == 4        in the sandbox: f(2) ─▶ plain data ─▶ here: equal to 4?
+    assert check(f(2))      in the sandbox: f(2) ─▶ plain data ─▶ in a second one, which asked for it: check(…)
 
 The program never sees the expected values, and its own objects take part in no comparison: nothing passes but what is
 right.
@@ -259,21 +260,17 @@ def code(
     Raises:
         RewardError: A row cannot be used, or no sandbox works here.
     """
-    place = open_sandbox(sandbox)
+    limits = {"seconds": seconds, "memory": memory << 20}
     rows = read_tests(test_list, test_imports, test_setup_code)
-
-    def judge(text: str, tests: Tests, has_prose: bool) -> Outcome:
-        return _passed(text, tests, place, {"has_prose": has_prose, "seconds": seconds, "memory": memory << 20})
-
-    return _verdicts(completions, stopped, rows, judge, partial)
+    return _verdicts(completions, stopped, rows, open_sandbox(sandbox), limits, _passed, partial)
 
 
 @reads(check_stdio)
 def code_stdio(
     completions: list[str],
     input_output: list[Any],
-    metadata: list[Any] | None = None,
     stopped: list[bool] | None = None,
+    metadata: list[Any] | None = None,
     *,
     sandbox: str = "auto",
     seconds: int = 2,
@@ -287,8 +284,8 @@ def code_stdio(
         completions: Responses as text.
         input_output: `{"inputs": […], "outputs": […]}`, texts or lists of lines, as a mapping or as JSON; with
             `fn_name`, arguments and results of a function. Or `[{"input": …, "output": …}, …]` as in LiveCodeBench.
-        metadata: The `func_name` of LiveCodeBench's functional tests.
         stopped: Whether each response ended with a stop token.
+        metadata: The `func_name` of LiveCodeBench's functional tests.
         sandbox: As in `code`, like the other settings.
         seconds: For each input, or for all calls.
         memory: Likewise, MiB.
@@ -297,10 +294,8 @@ def code_stdio(
             `tokens`: what blanks and ends of lines separate. `numbers`: likewise, and numbers that are not integers may
             differ by 1e-6, relative or absolute.
     """
-    place = open_sandbox(sandbox)
 
-    def judge(text: str, row: Pairs | Tests, has_prose: bool) -> Outcome:
-        limits = {"has_prose": has_prose, "seconds": seconds, "memory": memory << 20}
+    def judge(text: str, row: Pairs | Tests, place: Sandbox, limits: Mapping[str, Any]) -> Outcome:
         if isinstance(row, Tests):
             return _passed(text, row, place, limits)
         right = 0
@@ -320,14 +315,17 @@ def code_stdio(
         return right, len(row), reason
 
     rows = read_rows("input_output", input_output, _read_row, metadata)
-    return _verdicts(completions, stopped, rows, judge, partial)
+    limits = {"seconds": seconds, "memory": memory << 20}
+    return _verdicts(completions, stopped, rows, open_sandbox(sandbox), limits, judge, partial)
 
 
 def _verdicts(
     completions: Sequence[str],
     stopped: Sequence[bool] | None,
     references: Sequence[_Reference],
-    judge: Callable[[str, _Reference, bool], Outcome],
+    place: Sandbox,
+    limits: Mapping[str, Any],
+    judge: Callable[[str, _Reference, Sandbox, Mapping[str, Any]], Outcome],
     is_partial: bool,
 ) -> list[Verdict]:
     """The verdicts of several processes at a time."""
@@ -339,7 +337,7 @@ def _verdicts(
         if found is None:
             return Verdict(0.0, NO_CODE if is_whole else CUT_OFF)
         # Without a fence, there may be prose around the program.
-        right, count, reason = judge(found, reference, found == answer)
+        right, count, reason = judge(found, reference, place, {**limits, "has_prose": found == answer})
         return Verdict(right / count if is_partial else float(reason == RIGHT), reason)
 
     with ThreadPoolExecutor(_num_processors()) as pool:

@@ -304,7 +304,7 @@ class _Watched:
         while not self._ending and self._receive(0.0):
             pass
         if not self._ending and (self._has_end or not self._is_complete()):
-            ending = self._how_it_ended()
+            ending = self._how_it_ended(max(1.0, deadline - time.monotonic()) if self._has_end else 1.0)
             self._ending = "" if self._is_complete() and ending == ENDED else ending
 
     def _is_complete(self) -> bool:
@@ -325,9 +325,9 @@ class _Watched:
                 self._ending = TOO_LONG
         return bool(ready)
 
-    def _how_it_ended(self) -> str:
+    def _how_it_ended(self, seconds: float) -> str:
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+            self._process.wait(seconds)
         status = self._process.returncode or 0
         number = -status if status < 0 else max(0, status - 128)  # bubblewrap exits with 128 + the signal
         return TOO_SLOW if number == signal.SIGXCPU else CRASHED if number else ENDED
