@@ -438,12 +438,19 @@ def test_setup_code_runs_after_the_program():
         ("assert [*f(2)] == [0, 1] and 1 in f(2)", "(n for n in range(x))", "iter((1, 2))"),
         ("assert f(1)(2)[0] == 3", "lambda y: [x + y]", "lambda y: [y]"),
         ("assert f(datetime.date(2020, 1, 1)) == 2020", "x.year", "x.day"),
+        ("assert f(1)[0] == 1 and list(f(2)) == [2]", "collections.deque([x])", "range(3)"),
+        ("assert isinstance(f(1), dict) and not isinstance(f(1), list)", "collections.Counter('a')", "[x]"),
+        ("assert isinstance(f(1), Own)", "Own()", "x"),
+        ("assert fails(f, 'a') and not fails(f, '1')", "int(x)", "x"),
+        ("assert same(f(1)) and f(same(1)) is True", "x", "2"),
     ],
 )
 def test_functions_are_handed_on(test, value, wrong):
-    setup = "margin = 1\ndef twice(function, given): return function(function(given))"
-    assert reason(f"def f(x): return {value}", test, test_setup_code=setup) == "right"
-    assert wrong is None or reason(f"def f(x): return {wrong}", test, test_setup_code=setup) == "wrong value"
+    setup = "margin = 1\ndef twice(function, given): return function(function(given))\nsame = lambda f: f == 1\n"
+    setup += "def fails(f, x):\n    try: f(x)\n    except ValueError: return True"
+    text = "import collections\nclass Own: pass\ndef f(x): return "
+    assert reason(text + value, test, test_setup_code=setup) == "right"
+    assert wrong is None or reason(text + wrong, test, test_setup_code=setup) == "wrong value"
 
 
 STACK = """

@@ -7,6 +7,7 @@ import builtins
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from symtable import symtable
 from typing import Any
 
 from kedge.rewards.verify.checking import decoded, read_rows
@@ -17,14 +18,14 @@ EXPECTED = 'a list of assertions such as "assert f(2) == 4"'
 _BUILTINS = frozenset(dir(builtins))
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _PLAIN = (str, bytes, list, tuple, dict, set, int, float, complex)
-_NAMES = "abs all any bool dict float frozenset int len list max min next set sorted str sum tuple"
+_NAMES = "abs all any bool dict float frozenset int isinstance len list max min next set sorted str sum tuple"
 _CONVERSIONS = frozenset(_NAMES.split())
 
 _MODULES = (
     "collections copy datetime decimal fractions functools itertools json math np numpy operator pandas pd pytest"
 )
 MODULES = frozenset([*_MODULES.split(), "random", "re", "statistics", "string"])
-"""Modules that assertions use without an import; those that are not there are named when the rows are checked."""
+"""Modules that assertions use without an import; a missing one is named when the rows are checked."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,11 @@ def _read_tests(tests: Any, imported_by: Any, setup_code: Any) -> Tests:
     unbound = (used & MODULES).difference(*map(_bound, setup))
     setup += _parsed("\n".join(f"import {name}" for name in sorted(unbound))).body
     imports = [each for tree in setup for each in ast.walk(tree) if isinstance(each, _IMPORTS)]
-    ours = [each for each in setup if not isinstance(each, ast.ClassDef)]
-    own = {name for each in ours for name in ([each.name] if isinstance(each, ast.FunctionDef) else _bound(each))}
+    ours = [
+        each for each in setup if not isinstance(each, ast.ClassDef) and getattr(each, "module", "") != "__future__"
+    ]
+    symbols = symtable("\n".join(map(ast.unparse, ours)), "setup", "exec").get_symbols()
+    own = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
     reader = _Reader({name for each in imports for name in _bound(each)}, own)
     theirs = [each for each in setup if isinstance(each, (ast.ClassDef, *_IMPORTS))]
     # Code that calls the program has to run before the assertions do.
@@ -203,8 +207,10 @@ class _Reader(ast.NodeTransformer):
         match node:
             case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)) if name in self._theirs:
                 return True
-            case ast.Call(func=func, args=[inner], keywords=[]) if _used(func) <= _CONVERSIONS | self._imported:
-                return self._is_programs(inner)
+            case ast.Call(func=func, args=[_, *_] as given, keywords=[]) if (
+                _used(func) <= _CONVERSIONS | self._imported
+            ):
+                return all(map(self._is_programs, given))
             case ast.Call(func=ast.Attribute(value=inner), args=[], keywords=[]) | ast.Attribute(value=inner):
                 return self._is_programs(inner)
             case ast.Call(func=ast.Attribute(value=inner)):

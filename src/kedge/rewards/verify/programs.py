@@ -182,7 +182,7 @@ def program(text: str, is_whole: bool, *, names: Collection[str] = ()) -> str | 
     """
     begun = re.split(r"\[DONE\][ \t\r]*$", text, maxsplit=1, flags=re.MULTILINE)
     if begun[1:] and BEGIN not in begun[0]:
-        text, is_whole = begun[0], True  # the prompt began it
+        text, is_whole = begun[0], True  # the prompt ends with [BEGIN]
     blocks: list[tuple[bool, list[str]]] = []  # True for those that say that they are in Python
     fence = ""
     is_closed = True
@@ -221,7 +221,7 @@ def program(text: str, is_whole: bool, *, names: Collection[str] = ()) -> str | 
 
 
 def _fence(line: str) -> tuple[str, str]:
-    """What closes the block that a line opens, and the rest of the line; an empty mark if it opens none."""
+    """Return the mark that closes the block that a line opens, and the rest of the line; no mark if it opens none."""
     line = line.strip()
     if line.startswith(BEGIN):
         return DONE, line.removeprefix(BEGIN)
@@ -304,7 +304,7 @@ def code_stdio(
             room = len(expected.encode("utf-8", "replace"))
             ran = place.run([text], [], name="__main__", typed=typed, room=room, **limits)
             has_ended = ran.ending in ("", f"{RAISED} SystemExit")
-            # What has been printed counts, however the program ends then.
+            # The output counts even if the program then reads beyond its input, or ends at once.
             is_right = has_ended or ran.ending in (ENDED, f"{RAISED} EOFError")
             is_right = is_right and _is_same(ran.printed, expected, compare)
             right += is_right

@@ -217,11 +217,12 @@ READING = {
 # Two processes
 
 KEPT: list[Any] = []
-"""What is not plain data stays in its process, where this list numbers it; a `Remote` takes its place in the other."""
+"""Objects that are not plain data: they stay in their process, where this list numbers them, and a `Remote` takes their
+place in the other."""
 
 
 class Raised(BaseException):
-    """An exception in the other process; the class that is raised has its name."""
+    """An exception in the other process; the class that is raised has its name, and extends that of Python's."""
 
 
 class Remote:
@@ -257,7 +258,7 @@ class Remote:
         Remote.ask(0, "setattr", self, name, value)
 
     def __getitem__(self, key: Any) -> Any:
-        return self.__getattr__("__getitem__")(key)
+        return self.__getattr__("__getitem__")(key) if self._steps > 1 else list(self)[key]
 
     def __iter__(self) -> Any:
         return iter(Remote.ask(0, "list", self))
@@ -301,7 +302,7 @@ def _connected(channel: tuple[int, int], names: dict[str, Any], *, is_judge: boo
         kind, content = serve(steps)
         if kind == "value":
             return content
-        raise type(content, (Raised,), {})
+        raise type(content, tuple({Raised, getattr(builtins, content, Raised)}), {})
 
     return ask, serve
 

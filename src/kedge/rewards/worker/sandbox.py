@@ -56,7 +56,7 @@ WAITING = 3.0
 
 
 ENDING = 3.0
-"""Seconds besides: a second until the process has started, and two until it and its pipes are at their end."""
+"""Further seconds: one for the process to start, and two for it and its pipes to end."""
 
 
 def longest_run(seconds: int) -> float:
@@ -168,7 +168,7 @@ class Sandbox:
         return watched.outcome(self.name)
 
     def judge(self, parts: Sequence[str], ours: str, tests: Sequence[str], **limits: Any) -> tuple[Ran, Ran]:
-        """Run a program, and tests that call it in a second process, which alone knows what is expected.
+        """Run a program, and tests that call it in a second process, which alone gets the expected values.
 
         Args:
             parts: The program's texts.
