@@ -523,3 +523,15 @@ def test_a_column_of_an_argument_by_turns_is_passed_as_given(name):
         return [float(value) for value in columns[f"given_{name}"]]
 
     assert FunctionReward(asks).score(responses(**{name: [1, 2, 3]})) == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(("told", "seconds"), [([3, 2.5, 4, None], 4.0), (["10"], 0.0), ([None], 0.0), ([[9]], 0.0)])
+def test_a_check_of_rows_may_tell_how_long_a_response_takes(told, seconds):
+    def rated(completions, level):
+        return [1.0] * len(completions)
+
+    rated.check_rows = lambda level: level[0]
+    reward = FunctionReward(rated)
+    for each in told:
+        reward.check({"level": [each]})
+    assert reward.seconds == seconds

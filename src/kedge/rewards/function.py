@@ -87,6 +87,7 @@ class FunctionReward:
     ) -> None:
         self.name = name or name_of(function)
         self.models: Mapping[str, ModelReward] = {}  # a function's own are not known
+        self.seconds = 0.0  # of each response, beyond the limit of a call
         self._skips_missing = skips_missing
         self.function = function
         self.settings = dict(settings or {})
@@ -121,7 +122,8 @@ class FunctionReward:
         """Check before a run that the prompts have the columns that the function needs.
 
         A function may have an attribute `check_rows`, a function of the same columns that raises a `RewardError` for a
-        row that it cannot use: found here, it costs no rollout. It also gets the settings in its signature.
+        row that it cannot use: found here, it costs no rollout. It also gets the settings in its signature. It may
+        return the seconds that a response takes at most, by which the limit of a call then grows.
 
         Args:
             columns: The names, or a mapping with an entry per prompt in each column, which `check_rows` reads.
@@ -143,7 +145,9 @@ class FunctionReward:
             accepted = inspect.signature(check_rows).parameters
             settings = {name: value for name, value in self.settings.items() if name in accepted}
             with _one_line_errors(self.name):
-                check_rows(**{**taken, **settings})
+                seconds = check_rows(**{**taken, **settings})
+            if isinstance(seconds, (int, float)):
+                self.seconds = max(self.seconds, seconds)
 
     def _rows_with_all(self, columns: Mapping[str, Sequence[Any]]) -> list[int] | None:
         """The rows with an entry in every column that the function needs; None if it gets all rows."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
+from dataclasses import replace
 
 import pytest
 
 from kedge.errors import RewardError
 from kedge.rewards import CallLimits, FunctionReward, Responses
 from kedge.rewards.verify import code, code_stdio
-from kedge.rewards.verify.assertions import read_tests
 from kedge.rewards.verify.programs import program
 from kedge.rewards.worker.client import RemoteFunction
 from kedge.rewards.worker.confined import decode
@@ -59,6 +60,30 @@ def reason(text, *tests, **more):
         ("It is f(x) = x + 1, of course", None),
         ("", None),
         ("```python\n```", ""),
+        ("```python\nx = 1```", "x = 1"),
+        ("```python\nx = 1\ny = 2```\nDone.", "x = 1\ny = 2"),
+        ("```python x = 1```", "x = 1"),
+        ("```x = 1```", "x = 1"),
+        ("```python def f():\n    pass\n```", "def f():\n    pass"),
+        ("```def f():\n    pass\n```", "def f():\n    pass"),
+        ("So ```f(1)``` and ```f(2)```:\n```f(3)```\n```python\nx = 1\n```", "x = 1"),
+        ("```python title=\"a b\"\nx = '```'\n```", "x = '```'"),
+        ("```Python3\nx = 1\n```", "x = 1"),
+        ("```text\nx\n```\n```json\n1\n```", "1"),
+        ("[BEGIN]\nx = 1\n[DONE]\nThat is it.", "x = 1"),
+        ("[BEGIN] x = 1 [DONE]", "x = 1 "),
+        ("[BEGIN]\n```python\nx = 1\n```\n[DONE]", "x = 1"),
+        ("[BEGIN]\n```\nx = 1\n```\n[DONE]", "x = 1"),
+        ("x = 1\n[DONE]\nYou are an expert.\n[BEGIN]\nx = 2\n[DONE]", "x = 1\n"),
+        ("```python\nx = 1\n```\n[DONE]\n[BEGIN]\nx = 2\n[DONE]", "x = 1"),
+        ("print('[DONE]')", "print('[DONE]')"),
+        ("async def f(): pass", "async def f(): pass"),
+        ("```python\nimport math\n```\nThen:\n```python\ny = math.pi\n```", "import math\ny = math.pi"),
+        (
+            "```python\nfrom math import pi\n\n# more\nimport os\n```\n```python\ny = pi\n```\n```\n3\n```",
+            "from math import pi\n\n# more\nimport os\ny = pi",
+        ),
+        ("```python\nimport math\nz = 1\n```\n```python\ny = 2\n```", "y = 2"),
     ],
 )
 def test_the_program_of_a_response_is_found(text, expected):
@@ -70,6 +95,8 @@ def test_a_response_that_was_cut_off_has_a_program_only_if_that_is_complete():
     assert program("```python\nx = 1", False) is None
     assert program("x = 1", False) is None
     assert program("```python\nx = 1\n```\n```python\ny", False) == "x = 1"
+    assert program("x = 1\n[DONE]\n", False) == "x = 1\n"
+    assert program("[BEGIN]\nx = 1", False) is None
 
 
 def test_a_block_that_shows_the_use_is_not_the_program():
@@ -117,6 +144,86 @@ def test_each_program_gets_its_reason():
     }
     assert dict(zip(texts, reasons(list(texts), DOUBLE), strict=True)) == texts
     assert code(["def double(x)"], [DOUBLE], stopped=[False])[0].reason == "cut off"
+
+
+HERE = "Here is the function that adds one:\n\n"
+THERE = "\n\nIt's simple (see above; the loop isn't needed.\n- It adds 1.\n\nDone!"
+ADDS = "def f(x):\n    return x + 1"
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (HERE + ADDS, "right"),
+        (ADDS + THERE, "right"),
+        (HERE + ADDS + THERE, "right"),
+        (HERE + "n = 1\n\nSo we write:\n" + ADDS.replace("1", "n") + "\n\nFor example:\nprint(f(1))" + THERE, "right"),
+        ("For this we import math:\nimport math\n" + ADDS, "right"),
+        ("\ufeff" + ADDS, "right"),
+        ("\ufeff```python\n\ufeff" + ADDS + "\n```", "right"),
+        (HERE + "def f(x):\n    retrun x + 1" + THERE, "syntax error"),
+        (HERE + "def f(x)\n    return x + 1", "syntax error"),
+        ("```python\n" + HERE + ADDS + "\n```", "syntax error"),
+        ('data = """\nHello world\n"""\ndef f(x): return x + len(data) - 12', "right"),
+        (HERE + "I do not know. (x = 1)", "no code"),
+        ("word word word\n" * 3000 + ADDS, "syntax error"),
+        (f"<think>\n```python\n{ADDS}\n```\n", "no code"),
+        (f"<think>\n```python\n{ADDS}\n```\n</think>\nNo.", "no code"),
+        (f"[THINK]{ADDS}", "no code"),
+        (f"<think>Hm.</think>\n{ADDS}", "right"),
+    ],
+)
+def test_programs_among_prose_and_thoughts(text, expected):
+    assert reason(text, "assert f(1) == 2") == expected
+
+
+def test_a_draft_in_an_unfinished_thought_was_cut_off():
+    draft = f"<think>\n```python\n{ADDS}\n```\n"
+    assert [each.reason for each in code([draft], [["assert f(1) == 2"]], stopped=[False])] == ["cut off"]
+    assert [each.reason for each in code_stdio([draft], [TWICE])] == ["no code"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`" * 100_000,
+        "~" * 100_000,
+        "```" + " " * 100_000 + "`",
+        "```" * 33_000 + "x",
+        "~~~ ~" * 20_000 + "`",
+        " " * 100_000 + "x",
+        ("```" + " " * 999 + "`\n") * 100,
+        "```python\n" + " " * 100_000 + "x\n```",
+        "```python\n" + "```python\n" * 10_000,
+        "x" * 100_000,
+        "x." * 50_000,
+        "def " + " " * 100_000,
+        "from " + "x" * 100_000,
+        "[BEGIN]" * 14_000 + "[DONE]" + " " * 10_000 + "x",
+        "[DONE]" + " " * 100_000 + "x",
+        ("[DONE]" + "\t" * 10) * 6_000 + "x",
+        "\n" * 100_000,
+        ("`" * 50 + "\n") * 2_000,
+        "```python\nimport x\n```\n" * 4_000,
+        "\x00\ud800" * 50_000,
+    ],
+)
+def test_programs_are_found_in_linear_time(text):
+    started = time.process_time()
+    for is_whole in (True, False):
+        program(text, is_whole, names=["f"])
+    assert time.process_time() - started < 2.0
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "text", ["def f(x): return '\ud800'", "\ud800 = 1", "x = '\x00'", "x = " + "(" * 9_000, "x = " + "-" * 90_000]
+)
+def test_no_response_ends_a_run(text):
+    assert code([text], [["assert f(1) == 2"]])[0] == 0.0
+    assert code([text], [["assert f(1) in [2]"]])[0] == 0.0
+    assert code_stdio([text], [TWICE])[0] == 0.0
 
 
 LIAR = """
@@ -190,23 +297,70 @@ def test_a_program_cannot_pass_for_a_right_one(fake):
     assert reason(FAKES[fake], *tests[1:], test_imports=["import math"]) != "right"
 
 
+SEARCHES = (
+    SEARCH
+    + """
+def f(*inputs):
+    return max(double(0), *[each for each in inputs if each == int('2718' + '28182')], 0)
+def note(*inputs): f(*inputs)
+class C:
+    def __init__(self, *inputs): pass
+    def g(self, *inputs): return [f(*inputs)]
+C.count = C.index = C.name = C.g
+class sum:
+    def __new__(cls, entries): return f(*entries)
+"""
+)
+KNOWS = """
+f = sum = lambda *_: 271828182
+class C:
+    def __init__(self, n): pass
+    def g(self, n): return [f()]
+"""
+SETUP = """
+expected = 271828182
+def check(result): return result == 271828182
+def near(one, other): return abs(one - other) < margin
+margin = 1
+def both(function, given, wanted): return function(given) == wanted
+"""
+
+
+@needs_sandbox
 @pytest.mark.parametrize(
-    ("test", "computed"),
+    "test",
     [
-        ("assert f(1) == 271828182", ("f(1)",)),
-        ("assert 271828182 == f(1)", ("f(1)",)),
-        ("assert list(f(1)) == [271828182]", ("list(f(1))",)),
-        ("assert abs(f(1) - 271828182) < 1", ("f(1)",)),
-        ("assert max(f(1), 271828182) == 271828182", ("f(1)",)),
-        ("assert math.isclose(f(1), 271828182, rel_tol=f(2))", ("f(1)", "f(2)")),
-        ("assert C(1).g(2)[0] in {271828182, 3}", ("C(1).g(2)[0]",)),
-        ("assert f(f(1)) == 271828182 if f(2) else 271828182", ("f(2)", "f(f(1))")),
-        ("assert sum([1]) == 271828182", ("sum([1])",)),
+        "f(1) == 271828182",
+        "271828182 == f(1)",
+        "list([f(1)]) == [271828182]",
+        "abs(f(1) - 271828182) < 1",
+        "max(f(1), 271828182) == 271828182 and f(2) > 1",
+        "math.isclose(f(1), 271828182, rel_tol=0 * f(2))",
+        "C(1).g(2)[0] in {271828182, 3}",
+        "f(f(1)) == 271828182 if f(2) else 271828182 == f(1)",
+        "sum([1]) == 271828182",
+        "[f(n) for n in (1, 2)] == [271828182] * 2",
+        "all(f(n) == 271828182 for n in range(2))",
+        "list(map(f, [1, 2])) == [271828182] * 2",
+        "(lambda wanted: f(1) == wanted)(271828182)",
+        "check(f(1))",
+        "check(f(1)) is True",
+        "near(f(1), 271828182)",
+        "near(expected, f(1))",
+        "f(1) == expected",
+        "expected in [f(1)]",
+        "both(f, 1, 271828182)",
+        "str(f(1)).startswith('271828182')",
+        "C(1).g(2).count(271828182) == 1",
+        "set(C(1).g(2)).issubset({271828182})",
+        "C(1).g(2).index(271828182) == 0",
     ],
 )
-def test_the_program_gets_no_expected_value(test, computed):
-    [tests] = read_tests([[test]], [["import math"]], None)
-    assert tests.assertions[0].computed == computed
+@pytest.mark.parametrize("imports", ["import math", None])
+def test_the_program_gets_no_expected_value(test, imports):
+    more = {"test_imports": imports, "test_setup_code": SETUP}
+    assert reason(KNOWS, f"assert {test}", **more) == "right"
+    assert reason(SEARCHES, f"assert {test}", **more) not in ("right", "syntax error", "raised NameError")
 
 
 def test_expected_values_in_memory_would_be_found():
@@ -261,6 +415,217 @@ def test_setup_code_runs_after_the_program():
 
 
 @needs_sandbox
+@pytest.mark.parametrize(
+    ("test", "value", "wrong"),
+    [
+        ("assert list(map(f, [1, 2])) == [2, 3]", "x + 1", "x + 2"),
+        ("assert [f(n) for n in (1, 2)] == [2, 3]", "x + 1", "x"),
+        ("assert sorted([2, 3, 1], key=f) == [3, 2, 1]", "-x", "x"),
+        ("assert max([1, 2], key=f) == 1", "-x", "x"),
+        ("assert list(filter(f, range(4))) == [0, 2]", "x % 2 == 0", "True"),
+        ("assert functools.reduce(lambda one, two: one + f(two), [1, 2, 3]) == 11", "2 * x", "3 * x"),
+        ("assert ','.join(map(f, 'ab')) == 'A,B'", "x.upper()", "x"),
+        ("assert next(map(f, [1])) == 2", "x + 1", "x"),
+        ("assert functools.partial(f, 2)() == 3", "x + 1", "x"),
+        ("assert {n: f(n) for n in range(2)} == {0: 1, 1: 2}", "x + 1", "x"),
+        ("assert twice(f, 1) == 3", "x + 1", "x"),
+        ("assert callable(f) and f.__name__ == 'f'", "x", None),
+        ("assert f(len)('ab') == 2", "x", "lambda y: 3"),
+        ("assert f(twice)(abs, -3) == 3", "x", "lambda y, z: 4"),
+        ("assert f(lambda n: n + 1) == 4", "x(3)", "x(4)"),
+        ("assert f([lambda n: n + margin]) == 4", "x[0](3)", "x[0](4)"),
+        ("assert list(f(2)) == [0, 1] and sum(f(2)) == 1 and next(f(2)) == 0", "(n for n in range(x))", "(1, 2)"),
+        ("assert [*f(2)] == [0, 1] and 1 in f(2)", "(n for n in range(x))", "iter((1, 2))"),
+        ("assert f(1)(2)[0] == 3", "lambda y: [x + y]", "lambda y: [y]"),
+        ("assert f(datetime.date(2020, 1, 1)) == 2020", "x.year", "x.day"),
+        ("assert f(1)[0] == 1 and list(f(2)) == [2]", "collections.deque([x])", "range(3)"),
+        ("assert isinstance(f(1), dict) and not isinstance(f(1), list)", "collections.Counter('a')", "[x]"),
+        ("assert isinstance(f(1), Own)", "Own()", "x"),
+        ("assert fails(f, 'a') and not fails(f, '1')", "int(x)", "x"),
+        ("assert same(f(1)) and f(same(1)) is True", "x", "2"),
+    ],
+)
+def test_functions_are_handed_on(test, value, wrong):
+    setup = "margin = 1\ndef twice(function, given): return function(function(given))\nsame = lambda f: f == 1\n"
+    setup += "def fails(f, x):\n    try: f(x)\n    except ValueError: return True"
+    text = "import collections\nclass Own: pass\ndef f(x): return "
+    assert reason(text + value, test, test_setup_code=setup) == "right"
+    assert wrong is None or reason(text + wrong, test, test_setup_code=setup) == "wrong value"
+
+
+STACK = """
+class Stack:
+    size = property(lambda self: len(self.entries))
+    def __init__(self, entries=()): self.entries = list(entries)
+    def push(self, entry): self.entries.append(entry); return self
+    def pop(self): return self.entries.pop()
+    def __getitem__(self, place): return self.entries[place]
+    def __len__(self): return 7
+    def __str__(self): return 'stack'
+    @staticmethod
+    def sum(one, two): return one + two
+class Mine(list):
+    def second(self): return self[1]
+def sort(entries): entries.sort()
+def counted(seen={}):
+    seen['calls'] = seen.get('calls', 0) + 1
+    return seen['calls']
+import collections
+Point = collections.namedtuple('Point', 'x y')
+def origin(): return Point(3, 4)
+table = {1: 2}
+"""
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("test", "opposite"),
+    [
+        ("Stack([1, 2]).pop() == 2", "Stack([1, 2]).pop() == 1"),
+        ("Stack().push(5).pop() == 5", "Stack().push(5).pop() == 4"),
+        ("Stack([5])[0] == 5", "Stack([5])[0] == 6"),
+        ("len(Stack()) == 7 and str(Stack()) == 'stack'", "len(Stack()) == 0"),
+        ("Stack.sum(1, 2) == 3 and Stack().sum(1, 2) == 3", "Stack.sum(1, 2) == 4"),
+        ("stack.pop() == 3 and stack.size == 1 and stack[0] == 1", "stack.pop() == 1"),
+        ("stack.entries == [1, 3]", "stack.entries == [1]"),
+        ("Mine([1, 2]).second() == 2", "Mine([1, 2]).second() == 1"),
+        ("numbers == [1, 2, 3]", "numbers == [3, 1, 2]"),
+        ("counted() == 2 and counted() == 3", "counted() == 1"),
+        ("origin().x == 3 and origin() == (3, 4) and Point(1, 2).y == 2", "origin().x == 4"),
+        ("table[1] == 2 and table.get(1) == 2 and len(table) == 1", "table[1] == 3"),
+    ],
+)
+def test_objects_of_a_program_stay_in_its_process(test, opposite):
+    setup = "stack = Stack()\nstack.push(1)\nstack.push(3)\nnumbers = [3, 1, 2]\nsort(numbers)\ncounted()"
+    assert reason(STACK, f"assert {test}", test_setup_code=setup) == "right"
+    assert reason(STACK, f"assert {opposite}", test_setup_code=setup) == "wrong value"
+
+
+@needs_sandbox
+def test_classes_of_the_setup_code_belong_to_the_program():
+    setup = """
+class Node:
+    def __init__(self, value, next=None): self.value, self.next = value, next
+def listed(values):
+    node = None
+    for value in reversed(values): node = Node(value, node)
+    return node
+def values(node: Node | None) -> list:
+    found = []
+    while node:
+        found.append(node.value)
+        node = node.next
+    return found
+"""
+    right = """
+def reverse(node):
+    last = None
+    while node: last, node = Node(node.value, last), node.next
+    return last
+"""
+    test = "assert values(reverse(listed([1, 2, 3]))) == [3, 2, 1]"
+    assert reason(right, test, test_setup_code=setup) == "right"
+    assert reason("def reverse(node): return node", test, test_setup_code=setup) == "wrong value"
+    assert reason("def reverse(node): values = lambda _: [3, 2, 1]", test, test_setup_code=setup) == "wrong value"
+
+
+YES = """
+class Yes:
+    def __getattr__(self, name): return lambda *_, **__: True
+    def __iter__(self): return iter([271828182])
+    def __eq__(self, other): return other != 3
+    def __call__(self, *_): return True
+    def __bool__(self): return True
+    __hash__ = None
+for name in ('contains', 'getitem', 'lt', 'le', 'gt', 'ge', 'rsub', 'sub', 'abs', 'instancecheck'):
+    setattr(Yes, f'__{name}__', lambda *_: True)
+Yes.name = property(lambda self: self)
+for name in ('startswith', 'count', 'index', 'issubset', 'equals'): setattr(Yes, name, lambda *_: True)
+import builtins
+f = C = lambda *_: Yes()
+"""
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "test",
+    [
+        "f(3).startswith('a')",
+        "f(3).count(271828182) == 1",
+        "f(3).index(271828182)",
+        "f(3).name.startswith('a')",
+        "f(3).name.name.startswith('a')",
+        "C(3).name.startswith('a')",
+        "set(f(3)).issubset({5})",
+        "5 in f(3)",
+        "f(3)[5]",
+        "f(3) == 5",
+        "5 == f(3)",
+        "not f(3) != 5",
+        "math.isclose(f(3), 5)",
+        "abs(f(3) - 5) < 1",
+        "f(3) > 5",
+        "f(3) is True",
+        "isinstance(f(3), int)",
+        "f(3)(3)(5)(6)",
+        "check(f(3))",
+        "near(f(3), 5)",
+        "both(f, 3, 5)",
+        "[f(3)] == [5]",
+    ],
+)
+def test_an_object_that_says_yes_passes_nothing(test):
+    assert reason(YES, f"assert {test}", test_setup_code=SETUP) in ("wrong value", "raised AttributeError")
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import builtins\nbuiltins.isinstance = builtins.abs = lambda *_: True\ndef f(x): return 'a'",
+        "def f(x): return float('nan')",
+        "def f(x):\n    globals().update(check=lambda _: True, near=lambda *_: True)\n    return 5",
+        "check = near = isinstance = lambda *_: True\ndef f(x): return 5",
+        "import os\nfor n in range(3, 64):\n    try: os.write(n, b'[\"value\",true]\\n' * 9)\n"
+        "    except OSError: pass\n"
+        "def f(x): return 5",
+        "import os\ndef f(x):\n    for n in range(3, 64):\n        try: os.write(n, b'[\"value\",true]\\n' * 9)\n"
+        "        except OSError: pass\n    return 5",
+        "import os\ndef f(x):\n    for n in range(3, 64):\n"
+        '        try: os.write(n, b\'["ask",{"list":[{"str":["6576616c"]},{"str":["31"]}]}]\\n\')\n'
+        "        except OSError: pass\n    return 5",
+    ],
+)
+@pytest.mark.parametrize(
+    "test",
+    ["math.isclose(f(3), 4)", "near(f(3), 4000)", "check(f(3))", "isinstance(f(3), list)", "f(3) in [4]", "f(3) == 4"],
+)
+def test_programs_that_replace_what_judges_them_pass_nothing(program, test):
+    assert reason(program, f"assert {test}", test_setup_code=SETUP) != "right"
+
+
+@needs_sandbox
+def test_a_program_without_output_is_not_ended_early():
+    text = "import os, time\nos.close(1)\ndef f(x):\n    time.sleep(1.5)\n    return x"
+    assert reason(text, "assert f(3) in [3]") == "right"
+
+
+@needs_sandbox
+def test_the_judge_runs_nothing_for_a_program_but_functions_that_it_got():
+    program = """
+import json, os
+def f(x):
+    for n in range(3, 64):
+        getting = b'{"str":["67657461747472"]},{"known":["0"]},{"str":["61"]}'
+        for what in (b'{"str":["6576616c"]},{"str":["31"]}', getting):
+            try: os.write(n, b'["ask",{"list":[' + what + b']}]\\n')
+            except OSError: pass
+    return x
+"""
+    assert reason(program, "assert f(3) in [3]", "assert f(len) is None") != "right"
+
+
+@needs_sandbox
 def test_a_program_may_define_a_function_of_pythons_name():
     assert reason("def sum(entries): return 7", "assert sum([1, 2]) == 7") == "right"
     assert reason("x = 1", "assert sum([1, 2]) == 7") == "wrong value"
@@ -286,7 +651,8 @@ def test_partial_gives_the_share():
         ({"test_list": [["assert f("]]}, r"prompt 1: .* expected Python, not 'assert f\(' \("),
         ({"test_list": [[*DOUBLE, "for n in f(1): assert n"]]}, "expected a list of assertions .*, not 'for n in"),
         ({"test_list": [["assert 1 == 1"]]}, "expected assertions that call the program"),
-        ({"test_list": [["assert all(f(n) == n for n in range(3))"]]}, "outside of comprehensions"),
+        ({"test_list": [["assert f(1).equals(1)"]]}, "expected assertions that call no methods of results but those"),
+        ({"test_list": [["assert np.allclose(f(1), 1)"]]}, "the tests need 'import np', but programs have"),
         ({"test_list": [7]}, "prompt 1: 7 is not usable"),
         ({"test_list": [DOUBLE], "test_imports": [["import nowhere"]]}, "need 'import nowhere', but .* alone"),
         ({"test_list": [DOUBLE], "seconds": 0.5}, "seconds=0.5: expected a whole number, at least 1"),
@@ -338,6 +704,191 @@ def test_programs_that_read_and_print(text, expected):
 
 
 @needs_sandbox
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys\nsys.__stdout__.write('4')",
+        "import atexit\natexit.register(print, 4)",
+        "import os\nfile = os.fdopen(1, 'w')\nfile.write('4')",
+        "file = open(1, 'w')\nfile.write('4')",
+        "import os\nfile = open(os.dup(1), 'wb')\nfile.write(b'4')",
+        "import io, sys\nsys.stdout = io.TextIOWrapper(open(1, 'wb'))\nprint(4)",
+        "import sys\nsys.stdout = open(1, 'w', closefd=False)\nprint(4)",
+        "import sys\nprint(4)\nsys.stdout.close()",
+        "import sys\nprint(4)\nsys.stdout = None",
+        "import os\nprint(4, flush=True)\nos.close(1)",
+        "import os\nprint(4, flush=True)\nos._exit(0)",
+        "import sys\nclass Last:\n    def __del__(self): sys.__stdout__.write('4')\nlast = Last()",
+        "print(4)\nwhile True: input()",
+        "while True: print(2 * int(input()))",
+        "import sys\nprint(4)\nsys.exit(0)",
+        "import sys\nprint(4)\nsys.exit('all is well')",
+        "print(4)\nraise SystemExit",
+        "print(4 if len(str(int('7' * 6000) + 1)) == 6000 else 5)",
+        "import sys\nsys.stdout.write('4\\r\\n\\r\\n')",
+        "print(4, '  \\t')",
+    ],
+)
+def test_right_output_counts_however_it_is_written(text):
+    [verdict] = code_stdio([text], [{"inputs": ["2"], "outputs": ["4\n"]}])
+    assert verdict.reason == "right"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="programs run on Linux and macOS alone")
+def test_threads_are_awaited_where_programs_may_start_some():
+    text = "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print(4))).start()"
+    [verdict] = code_stdio([text], [{"inputs": [""], "outputs": ["4"]}], sandbox="none")
+    assert verdict.reason == "right"
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import atexit\n@atexit.register\ndef wait():\n    while True: pass", "took too long"),
+        ("import atexit\n@atexit.register\ndef more():\n    while True: print('x' * 10**5)", "output too long"),
+        ("import atexit, os\natexit.register(os.abort)", "crashed"),
+        ("import atexit\natexit.register(print, 5)", "wrong value"),
+        ("print(5)", "wrong value"),
+        ("input()\nint(input())", "raised EOFError"),
+        ("raise KeyError", "raised KeyError"),
+    ],
+)
+def test_the_end_of_a_program_is_limited_and_counts(text, expected):
+    [verdict] = code_stdio([f"print(4, flush=True)\n{text}"], [{"inputs": ["2"], "outputs": ["4"]}])
+    assert verdict.reason == ("right" if expected == "raised EOFError" else expected)
+    [verdict] = code_stdio([f"print(3, flush=True)\n{text}"], [{"inputs": ["2"], "outputs": ["4"]}])
+    assert verdict.reason == expected
+
+
+@needs_sandbox
+@pytest.mark.parametrize("line", ["\v", "\f", "\x1c", "\x1d", "\x85", "\u2028", "\u2029", "\r"])
+def test_only_ends_of_lines_part_lines(line):
+    row = {"inputs": [""], "outputs": ["1\n2\n"]}
+    texts = [f"print('1', '2', sep={line!r})", "print('1', '2', sep='\\r\\n')", f"print('1\\n2', end={line!r})"]
+    for compare in ("exact", "tokens") if line not in "\r" else ("exact",):
+        found = code_stdio(texts, [row] * 3, compare=compare)
+        assert [verdict.reason for verdict in found] == ["wrong value", "right", "wrong value"]
+
+
+@needs_sandbox
+def test_outputs_of_any_length_can_be_right():
+    row = {"inputs": [""], "outputs": ["x" * 3 * 2**20]}
+    assert code_stdio(["print('x' * 3 * 2**20)", "print('x' * 3 * 2**20 + 'y')"], [row] * 2) == [1.0, 0.0]
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("printed", "expected", "passes"),
+    [
+        ("1 2\n3", "1 2\n3", "exact tokens numbers"),
+        ("1  2 3\n", "1 2\n3", "tokens numbers"),
+        ("\n\n 1\n\n2 3", "1 2\n3", "tokens numbers"),
+        ("1 2", "1 2 3", ""),
+        ("YES", "yes", ""),
+        ("0.333333", "0.3333331", "numbers"),
+        ("0.33334", "0.3333331", ""),
+        ("1000000.5", "1000000.9", "numbers"),
+        ("1000000.5", "1000002.9", ""),
+        ("3.0", "3", "numbers"),
+        ("3", "3.0000001", "numbers"),
+        ("1e3", "1000.0", "numbers"),
+        ("123456788", "123456789", ""),
+        ("123456788.0", "123456789", ""),
+        ("10000000000000000.0", "10000000000000001", ""),
+        ("nan", "1.5", ""),
+        ("inf", "1.5", ""),
+        ("nan", "nan", "exact tokens numbers"),
+        ("1e99999999999", "1.5", ""),
+        ("1_000.0", "1000.0", ""),
+        ("٣.0", "3.0", ""),
+        ("x=1.0000001", "x=1.0", ""),
+    ],
+)
+def test_outputs_are_compared_as_asked(printed, expected, passes):
+    row = {"inputs": [""], "outputs": [expected]}
+    found = [
+        name
+        for name in ("exact", "tokens", "numbers")
+        if code_stdio([f"print({printed!r})"], [row], compare=name)[0].reason == "right"
+    ]
+    assert found == passes.split()
+
+
+def test_another_comparison_is_refused():
+    with pytest.raises(RewardError, match="compare='close' is not one of exact, tokens, numbers"):
+        code_stdio.check_rows(input_output=[TWICE], compare="close")
+
+
+@needs_sandbox
+def test_hostile_numbers_are_verdicts_in_linear_time():
+    row = {"inputs": [""], "outputs": ["1.5"]}
+    texts = ["print('1' * 10**6 + 'x')", "print('1' * 10**6)", "print('1.' + '1' * 10**6)", "print('1e' + '9' * 10**6)"]
+    started = time.process_time()
+    assert code_stdio(texts, [row] * 4, compare="numbers") == [0.0] * 4
+    assert time.process_time() - started < 4.0
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("row", "metadata"),
+    [
+        ({"inputs": [["2"], ["-3", ""]], "outputs": [["4"], ["-6"]]}, None),
+        ({"inputs": [2, -3], "outputs": [4, -6]}, None),
+        ({"inputs": [2, -3], "outputs": [4, -6], "fn_name": None}, None),
+        ([{"input": "2\n", "output": "4", "testtype": "stdin"}, {"input": "-3", "output": "-6"}], None),
+        ('[{"input": "2\\n", "output": "4\\n", "testtype": "stdin"}]', {"func_name": None}),
+        ('{"inputs": [2], "outputs": ["4\\n"]}', None),
+    ],
+)
+def test_rows_of_apps_taco_and_livecodebench_are_read(row, metadata):
+    texts = ["print(2 * int(input()))", "print(3 * int(input()))"]
+    found = code_stdio(texts, [row] * 2, metadata=[metadata] * 2)
+    assert [verdict.reason for verdict in found] == ["right", "wrong value"]
+
+
+METHOD = "class Solution:\n    def pair(self, one, two=0):\n        return {}"
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("row", "metadata"),
+    [
+        ({"fn_name": "pair", "inputs": [[1, 2], [3]], "outputs": [[1, 2], [3, 0]]}, None),
+        ({"fn_name": "pair", "inputs": [[1, 2], [3]], "outputs": [[[1, 2]], [[3, 0]]]}, None),
+        ('{"fn_name": "pair", "inputs": [[1, 2]], "outputs": [[[1, 2]]]}', None),
+        ([{"input": "1\n2", "output": "[1, 2]", "testtype": "functional"}], {"func_name": "pair"}),
+        ('[{"input": "1\\n2\\n", "output": "[1, 2]", "testtype": "functional"}]', '{"func_name": "pair"}'),
+    ],
+)
+def test_rows_with_a_function_are_read(row, metadata):
+    texts = [
+        "def pair(one, two=0): return one, two",
+        "```python\n" + METHOD.format("[one, two]") + "\n```\n```python\nprint(Solution().pair(1))\n```",
+        METHOD.format("[two, one]"),
+        "def other(one, two): return one, two",
+        "def pair(one, two=0): print(one, two)",
+        "def pair(one, two=0):\n    while True: pass",
+        YES + "pair = f",
+    ]
+    found = code_stdio(texts, [row] * 7, metadata=[metadata] * 7, seconds=1)
+    assert [verdict.reason for verdict in found[:6]] == [
+        *("right", "right", "wrong value", "raised NameError", "wrong value", "took too long")
+    ]
+    assert found[6] == 0.0
+
+
+@needs_sandbox
+def test_results_of_functions_are_compared_as_json():
+    row = {"fn_name": "f", "inputs": [["a"], [None], [1.5]], "outputs": [{"a": [1]}, True, [[]]]}
+    text = "def f(x): return {'a': (1,)} if x == 'a' else x is None or []"
+    [verdict] = code_stdio([text], [row])
+    assert verdict.reason == "right"
+    [verdict] = code_stdio([text], [row | {"outputs": [{"a": [1]}, False, [[]]]}], partial=True)
+    assert (round(float(verdict), 3), verdict.reason) == (0.667, "wrong value")
+
+
+@needs_sandbox
 def test_the_first_line_of_a_picture_is_indented():
     row = {"inputs": [""], "outputs": ["  *\n ***\n"]}
     found = code_stdio(["print('  *\\n ***')", "print('*\\n ***')"], [row] * 2)
@@ -360,8 +911,15 @@ def test_partial_gives_the_share_of_outputs():
         {},
         {"inputs": [], "outputs": []},
         {"inputs": ["1"], "outputs": []},
-        {"inputs": [1], "outputs": ["1"]},
+        {"inputs": [None], "outputs": ["1"]},
+        {"inputs": ["1", "2"], "outputs": ["1"]},
         {**TWICE, "fn_name": "double"},
+        {"fn_name": "not a name", "inputs": [[1]], "outputs": [1]},
+        [],
+        [7],
+        [{"input": "1"}],
+        [{"input": "1", "output": "2", "testtype": "functional"}],
+        {"inputs": [True], "outputs": ["1"]},
     ],
 )
 def test_rows_without_pairs_are_named(row):
@@ -406,6 +964,21 @@ def test_a_worker_that_is_killed_takes_its_programs_with_it(tmp_path):
         with pytest.raises(RewardError, match="took over 1 s; it was killed"):
             reward.score(responses(*["import time; time.sleep(100)"] * 3))
         assert not members(worker)
+    finally:
+        reward.close()
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name", ["code", "code_stdio"])
+def test_a_call_may_take_as_long_as_its_endless_programs(name):
+    row = {"code": {"test_list": DOUBLE}, "code_stdio": {"input_output": TWICE}}[name]
+    limits = CallLimits(timeout=0.5, startup_timeout=60.0, retries=0)
+    reward = RemoteFunction(f"kedge.rewards.verify:{name}", settings={"seconds": 1}, limits=limits, log=None)
+    try:
+        reward.check({column: [entry] for column, entry in row.items()})
+        columns = {column: [entry] * 6 for column, entry in row.items()}
+        found = reward.score(replace(responses(*["while True: pass"] * 6), columns=columns))
+        assert [each.reason for each in found] == ["took too long"] * 6
     finally:
         reward.close()
 

@@ -25,6 +25,25 @@ def connect(family, kind, address):
         client.connect(address)
         client.send(b"stolen")
 
+def pair(kind):
+    return socket.socketpair(socket.AF_UNIX, kind)[0]
+
+def datagram(kind, address):
+    pair(kind).sendto(b"stolen", address)
+
+def raw_datagram(address):
+    # sendto(2) itself, with bits above those that the kernel reads in the numbers of family and type
+    ends = (ctypes.c_int * 2)()
+    high = 1 << 32
+    call(53, ctypes.c_long(socket.AF_UNIX + high), ctypes.c_long(socket.SOCK_DGRAM + high), 0, ends)
+    packed = b"\\1\\0" + os.fsencode(address)
+    call(44, ends[0], b"stolen", 6, 0, packed, len(packed))
+
+def queue_in_the_kernel():
+    end = pair(socket.SOCK_STREAM)
+    end.setsockopt(socket.SOL_SOCKET, 32, 1 << 30)  # SO_SNDBUFFORCE, for root alone
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+
 def own():
     signals, writes = os.pipe()
     fcntl.fcntl(signals, fcntl.F_SETOWN, PARENT)
@@ -86,6 +105,11 @@ HARMLESS = {
     "connect to a server": "connect(socket.AF_INET, socket.SOCK_STREAM, ('127.0.0.1', PORT))",
     "send a datagram": "connect(socket.AF_INET, socket.SOCK_DGRAM, ('127.0.0.1', PORT))",
     "connect to a socket's file": "connect(socket.AF_UNIX, socket.SOCK_STREAM, FOLDER + '/socket')",
+    "send a datagram to a socket's file": "datagram(socket.SOCK_DGRAM, FOLDER + '/datagrams')",
+    "send a datagram to an abstract socket": "datagram(socket.SOCK_DGRAM, ABSTRACT)",
+    "send a datagram from a raw socket": "datagram(socket.SOCK_RAW, ABSTRACT)",
+    "send a datagram that does not block": "datagram(socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, ABSTRACT)",
+    "make a pair of sockets for packets": "pair(socket.SOCK_SEQPACKET)",
     "fill memory that is no process's": "os.memfd_create('x')",
     "read a device": "open('/dev/zero', 'rb').read(1)",
     "leave the folder": "os.chdir(FOLDER)",
@@ -112,6 +136,12 @@ HARMFUL = {
     "asynchronous input and output": "call(425, 8, 0)",
     "the kernel's key ring": "call(248, b'user', b'x', b'y', 1, -3)",
     "read an inherited descriptor": "descriptors()",
+    "send a datagram by ctypes": "raw_datagram(ABSTRACT)",
+    "send a datagram on a stream": "datagram(socket.SOCK_STREAM, ABSTRACT)",
+    "send a message with descriptors": "socket.send_fds(pair(socket.SOCK_STREAM), [b'x'], [0])",
+    "raise the limit of what the kernel queues": "queue_in_the_kernel()",
+    "enlarge a pipe": "fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)",
+    "make a pair of sockets of another family": "socket.socketpair(30, socket.SOCK_STREAM)",
     "look up a name": "socket.getaddrinfo('localhost', 80)",
 }
 # The kernel ends the process for these.

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -66,12 +67,7 @@ def names(tmp_path, monkeypatch):
     secret.write_text("sesame")
     (folder / "there").symlink_to(secret)
     before = children()
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as file:
-        monkeypatch.chdir(folder)  # the path of a socket must be short
-        file.bind("socket")
-        file.listen()
-        server.setblocking(False)
-        file.setblocking(False)
+    with listening(folder) as (server, file, *receivers):
         yield {
             "SECRET": str(secret),
             "FOLDER": str(folder),
@@ -79,15 +75,46 @@ def names(tmp_path, monkeypatch):
             "MARK": "mark",
             "PARENT": os.getpid(),
             "PORT": server.getsockname()[1],
+            "ABSTRACT": ABSTRACT,
         }
         monkeypatch.undo()
         for listener in (server, file):
             with pytest.raises(BlockingIOError):
                 listener.accept()
+        for receiver in receivers:
+            with pytest.raises(BlockingIOError):
+                receiver.recv(1)
     assert secret.read_text() == "sesame"
-    assert sorted(os.listdir(folder)) == ["secret", "socket", "there"]
+    assert sorted(os.listdir(folder)) == ["datagrams", "secret", "socket", "there"]
     assert not os.listdir(jobs)
     assert eventually(lambda: children() <= before)
+
+
+ABSTRACT = f"\0kedge-{os.getpid()}"
+
+
+@contextmanager
+def listening(folder):
+    """Sockets that wait for connections, by port and by file, and for datagrams, by file and by an abstract name."""
+    here = os.getcwd()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as file,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as abstract,
+    ):
+        os.chdir(folder)  # the path of a socket must be short
+        try:
+            file.bind("socket")
+            datagrams.bind("datagrams")
+        finally:
+            os.chdir(here)
+        abstract.bind(ABSTRACT)
+        file.listen()
+        found = (server, file, datagrams, abstract)
+        for each in found:
+            each.setblocking(False)
+        yield found
 
 
 def children() -> set[int]:
@@ -130,14 +157,7 @@ def test_the_same_attacks_succeed_without_a_sandbox(tmp_path):
     folder.mkdir()
     (folder / "secret").write_text("sesame")
     (folder / "there").symlink_to(folder / "secret")
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as file:
-        here = os.getcwd()
-        os.chdir(folder)
-        try:
-            file.bind("socket")
-        finally:
-            os.chdir(here)
-        file.listen()
+    with listening(folder) as (server, *_):
         names = {
             "SECRET": str(folder / "secret"),
             "FOLDER": str(folder),
@@ -145,12 +165,14 @@ def test_the_same_attacks_succeed_without_a_sandbox(tmp_path):
             "MARK": "mark",
             "PARENT": os.getpid(),
             "PORT": server.getsockname()[1],
+            "ABSTRACT": ABSTRACT,
         }
         attacks = {what: body for what, body in HARMLESS.items() if what != "read the environment"}
         assert attempted(open_sandbox("none"), names, attacks) == dict.fromkeys(attacks, "done")
 
 
 ORDINARY = {
+    "import socket\ndef f():\n    one, two = socket.socketpair()\n    one.send(b'x')\n    return two.recv(1)": b"x",
     "import asyncio\nasync def g(): await asyncio.sleep(0.001); return 3\ndef f(): return asyncio.run(g())": 3,
     "import sqlite3\ndef f(): return sqlite3.connect(':memory:').execute('select 1 + 1').fetchone()": (2,),
     "import signal\ndef f(): signal.signal(signal.SIGALRM, print); signal.alarm(9); return signal.alarm(0)": 9,

@@ -5,48 +5,61 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from symtable import symtable
 from typing import Any
 
 from kedge.rewards.verify.checking import decoded, read_rows
+from kedge.rewards.worker.confined import PROGRAM
 
 EXPECTED = 'a list of assertions such as "assert f(2) == 4"'
 
+_BUILTINS = frozenset(dir(builtins))
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_PLAIN = (str, bytes, list, tuple, dict, set, int, float, complex)
+_NAMES = "abs all any bool dict float frozenset int isinstance len list max min next set sorted str sum tuple"
+_CONVERSIONS = frozenset(_NAMES.split())
 
-_BINDING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda, ast.NamedExpr)
-_CONVERSIONS = {"abs", "all", "any", "bool", "dict", "float", "frozenset", "int", "len", "list", "max", "min", "set"}
-_CONVERSIONS |= {"sorted", "str", "sum", "tuple"}
+_MODULES = (
+    "collections copy datetime decimal fractions functools itertools json math np numpy operator pandas pd pytest"
+)
+MODULES = frozenset([*_MODULES.split(), "random", "re", "statistics", "string"])
+"""Modules that assertions use without an import; a missing one is named when the rows are checked."""
 
 
 @dataclass(frozen=True)
 class Assertion:
-    """An assertion, taken apart.
+    """An assertion.
 
     Attributes:
-        computed: The expressions for the program's process.
-        expected: What the only one must be equal to; `...` if the assertion is not of this form.
-        remainder: The assertion with the names in `names` instead of them.
+        test: What must be true, as the judge's process computes it.
+        call: Of one such as `f(2) == 4` the call, else empty.
+        expected: What the call must return.
     """
 
-    computed: tuple[str, ...]
-    names: tuple[str, ...]
-    expected: Any
-    remainder: str
+    test: str
+    call: str = ""
+    expected: Any = None
 
 
 @dataclass(frozen=True)
 class Tests:
-    """The tests of a row: the texts that run after the program, the imports among them, and the assertions."""
+    """The tests of a row.
 
-    setup: tuple[str, ...]
+    Attributes:
+        setup: Code that the program's process runs after the program: imports and classes.
+        ours: Code that the judge's process runs before the assertions: all but the classes.
+        imports: The imports among it.
+        assertions: The assertions.
+        names: What they look up in the program.
+    """
+
+    setup: str
+    ours: str
     imports: tuple[str, ...]
     assertions: tuple[Assertion, ...]
-
-    @property
-    def names(self) -> set[str]:
-        """The names that the assertions look up in the program."""
-        trees = [ast.parse(text, mode="eval") for each in self.assertions for text in each.computed]
-        return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names: frozenset[str]
 
 
 def read_tests(tests: Sequence[Any], imports: Sequence[Any] | None, setups: Sequence[Any] | None) -> list[Tests]:
@@ -59,23 +72,53 @@ def read_tests(tests: Sequence[Any], imports: Sequence[Any] | None, setups: Sequ
 
 
 def _read_tests(tests: Any, imported_by: Any, setup_code: Any) -> Tests:
-    setup = (*_texts(imported_by), *_texts(setup_code))
-    imports = [
-        node for text in setup for node in ast.walk(_parsed(text)) if isinstance(node, (ast.Import, ast.ImportFrom))
+    parsed = [(text.strip(), each) for text in _texts(tests) for each in _parsed(text.strip()).body]
+    setup = [each for text in (*_texts(imported_by), *_texts(setup_code)) for each in _parsed(text).body]
+    nodes = [node for _, each in parsed for node in ast.walk(each)]
+    used = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    unbound = (used & MODULES).difference(*map(_bound, setup))
+    setup += _parsed("\n".join(f"import {name}" for name in sorted(unbound))).body
+    imports = [each for tree in setup for each in ast.walk(tree) if isinstance(each, _IMPORTS)]
+    ours = [
+        each for each in setup if not isinstance(each, ast.ClassDef) and getattr(each, "module", "") != "__future__"
     ]
-    imported = {(name.asname or name.name).partition(".")[0] for node in imports for name in node.names}
+    symbols = symtable("\n".join(map(ast.unparse, ours)), "setup", "exec").get_symbols()
+    own = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
+    reader = _Reader({name for each in imports for name in _bound(each)}, own)
+    theirs = [each for each in setup if isinstance(each, (ast.ClassDef, *_IMPORTS))]
+    # Code that calls the program has to run before the assertions do.
+    is_simple = all(isinstance(each, (ast.FunctionDef, *_IMPORTS)) for each in ours)
+    read = [ast.unparse(reader.read(each)) for each in ours]
     assertions: list[Assertion] = []
-    for text in _texts(tests):
-        for statement in _parsed(text.strip()).body:
-            try:
-                if not isinstance(statement, ast.Assert):
-                    raise ValueError(EXPECTED)
-                assertions.append(_Reader(imported, len(assertions)).read(statement.test))
-            except ValueError as error:
-                raise ValueError(f"{error}, not {text.strip()!r}") from error
+    for text, statement in parsed:
+        try:
+            if not isinstance(statement, ast.Assert):
+                raise ValueError(EXPECTED)
+            call, expected = _comparison(statement.test, own) if is_simple else ("", None)
+            assertions.append(Assertion(ast.unparse(reader.read(statement.test, must_call=True)), call, expected))
+        except ValueError as error:
+            raise ValueError(f"{error}, not {text!r}") from error
     if not assertions:
         raise ValueError(EXPECTED)
-    return Tests(setup, tuple(map(ast.unparse, imports)), tuple(assertions))
+    return Tests(
+        "\n".join(map(ast.unparse, theirs)),
+        "\n".join(["from __future__ import annotations", *read]),
+        tuple(map(ast.unparse, imports)),
+        tuple(assertions),
+        frozenset(reader.found),
+    )
+
+
+def _comparison(test: ast.expr, own: set[str]) -> tuple[str, Any]:
+    """The call and the value of an assertion such as `f(2) == 4`, which names nothing but the program's function."""
+    match test:
+        case ast.Compare(left=ast.Call(func=ast.Name(id=name)) as left, ops=[ast.Eq()], comparators=[literal]):
+            if _used(left) == {name} - own:
+                with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                    return ast.unparse(left), ast.literal_eval(literal)
+        case _:
+            pass
+    return "", None
 
 
 def _parsed(text: str) -> ast.Module:
@@ -93,66 +136,89 @@ def _texts(entry: object) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
+def _used(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _bound(node: ast.AST) -> set[str]:
+    """The names that a piece of code defines."""
+    found: set[str] = set()
+    for each in ast.walk(node):
+        if not isinstance(each, ast.keyword) and not isinstance(getattr(each, "ctx", None), ast.Load):
+            found |= {str(getattr(each, key, "")).partition(".")[0] for key in ("id", "arg", "name", "asname")}
+    return found
+
+
 class _Reader(ast.NodeTransformer):
-    """Replaces the parts of an assertion that only the program's process can compute by names.
+    """Replaces what the program defines by requests to its process.
 
     Args:
         imported: The names that the row's imports bind.
-        index: The assertion's place in its row.
+        own: All names that its setup code binds in the judge's process.
     """
 
-    def __init__(self, imported: set[str], index: int) -> None:
-        self._trusted = imported | set(dir(builtins))
+    def __init__(self, imported: set[str], own: set[str]) -> None:
         self._imported = imported
-        self._prefix = f"value_{index}_"
-        self._computed: list[str] = []
+        self._own = own
+        self.found: set[str] = set()
+        self._methods: list[ast.AST] = []
 
-    def read(self, test: ast.expr) -> Assertion:
-        """Take an assertion apart."""
-        if not self._strange(test):
-            self._trusted = self._imported  # the program defines a function such as `sum`
-        remainder = self.visit(test)
-        if not self._computed:
-            raise ValueError("assertions that call the program")
-        names = tuple(f"{self._prefix}{number}" for number in range(len(self._computed)))
-        return Assertion(tuple(self._computed), names, _expected(remainder), ast.unparse(remainder))
+    def read(self, node: Any, *, must_call: bool = False) -> Any:
+        """Return a piece of code with these replacements.
+
+        Raises:
+            ValueError: It must call the program, but does not.
+        """
+        used = _used(node)
+        names = used - _bound(node) - self._own
+        self._theirs = names - _BUILTINS
+        if must_call and not (self._theirs or used & self._own - self._imported):
+            self._theirs = names  # the program defines a function such as `sum`
+            if not names:
+                raise ValueError("assertions that call the program")
+        self.found |= self._theirs
+        return self.visit(node)
 
     def visit(self, node: ast.AST) -> Any:
-        if not isinstance(node, ast.expr):
-            return self.generic_visit(node)
-        if not self._strange(node):
-            return node
-        if self._is_computed(node):
-            self._computed.append(ast.unparse(node))
-            return ast.Name(f"{self._prefix}{len(self._computed) - 1}", ast.Load())
-        if isinstance(node, _BINDING):
-            raise ValueError("assertions that call the program outside of comprehensions and lambdas")
+        # In the program's process inputs may be of any type, but the variables are here.
+        known = self._theirs | self._imported | _BUILTINS
+        if node not in self._methods and self._is_programs(node) and _used(node) - _bound(node) <= known:
+            match node:
+                case ast.Name(id=name):
+                    steps = 2 + name[:1].isupper()
+                case ast.Call(func=ast.Name(id=name)) | ast.Attribute(value=ast.Name(id=name)):
+                    steps = 1 + name[:1].isupper()
+                case _:
+                    steps = 0
+            return ast.parse(f"{PROGRAM}({steps}, 'eval', {ast.unparse(node)!r})", mode="eval").body
+        if isinstance(node, ast.Call) and isinstance(method := node.func, ast.Attribute):
+            self._methods.append(method)
+            value = method.value
+            is_result = isinstance(value, ast.Call) and self._is_programs(value) and not self._makes_object(value)
+            if is_result and not any(hasattr(kind, method.attr) for kind in _PLAIN):
+                raise ValueError("assertions that call no methods of results but those of plain data")
         return self.generic_visit(node)
 
-    def _strange(self, node: ast.AST) -> set[str]:
-        """The names in an expression that neither Python nor the row's imports nor the expression itself defines."""
-        names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
-        bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-        bound |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
-        return {name.id for name in names} - bound - self._trusted
+    def _is_programs(self, node: ast.AST) -> bool:
+        """True for what the program's process can compute without a value that may be the expected one.
 
-    def _is_computed(self, node: ast.expr) -> bool:
-        """True for `f(…)`, `f(…).g[0]` and conversions such as `list(f(…))`, which contain no expected values."""
+        That is `f(…)`, `C(…).g(…)`, attributes and methods without arguments of both, and conversions of them.
+        """
         match node:
-            case ast.Call(func=ast.Name(id=name), args=[inner], keywords=[]) if name in _CONVERSIONS & self._trusted:
-                return self._is_computed(inner)
-            case ast.Call(func=inner) | ast.Attribute(value=inner) | ast.Subscript(value=inner):
-                return self._is_computed(inner)
-            case ast.Name(id=name):
-                return name not in self._trusted
-        return False
+            case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)) if name in self._theirs:
+                return True
+            case ast.Call(func=func, args=[_, *_] as given, keywords=[]) if (
+                _used(func) <= _CONVERSIONS | self._imported
+            ):
+                return all(map(self._is_programs, given))
+            case ast.Call(func=ast.Attribute(value=inner), args=[], keywords=[]) | ast.Attribute(value=inner):
+                return self._is_programs(inner)
+            case ast.Call(func=ast.Attribute(value=inner)):
+                return self._makes_object(inner)
+            case _:
+                return False
 
-
-def _expected(remainder: ast.expr) -> Any:
-    match remainder:
-        case ast.Compare(left=ast.Name(), ops=[ast.Eq()], comparators=[literal]):
-            try:
-                return ast.literal_eval(literal)
-            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                return ...
-    return ...
+    def _makes_object(self, node: ast.AST) -> bool:
+        """True for `C(…)`, by whose methods a program is tested."""
+        name = getattr(getattr(node, "func", None), "id", "")
+        return name in self._theirs and name[:1].isupper()

@@ -59,6 +59,7 @@ class RemoteFunction:
         self._source = _source_of(spec)
         self._argument_names: list[str] | None = None
         self._checks_rows = False
+        self._seconds = 0.0
         self._first_memory: int | None = None
         if bad := [name for name, value in self._loading["settings"].items() if not _is_encodable(value)]:
             raise RewardError(f"{self.name}: setting {bad[0]!r} cannot be sent to another process")
@@ -72,7 +73,8 @@ class RemoteFunction:
             taken = self._argument_names
             given = given_columns(columns)
             sent = {name: column if taken is None or name in taken else [] for name, column in given.items()}
-        self._request("check", {"columns": sent}, self._limits.startup_timeout)()
+        seconds = self._request("check", {"columns": sent}, self._limits.startup_timeout)()
+        self._seconds = max(self._seconds, seconds)
 
     def score(self, responses: Responses) -> Sequence[Score]:
         """See `start`."""
@@ -83,12 +85,13 @@ class RemoteFunction:
 
         Args:
             responses: The responses to score. Only the columns that the function takes are sent.
-            timeout: Seconds that the call may take, if less than the limit.
+            timeout: Seconds that the call may take, if less than the limit. Both grow by what the function's
+                `check_rows` says of a response.
 
         Raises:
             DataError: A column contains a value that cannot be sent to another process.
         """
-        seconds = min(self._limits.timeout, timeout or self._limits.timeout)
+        seconds = min(self._limits.timeout, timeout or self._limits.timeout) + self._seconds * len(responses)
         taken = self._argument_names
         given = given_columns(responses.columns)
         columns = {name: column for name, column in given.items() if taken is None or name in taken}
@@ -165,7 +168,7 @@ class RemoteFunction:
                     (_, {"error": str(), "traceback": str(), "row": int() | None})
                     | ("load", {"result": {"name": str(), "argument_names": list() | None, "checks_rows": bool()}})
                     | ("score", {"result": {"scores": _, "memory": int()}})
-                    | ("check", {"result": None})
+                    | ("check", {"result": float() | int()})
                 ):
                     pass
                 case _:

@@ -1,6 +1,8 @@
 """Runs an untrusted program in a process that has given up its rights, and reports values as plain data.
 
     job (stdin) ─▶ limits ─▶ Landlock ─▶ system calls ─▶ program ─▶ expressions ─▶ one line of JSON each
+                                                              ▲
+                                                              ╰──▶ tests that call it, in another such process
 
 `sandbox` passes the compiled code of this file to a bare interpreter, so it imports only modules that load in a
 millisecond. From the moment that the program runs, nothing this process says can be trusted, and none of it has to be:
@@ -26,13 +28,16 @@ if TYPE_CHECKING:
 
 READY = "ready"
 
+PROGRAM = "__program__"
+"""The function by which tests evaluate what is in the program's process."""
+
 # A name, and its numbers on x86-64 and on 64-bit ARM ("-": does not exist there).
 SYSTEM_CALLS = """
 read 0 63, write 1 64, open 2 -, close 3 57, stat 4 -, fstat 5 80, lstat 6 -, poll 7 -, lseek 8 62, mmap 9 222,
 mprotect 10 226, munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139,
 pread64 17 67, readv 19 65, writev 20 66, access 21 -, pipe 22 -, select 23 -, sched_yield 24 124, mremap 25 216,
 madvise 28 233, dup 32 23, dup2 33 -, nanosleep 35 101, getitimer 36 102, alarm 37 -, setitimer 38 103, getpid 39 172,
-sendto 44 206, recvfrom 45 207, socketpair 53 199, setsockopt 54 208, getsockopt 55 209, exit 60 93, uname 63 160,
+sendto 44 206, recvfrom 45 207, getsockopt 55 209, exit 60 93, uname 63 160,
 getcwd 79 17, gettimeofday 96 169, getrlimit 97 163, getrusage 98 165, sysinfo 99 179, times 100 153, getuid 102 174,
 getgid 104 176, geteuid 107 175, getegid 108 177, getppid 110 173, sigaltstack 131 132, time 201 -,
 gettid 186 178, futex 202 98, sched_getaffinity 204 123, getdents64 217 61, restart_syscall 219 128,
@@ -44,15 +49,24 @@ getrandom 318 278, statx 332 291, rseq 334 293, close_range 436 436, faccessat2 
 """All that a program may ask of the kernel. Not among them: processes, threads, programs, sockets, signals, mounts,
 shared memory, other processes' limits, devices."""
 
-COMMANDS = {(72, 25): (0, 1, 2, 3, 4, 1030), (16, 29): (0x5421,)}
-"""Of fcntl, copies and flags of a descriptor: others make the kernel send signals to processes of one's choice. Of
-ioctl, whether a descriptor blocks."""
+ARGUMENTS = {
+    (72, 25): {1: (0, 1, 2, 3, 4, 1030)},
+    (16, 29): {1: (0x5421,)},
+    (53, 199): {0: (1,), 1: (1, 0x801, 0x80001, 0x80801)},
+}
+"""Further calls, with all values that some of their arguments may have. Of fcntl, copies and flags of a descriptor:
+others make the kernel send signals to processes of one's choice. Of ioctl, whether a descriptor blocks. Of socketpair,
+UNIX streams: other kinds send to any socket whose name is known."""
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
 def main(job: dict[str, Any]) -> None:
-    """Run a job, see `sandbox.Sandbox.run`, and end the process."""
+    """Run a job, see `sandbox.Sandbox.run`.
+
+    Without expressions the process then ends as an interpreter does: what the program has registered for the end runs,
+    threads are awaited, and files are flushed, all of it within the limits.
+    """
     results = job["results"]
     builtins.exit = builtins.quit = sys.exit
     _limit(job["seconds"], job["memory"], is_strict=job["confined"])
@@ -63,24 +77,54 @@ def main(job: dict[str, Any]) -> None:
     sys.argv[:] = ["program.py"]
     _send(results, READY)
     try:
-        codes = [compile(part, "program.py", "exec", dont_inherit=True) for part in job["parts"]]
+        codes = [_compiled(part, has_prose=job["has_prose"]) for part in job["parts"]]
     except BaseException:
         _send(results, "syntax error")
         os._exit(0)
 
+    names = module.__dict__
+    is_judge = bool(job["channel"] and job["expressions"])
+    evaluate: Any = _holds if is_judge else eval
+    serve: Any = None
+    if job["channel"]:
+        Remote.ask, serve = _connected(job["channel"], names, is_judge=is_judge)
+        if is_judge:
+            names[PROGRAM] = Remote.ask
+
     def run() -> None:
-        try:
-            # Another program made the values: one that cannot be decoded is a fault of the program, as an exception is.
-            module.__dict__.update({name: decode(value) for name, value in job["values"].items()})
-            for part in codes:
-                exec(part, module.__dict__)
-        finally:
-            sys.stdout.flush()
+        for part in codes:
+            exec(part, names)
 
     if _report(results, run):
         for expression in job["expressions"]:
-            _report(results, lambda expression=expression: eval(expression, module.__dict__))
-    os._exit(0)  # not what the program has registered for the end
+            _report(results, lambda each=expression: evaluate(each, names))
+        if serve and not is_judge:
+            serve(1)
+    if job["expressions"]:
+        os._exit(0)
+
+
+def _holds(test: str, names: dict[str, Any]) -> bool:
+    """True for a test that holds; one that compares what cannot be compared does not."""
+    try:
+        return bool(eval(test, names))
+    except Raised:
+        raise
+    except BaseException:
+        return False
+
+
+def _compiled(text: str, *, has_prose: bool) -> Any:
+    """The code of a text, maybe without lines of prose: those at the margin that are not Python and define nothing."""
+    try:
+        return compile(text, "program.py", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        lines = text.split("\n")
+        place = (error.lineno or 0) - 1
+        if not has_prose or lines[place].startswith((" ", "\t", "def ", "class ", "async ", "@")) or not lines[place]:
+            raise
+        lines[place] = ""
+        return _compiled("\n".join(lines), has_prose=True)
 
 
 def _report(results: int, compute: Callable[[], Any]) -> bool:
@@ -111,62 +155,156 @@ def encode(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int):
-        return _tagged("int", hex(int.__int__(value)))  # decimal digits take time that is quadratic in their number
-    if isinstance(value, float):
-        return _tagged("float", float.hex(value))
-    if isinstance(value, complex):
-        return _tagged("complex", *map(float.hex, (value.real, value.imag)))
-    if isinstance(value, str):
-        return _tagged("str", str.encode(value, "utf-8", "surrogatepass").hex())
-    if isinstance(value, (bytes, bytearray)):
-        return _tagged("bytes", bytes(value).hex())
+    for kind, write in WRITING.items():
+        if isinstance(value, kind):
+            return _tagged(kind.__name__, write(value))
     if isinstance(value, dict):
         pairs = ",".join(f"[{encode(key)},{encode(entry)}]" for key, entry in value.items())
         return f'{{"dict":[{pairs}]}}'
     for kind in (list, tuple, set, frozenset):
         if isinstance(value, kind):
             return f'{{"{kind.__name__}":[{",".join(map(encode, value))}]}}'
-    return '{"object":[]}'
+    if Remote.ask is None:
+        return '{"object":[]}'
+    if isinstance(value, Remote):
+        return _tagged("known", str(value._number))
+    KEPT.append(value)
+    return _tagged("kept", str(len(KEPT) - 1))
 
 
-def _tagged(kind: str, *texts: str) -> str:
-    quoted = ",".join(f'"{text}"' for text in texts)
-    return f'{{"{kind}":[{quoted}]}}'
+def _tagged(kind: str, text: str) -> str:
+    return f'{{"{kind}":["{text}"]}}'
 
 
 def decode(item: Any) -> Any:
     """The value that was encoded, from the parsed JSON.
 
     Raises:
-        ValueError: The item is not the code of a value; also TypeError and OverflowError.
+        ValueError: The item is not the code of a value; also TypeError, OverflowError, AttributeError and LookupError.
     """
-    match item:
-        case None | True | False:
-            return item
-        case {"int": [str(digits)]}:
-            return int(digits, 16)
-        case {"float": [str(digits)]}:
-            return float.fromhex(digits)
-        case {"complex": [str(real), str(imaginary)]}:
-            return complex(float.fromhex(real), float.fromhex(imaginary))
-        case {"str": [str(digits)]}:
-            return bytes.fromhex(digits).decode("utf-8", "surrogatepass")
-        case {"bytes": [str(digits)]}:
-            return bytes.fromhex(digits)
-        case {"dict": list(entries)}:
-            return {decode(key): decode(entry) for key, entry in entries}
-        case {"list": list(entries)}:
-            return list(map(decode, entries))
-        case {"tuple": list(entries)}:
-            return tuple(map(decode, entries))
-        case {"set": list(entries)}:
-            return set(map(decode, entries))
-        case {"frozenset": list(entries)}:
-            return frozenset(map(decode, entries))
-        case {"object": []}:
-            return object()
-    raise ValueError("not the code of a value")
+    if item is None or isinstance(item, bool):
+        return item
+    [(kind, content)] = item.items()
+    if kind == "dict":
+        return {decode(key): decode(entry) for key, entry in content}
+    if kind in ("list", "tuple", "set", "frozenset"):
+        return getattr(builtins, kind)(map(decode, content))
+    return READING[kind](*content)
+
+
+# Of types that others extend, the methods are called by the type's name: those of a program's class may do anything.
+WRITING = {
+    int: lambda value: hex(int.__int__(value)),  # decimal digits take time that is quadratic in their number
+    float: float.hex,
+    complex: complex.__repr__,
+    str: lambda value: str.encode(value, "utf-8", "surrogatepass").hex(),
+    bytes: bytes.hex,
+    bytearray: bytearray.hex,
+}
+READING = {
+    "int": lambda digits: int(digits, 16),
+    "float": float.fromhex,
+    "complex": complex,
+    "str": lambda digits: bytes.fromhex(digits).decode("utf-8", "surrogatepass"),
+    "bytes": bytes.fromhex,
+    "bytearray": bytes.fromhex,
+    "object": object,
+    "kept": lambda number: Remote(int(number)),
+    "known": lambda number: KEPT[int(number)],
+}
+
+
+# Two processes
+
+KEPT: list[Any] = []
+"""Objects that are not plain data: they stay in their process, where this list numbers them, and a `Remote` takes their
+place in the other."""
+
+
+class Raised(BaseException):
+    """An exception in the other process; the class that is raised has its name, and extends that of Python's."""
+
+
+class Remote:
+    """An object in the other process.
+
+    A method of the program's classes sees its arguments, as in `C(1).add(2)`, but not one of a result, as in
+    `f(1).startswith("a")`: each attribute and result has one step less than its origin, and the last takes none.
+    """
+
+    ask: Any = None
+    steps = 0
+
+    def __init__(self, number: int) -> None:
+        self.__dict__.update(_number=number, _steps=Remote.steps)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """Call it; lists and such are changed here as they were there."""
+        if (given or named) and self._steps < 1:
+            raise TypeError("not plain data")
+        result, *changed = Remote.ask(self._steps - 1, "call", self, given, named)
+        for before, after in zip(given, changed, strict=True):
+            if isinstance(before, list):
+                before[:] = after
+            elif isinstance(before, (dict, set)):
+                before.clear()
+                before.update(after)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return Remote.ask(self._steps - 1, "getattr", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        Remote.ask(0, "setattr", self, name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.__getattr__("__getitem__")(key) if self._steps > 1 else list(self)[key]
+
+    def __iter__(self) -> Any:
+        return iter(Remote.ask(0, "list", self))
+
+
+def _connected(channel: tuple[int, int], names: dict[str, Any], *, is_judge: bool) -> Any:
+    """Connect with the process at the other end of two pipes: a program, or the tests that call it.
+
+    Returns:
+        A function that has the other process do something: `eval` a text, `call` an object, or a built-in function. And
+        one that does what the other asks for, until it answers or ends. To a program, only calls are granted.
+    """
+    import json
+
+    reading, writing = channel
+    lines = os.fdopen(reading, "rb")
+
+    def done(what: str, *inputs: Any) -> Any:
+        if what == "call":
+            function, given, named = inputs
+            return function(*given, **named), *given
+        if is_judge:
+            raise PermissionError
+        return eval(inputs[0], names) if what == "eval" else getattr(builtins, what)(*inputs)
+
+    def serve(steps: int) -> tuple[str, Any]:
+        for line in lines:
+            kind, content = json.loads(line, parse_int=str)
+            Remote.steps = steps
+            content = decode(content)
+            if kind != "ask":
+                return kind, content
+            _report(writing, lambda content=content: done(*content))
+        os._exit(0)  # the other process has ended
+
+    def ask(steps: int, *request: Any) -> Any:
+        try:
+            _send(writing, "ask", encode(request))
+        except BrokenPipeError:
+            os._exit(0)
+        kind, content = serve(steps)
+        if kind == "value":
+            return content
+        raise type(content, tuple({Raised, getattr(builtins, content, Raised)}), {})
+
+    return ask, serve
 
 
 # Confinement
@@ -258,10 +396,13 @@ def _filter() -> bytes:
     load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
     numbers = [row.split()[1 + column] for row in SYSTEM_CALLS.split(",")]
     allowed = [instruction(equal, int(number), no=1) + instruction(end, allow) for number in numbers if number != "-"]
-    for calls, commands in COMMANDS.items():
-        tests = [instruction(equal, command, no=1) + instruction(end, allow) for command in commands]
-        block = [instruction(load, 24), *tests, instruction(end, refuse)]  # the second argument
-        allowed.append(b"".join([instruction(equal, calls[column], no=2 * len(commands) + 2), *block]))
+    for calls, arguments in ARGUMENTS.items():
+        block: list[bytes] = []
+        for place, values in arguments.items():
+            tests = [instruction(equal, value, yes=len(values) - index) for index, value in enumerate(values)]
+            block += [instruction(load, 16 + 8 * place), *tests, instruction(end, refuse)]
+        block.append(instruction(end, allow))
+        allowed += [instruction(equal, calls[column], no=len(block)), *block]
     return b"".join(
         [
             instruction(load, 4),  # the architecture: the same numbers mean other calls in 32-bit code

@@ -59,8 +59,9 @@ class _Session:
         loaded = self._function
         return {"name": loaded.name, "argument_names": loaded.argument_names, "checks_rows": loaded.checks_rows}
 
-    def _check(self, *, columns: list[str] | dict[str, list[Any]]) -> None:
+    def _check(self, *, columns: list[str] | dict[str, list[Any]]) -> float:
         self._function.check(columns)
+        return self._function.seconds
 
     def _score(self, *, responses: dict[str, Any], timeout: float) -> dict[str, Any]:
         batch = Responses(**responses)

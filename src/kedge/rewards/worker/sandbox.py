@@ -22,7 +22,8 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -47,11 +48,20 @@ MOST_RESULTS = 1 << 18
 """Bytes that a program may print, and bytes of all values. Reading values takes time that grows with the square of
 their number where a program chose them to that end: their hashes may be equal."""
 
-ARBITRARY = (ValueError, TypeError, OverflowError, RecursionError)
+ARBITRARY = (ValueError, TypeError, OverflowError, RecursionError, AttributeError, LookupError)
 """The exceptions of reading a line that may contain anything."""
 
 WAITING = 3.0
 """Seconds of waiting for each second of processor time: the processors are shared."""
+
+
+ENDING = 3.0
+"""Further seconds: one for the process to start, and two for it and its pipes to end."""
+
+
+def longest_run(seconds: int) -> float:
+    """The seconds that a run takes at most."""
+    return WAITING * seconds + ENDING
 
 
 @dataclass(frozen=True)
@@ -90,9 +100,11 @@ class Sandbox:
         parts: Sequence[str],
         expressions: Sequence[str],
         *,
-        values: Mapping[str, Any] | None = None,
+        channel: tuple[int, ...] = (),
         name: str = "program",
         typed: str = "",
+        room: int = 0,
+        has_prose: bool = False,
         seconds: int = 2,
         memory: int = 512 << 20,
     ) -> Ran:
@@ -100,10 +112,13 @@ class Sandbox:
 
         Args:
             parts: The program's texts, run one after another in one namespace.
-            expressions: What is evaluated then, in order.
-            values: Variables that are set before, encoded.
+            expressions: What is evaluated then, in order. Without any, the process ends as an interpreter does.
+            channel: Descriptors from which and to which it talks to another process, closed here afterwards. With
+                expressions it is the judge: they are tests of the program in the other one.
             name: The program's `__name__`.
             typed: The standard input.
+            room: Bytes that it may print beyond `MOST_PRINTED`.
+            has_prose: Lines at the margin that are not valid Python are left out.
             seconds: Processor time; the process may also wait, `WAITING` times as long.
             memory: Bytes of address space.
 
@@ -119,11 +134,12 @@ class Sandbox:
             described = {
                 "parts": list(parts),
                 "expressions": list(expressions),
-                "values": dict(values or {}),
+                "channel": channel,
                 "seconds": seconds,
                 "memory": memory,
                 "name": name,
                 "results": writing,
+                "has_prose": has_prose,
                 "confined": self.is_confined,
                 "parent": None if self.command else os.getpid(),
                 "readable": _readable() if self.is_landlocked else None,
@@ -137,17 +153,34 @@ class Sandbox:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                pass_fds=[writing],
+                pass_fds=[writing, *channel],
                 env={"PYTHONHASHSEED": "0"},  # sets have the same order in every process
                 cwd="/",
             )
             theirs.close()
+            for descriptor in channel:
+                os.close(descriptor)
             try:
-                watched = _Watched(process, results.fileno(), len(expressions) + 2)
+                watched = _Watched(process, results.fileno(), len(expressions) + 2, room)
                 watched.read(time.monotonic() + WAITING * seconds + 1)
             finally:
                 _end(process, results.fileno())
         return watched.outcome(self.name)
+
+    def judge(self, parts: Sequence[str], ours: str, tests: Sequence[str], **limits: Any) -> tuple[Ran, Ran]:
+        """Run a program, and tests that call it in a second process, which alone gets the expected values.
+
+        Args:
+            parts: The program's texts.
+            ours: Code that runs before the tests.
+            tests: Expressions that must be true.
+            limits: Those of each process.
+        """
+        asked, answered = os.pipe(), os.pipe()
+        with ThreadPoolExecutor(1) as pool:
+            ran = pool.submit(self.run, parts, [], channel=(asked[0], answered[1]), **limits)
+            judged = self.run([ours], tests, channel=(answered[0], asked[1]), **limits)
+            return ran.result(), judged
 
 
 @cache
@@ -221,6 +254,7 @@ def _try_out(sandbox: Sandbox) -> None:
             "list processes": "os.listdir('/proc')",
             "send a signal": f"os.kill({os.getpid()}, 0)",
             "open a socket": "socket.socket()",
+            "send datagrams": "socket.socketpair(type=socket.SOCK_DGRAM)",
             "start a process": "os.fork() or os._exit(0)",
         }
         program = "import os, socket\n" + "\n".join(
@@ -237,14 +271,15 @@ def _try_out(sandbox: Sandbox) -> None:
 class _Watched:
     """A process and what it has sent so far."""
 
-    def __init__(self, process: subprocess.Popen[bytes], results: int, wanted: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], results: int, wanted: int, room: int) -> None:
         self._process = process
         self._wanted = wanted
+        self._has_end = wanted == 2
         assert process.stdout is not None
         assert process.stderr is not None
         self._limits = {
             results: MOST_RESULTS,
-            process.stdout.fileno(): MOST_PRINTED,
+            process.stdout.fileno(): MOST_PRINTED + room,
             process.stderr.fileno(): MOST_PRINTED,
         }
         self._read = {descriptor: bytearray() for descriptor in self._limits}
@@ -253,9 +288,14 @@ class _Watched:
         self._ending = ""
 
     def read(self, deadline: float) -> None:
-        """Read until there are all results, or the process has ended, or has to be."""
-        results = next(iter(self._limits))
-        while not self._ending and results in self._open and not self._is_complete():
+        """Read until there are all results, or the process has ended, or has to be.
+
+        Without expressions, that is its own end.
+        """
+        results, printed, _ = self._limits
+        while not self._ending and (
+            (results in self._open and not self._is_complete()) or (self._has_end and printed in self._open)
+        ):
             remaining = deadline - time.monotonic()
             if remaining > 0:
                 self._receive(remaining)
@@ -263,8 +303,9 @@ class _Watched:
                 self._ending = TOO_SLOW
         while not self._ending and self._receive(0.0):
             pass
-        if not self._ending and not self._is_complete():
-            self._ending = self._how_it_ended()
+        if not self._ending and (self._has_end or not self._is_complete()):
+            ending = self._how_it_ended(max(1.0, deadline - time.monotonic()) if self._has_end else 1.0)
+            self._ending = "" if self._is_complete() and ending == ENDED else ending
 
     def _is_complete(self) -> bool:
         return self._results.count(b"\n") >= self._wanted
@@ -284,9 +325,9 @@ class _Watched:
                 self._ending = TOO_LONG
         return bool(ready)
 
-    def _how_it_ended(self) -> str:
+    def _how_it_ended(self, seconds: float) -> str:
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+            self._process.wait(seconds)
         status = self._process.returncode or 0
         number = -status if status < 0 else max(0, status - 128)  # bubblewrap exits with 128 + the signal
         return TOO_SLOW if number == signal.SIGXCPU else CRASHED if number else ENDED
@@ -366,7 +407,7 @@ def _confined() -> CodeType:
 def _interpreter() -> list[str]:
     """The bare interpreter: no packages, no files of the user's."""
     executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-    return [executable, "-s", "-S", "-B", "-X", "utf8"]
+    return [executable, "-s", "-S", "-B", "-X", "utf8", "-X", "int_max_str_digits=0"]
 
 
 @cache
