@@ -117,3 +117,9 @@ def test_a_thought_that_the_prompt_opened_counts_once():
 def test_of_a_response_that_was_cut_off_only_a_closed_answer_counts(verifier, column, text, expected):
     more = {"choices": [CITIES]} if verifier is choice else {}
     assert reason(verifier, text, column, stopped=[False], **more) == expected
+
+
+def test_a_tag_with_nothing_visible_inside_is_empty():
+    for inside in ("", " \n", "\u200b", "\ufeff\u2060"):
+        [verdict] = tags([f"<think>{inside}</think><answer>7</answer>"])
+        assert verdict.reason == "empty tag"
