@@ -655,6 +655,10 @@ def test_partial_gives_the_share():
         ({"test_list": [["assert np.allclose(f(1), 1)"]]}, "the tests need 'import np', but programs have"),
         ({"test_list": [7]}, "prompt 1: 7 is not usable"),
         ({"test_list": [DOUBLE], "test_imports": [["import nowhere"]]}, "need 'import nowhere', but .* alone"),
+        (
+            {"test_list": [DOUBLE], "test_imports": ["from math import *"]},
+            "expected imports that name what they import",
+        ),
         ({"test_list": [DOUBLE], "seconds": 0.5}, "seconds=0.5: expected a whole number, at least 1"),
         ({"test_list": [DOUBLE], "memory": 3}, "memory=3: expected a whole number, at least 64"),
     ],

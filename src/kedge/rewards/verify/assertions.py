@@ -79,6 +79,8 @@ def _read_tests(tests: Any, imported_by: Any, setup_code: Any) -> Tests:
     unbound = (used & MODULES).difference(*map(_bound, setup))
     setup += _parsed("\n".join(f"import {name}" for name in sorted(unbound))).body
     imports = [each for tree in setup for each in ast.walk(tree) if isinstance(each, _IMPORTS)]
+    if any("*" in _bound(each) for each in imports):
+        raise ValueError("imports that name what they import")  # else it would be the program's
     ours = [
         each for each in setup if not isinstance(each, ast.ClassDef) and getattr(each, "module", "") != "__future__"
     ]
