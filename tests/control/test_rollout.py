@@ -18,7 +18,7 @@ from kedge.training.update import ppo_update
 from kedge_control import environments as environments_module
 from kedge_control.environments import Environments
 from kedge_control.experience import ControlLearner, experience_of
-from kedge_control.making import make_environments
+from kedge_control.making import EnvironmentSpec, make_environments
 from kedge_control.networks import ControlActorCritic
 from kedge_control.normalization import Normalization
 from kedge_control.rollout import collect_steps
@@ -168,11 +168,11 @@ def test_a_reward_that_is_no_number_is_named() -> None:
     [
         ("CartPole-v9", {}, "CartPole"),
         ("Cartpole-v1", {}, "Did you mean: `CartPole`"),
-        ("CartPole-v1", {"settings": {"gravity_": 1}}, "gravity_"),
+        ("CartPole-v1", {"gravity_": 1}, "gravity_"),
         ("no_such_module:CartPole-v1", {}, "no_such_module"),
     ],
 )
 def test_a_wrong_name_is_one_line(name: str, options: dict, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected) as caught:
-        make_environments(name, **options)
+        make_environments(EnvironmentSpec(name, options))
     assert "\n" not in str(caught.value)
