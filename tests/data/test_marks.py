@@ -92,6 +92,14 @@ def test_flags_of_messages_that_are_not_learned_may_say_so():
     assert learned({"messages": messages}) == ["One.", "Two."]
 
 
+@pytest.mark.parametrize("name", ["label", "tag", "rating", "score"])
+def test_the_class_of_a_turn_is_no_flag(name):
+    assert learned({"messages": [{**USER, name: 0}, answer("One.", **{name: 0}), USER, answer("Two.")]}) == [
+        "One.",
+        "Two.",
+    ]
+
+
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
 def test_a_flag_that_asks_for_another_message_is_refused(role):
     found = reason({"messages": [{"role": role, "content": "Why?", "train": True}, USER, ASSISTANT]})
@@ -240,3 +248,12 @@ def test_columns_that_grade_answers_are_named():
     table = read_rows(rows, "demonstrations", tokenizer=CHAT)
     assert table.notes == ["answers are learned regardless of 'rating'"]
     assert len(table.records) == 2
+
+
+@pytest.mark.parametrize("number", [0.0, -3.2, 0.5, 1, "0", False])
+@pytest.mark.parametrize("name", ["toxicity_score", "sentimentScore", "instruct_reward"])
+def test_numbers_whose_low_values_may_be_good_refuse_no_row(name, number):
+    rows = [{"prompt": "Why?", "completion": " So.", name: each} for each in (number, 0.7)]
+    table = read_rows(rows, "demonstrations", tokenizer=CHAT)
+    assert len(table.records) == 2
+    assert table.notes == [f"answers are learned regardless of {name!r}"]
