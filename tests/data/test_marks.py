@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from kedge.config import Config, DataConfig
 from kedge.data import Comparison, encode_example, read_rows
 from kedge.errors import DataError
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
@@ -220,11 +222,25 @@ def test_an_answer_that_a_column_calls_bad_is_not_learned(mark):
     for form in forms:
         found = reason({**form, **mark})
         assert found.startswith(f"field {name!r} is ")
-        assert found.endswith(f"rename it: data.columns.demonstrations.other={name}")
-        renamed = {"demonstrations.other": name}
+        assert found.endswith(f"rename it: data.columns.demonstrations.{name}_other={name}")
+        renamed = {f"demonstrations.{name}_other": name}
         assert len(read_rows([{**form, **mark}], "demonstrations", tokenizer=CHAT, columns=renamed).records) == 1
     with pytest.raises(DataError, match=r"1 of 2 rows .* cannot be used, .*max_rejected_fraction=0.05 allows"):
         read_rows([GOOD, {**forms[0], **mark}], "demonstrations", tokenizer=CHAT, max_rejected_fraction=0.05)
+
+
+def test_the_advice_can_be_followed_for_several_columns():
+    names = ["label", "chosen", "rejected", "loss_mask", "helpfulness_rating", "kto_tag"]
+    row = {"prompt": "Why?", "completion": " So.", **dict.fromkeys(names, 0), "rejected": True}
+    columns: dict[str, str] = {}
+    for _ in names:
+        with pytest.raises(DataError) as caught:
+            read_rows([row], "demonstrations", tokenizer=CHAT, columns=columns)
+        [(ours, theirs)] = re.findall(r"data\.columns\.([\w.]+)=(\w+)", str(caught.value))
+        columns[ours] = theirs
+    assert Config(data=DataConfig(columns=columns)).data.columns == columns
+    assert sorted(columns.values()) == sorted(names)
+    assert learned(row, columns=columns) == [" So."]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def check_judged(fields: Fields, answer: object) -> set[str]:
         if mark is False:
             raise RowError(
                 f"field {key!r} is {fields[key]!r:.40}, and kedge would learn this answer: leave such rows out or, if "
-                f"the column does not judge answers, rename it: data.columns.demonstrations.other={key}",
+                f"the column does not judge answers, rename it: data.columns.demonstrations.{key}_other={key}",
                 f"answers that {key!r} calls bad",
             )
     return {key for key, mark in marks.items() if mark not in (None, True)}
