@@ -60,6 +60,14 @@ def test_the_context_of_an_instruction_is_asked_with_it():
     assert record == Demonstration(prompt.text, "At sea.")
 
 
+@pytest.mark.parametrize("context", [["It is at sea."], {"passages": ["It is at sea."]}, 7, None, ""])
+def test_a_context_that_is_no_text_is_left_to_reward_functions(context):
+    row = {"instruction": "Why?", "output": "So.", "context": context}
+    assert only(read_rows([row], "demonstrations", tokenizer=CHAT)) == Demonstration(RENDERED, "So.")
+    prompt = only(read_rows([row], "prompts", tokenizer=CHAT))
+    assert (prompt.text, prompt.columns["context"]) == (RENDERED, context)
+
+
 def test_a_system_column_is_the_first_message():
     row = {"conversations": [HUMAN, GPT], "system": "Brief."}
     system = {"role": "system", "content": "Brief."}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from kedge.config import Config, DataConfig
 from kedge.data import Comparison, encode_example, read_rows
 from kedge.errors import DataError
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
@@ -90,6 +92,14 @@ def test_flags_of_messages_that_are_not_learned_may_say_so():
     tool = {"role": "tool", "content": "42", **read}
     messages = [{"role": "system", "content": "Brief.", **read}, {**USER, **read}, answer("One."), tool, answer("Two.")]
     assert learned({"messages": messages}) == ["One.", "Two."]
+
+
+@pytest.mark.parametrize("name", ["label", "tag", "rating", "score"])
+def test_the_class_of_a_turn_is_no_flag(name):
+    assert learned({"messages": [{**USER, name: 0}, answer("One.", **{name: 0}), USER, answer("Two.")]}) == [
+        "One.",
+        "Two.",
+    ]
 
 
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
@@ -212,11 +222,25 @@ def test_an_answer_that_a_column_calls_bad_is_not_learned(mark):
     for form in forms:
         found = reason({**form, **mark})
         assert found.startswith(f"field {name!r} is ")
-        assert found.endswith(f"rename it: data.columns.demonstrations.other={name}")
-        renamed = {"demonstrations.other": name}
+        assert found.endswith(f"rename it: data.columns.demonstrations.{name}_other={name}")
+        renamed = {f"demonstrations.{name}_other": name}
         assert len(read_rows([{**form, **mark}], "demonstrations", tokenizer=CHAT, columns=renamed).records) == 1
     with pytest.raises(DataError, match=r"1 of 2 rows .* cannot be used, .*max_rejected_fraction=0.05 allows"):
         read_rows([GOOD, {**forms[0], **mark}], "demonstrations", tokenizer=CHAT, max_rejected_fraction=0.05)
+
+
+def test_the_advice_can_be_followed_for_several_columns():
+    names = ["label", "chosen", "rejected", "loss_mask", "helpfulness_rating", "kto_tag"]
+    row = {"prompt": "Why?", "completion": " So.", **dict.fromkeys(names, 0), "rejected": True}
+    columns: dict[str, str] = {}
+    for _ in names:
+        with pytest.raises(DataError) as caught:
+            read_rows([row], "demonstrations", tokenizer=CHAT, columns=columns)
+        [(ours, theirs)] = re.findall(r"data\.columns\.([\w.]+)=(\w+)", str(caught.value))
+        columns[ours] = theirs
+    assert Config(data=DataConfig(columns=columns)).data.columns == columns
+    assert sorted(columns.values()) == sorted(names)
+    assert learned(row, columns=columns) == [" So."]
 
 
 @pytest.mark.parametrize(
@@ -240,3 +264,12 @@ def test_columns_that_grade_answers_are_named():
     table = read_rows(rows, "demonstrations", tokenizer=CHAT)
     assert table.notes == ["answers are learned regardless of 'rating'"]
     assert len(table.records) == 2
+
+
+@pytest.mark.parametrize("number", [0.0, -3.2, 0.5, 1, "0", False])
+@pytest.mark.parametrize("name", ["toxicity_score", "sentimentScore", "instruct_reward"])
+def test_numbers_whose_low_values_may_be_good_refuse_no_row(name, number):
+    rows = [{"prompt": "Why?", "completion": " So.", name: each} for each in (number, 0.7)]
+    table = read_rows(rows, "demonstrations", tokenizer=CHAT)
+    assert len(table.records) == 2
+    assert table.notes == [f"answers are learned regardless of {name!r}"]

@@ -241,7 +241,8 @@ def _shared_characters(first: str, second: str) -> int:
 
 def _instruction(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> Any:
     instruction = text_of(field_of(fields, "instruction"), "instruction")
-    given = fields.get("input", fields.get("context", ""))  # the latter in Dolly's rows
+    context = fields.get("context")  # in Dolly's rows; a list or an object elsewhere, for retrieval
+    given = fields.get("input", context if isinstance(context, str) else "")
     is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
     given = str(given) if is_number else text_of(given, "input").strip() if given else ""
     asked = _asked(fields, f"{instruction}\n{given}" if given else instruction, tokenizer)

@@ -21,6 +21,8 @@ _EXCLUDED = re.compile(
     r"(is_)?(masked|undesirable|rejected|bad|wrong|incorrect|invalid|toxic|harmful|unsafe|disliked?|failed|spam|deleted)|thumbs?_down"
 )
 """Names of marks that are 0 for an answer to learn."""
+_MEASURED = re.compile(r"\w+_(score|reward)")
+"""Names of numbers of which low ones are good, as of toxicity, or usual, as of a reward model."""
 _BAD = re.compile(
     r"(un|not[ _]?)(desirable|acceptable|safe)|(in|not[ _])correct|bad|poor|wrong|negative|reject(ed)?|fail(ed|ure)?|"
     r"disliked?|(thumbs?[ _]?)?down(voted?)?"
@@ -50,7 +52,9 @@ def excluded_answers(fields: Fields) -> set[int]:
 def _is_excluded(message: Fields, place: str) -> bool:
     """True for an answer that its flags exclude."""
     is_answer = role_of(message) == "assistant"
-    marks = {key: _mark(key, value) for key, value in message.items()}
+    # A number under another name, such as `label`, may be the class of a turn.
+    flags = [key for key, value in message.items() if isinstance(value, (bool, str)) or _LIKE_A_FLAG.search(key)]
+    marks = {key: _mark(key, message[key]) for key in flags}
     for key, mark in marks.items():
         is_followed = isinstance(mark, bool) if is_answer else mark is not True
         if is_given(message, key) and _LIKE_A_FLAG.search(key) and not is_followed:
@@ -81,7 +85,7 @@ def check_judged(fields: Fields, answer: object) -> set[str]:
         if mark is False:
             raise RowError(
                 f"field {key!r} is {fields[key]!r:.40}, and kedge would learn this answer: leave such rows out or, if "
-                f"the column does not judge answers, rename it: data.columns.demonstrations.other={key}",
+                f"the column does not judge answers, rename it: data.columns.demonstrations.{key}_other={key}",
                 f"answers that {key!r} calls bad",
             )
     return {key for key, mark in marks.items() if mark not in (None, True)}
@@ -97,6 +101,8 @@ def _mark(key: str, given: object) -> bool | float | None:
         value = False
     if not isinstance(value, (int, float)):
         return None
+    if _MEASURED.fullmatch(name):
+        return value + 0  # also of a boolean
     if _EXCLUDED.fullmatch(name):
         return not value if value in (0, 1) else value
     return (value > 0 if value <= 0 or value == 1 else value) if _LEARNED.fullmatch(name) else None
