@@ -142,6 +142,14 @@ class Config(Section):
         """Responses sampled per PPO update."""
         return self.rollout.num_prompts * self.rollout.num_responses
 
+    @property
+    def choice_by_scores(self) -> tuple[str, str] | None:
+        """The setting by which the scores of a prompt's responses choose what is trained on, and one that does not."""
+        constant = word(self.ppo.constant_groups)
+        if constant != "keep":
+            return f"ppo.constant_groups={constant}", "ppo.constant_groups=keep"
+        return self.data.choice_by_scores
+
     @check
     def _check_minibatches(self) -> None:
         prompts, responses = self.rollout.num_prompts, self.rollout.num_responses
@@ -231,14 +239,8 @@ class Config(Section):
 
     @check
     def _check_groups(self) -> None:
-        constant = word(self.ppo.constant_groups)
-        if constant != "keep" and self.rollout.num_responses == 1:
-            raise ValueError(
-                f"ppo.constant_groups={constant} compares the responses to a prompt, but rollout.num_responses=1; use "
-                "at least 2, or ppo.constant_groups=keep"
-            )
         responses = self.rollout.num_responses
-        if (chosen := self.data.choice_by_scores) and responses == 1:
+        if (chosen := self.choice_by_scores) and responses == 1:
             raise ValueError(
                 f"{chosen[0]} compares the responses to a prompt, but rollout.num_responses=1; use at least 2, or "
                 f"{chosen[1]}"
