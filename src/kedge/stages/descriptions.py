@@ -87,17 +87,17 @@ single reward terms, such as a judge."""
 
 def _check_sampling(config: Config) -> None:
     """Check what PPO needs, also as a part of a chain."""
-    if "distill" in config.preset and config.ppo.reference is None:
+    ppo = config.ppo
+    if "distill" in config.preset and ppo.reference is None:
         how = as_argument("--teacher")
         raise ConfigError(f"preset distill learns from a teacher: pass {how}, or set ppo.reference")
-    ptx_coef = config.ppo.ptx_coef
-    if ptx_coef > 0 and not config.data.pretraining:
-        raise ConfigError(f"ppo.ptx_coef={ptx_coef:g} needs texts: set data.pretraining")
+    if ppo.ptx_coef > 0 and not config.data.pretraining:
+        raise ConfigError(f"ppo.ptx_coef={ppo.ptx_coef:g} needs texts: set data.pretraining")
     data = config.data
-    if data.eval_prompts and not config.ppo.holds_out:
+    if data.eval_prompts and not ppo.holds_out:
         raise ConfigError("data.eval_prompts are only read with ppo.eval_every or ppo.critic_check; neither is set")
-    if config.ppo.holds_out and not data.eval_prompts and not data.eval_fraction:
-        field = "eval_every" if config.ppo.eval_every is not None else "critic_check"
+    if ppo.holds_out and not data.eval_prompts and not data.eval_fraction:
+        field = "eval_every" if ppo.eval_every is not None else "critic_check"
         raise ConfigError(f"ppo.{field} needs held-out prompts: set data.eval_prompts, or data.eval_fraction > 0")
     if config.rollout.engine == "vllm" and not config.rollout.vllm.servers:
         raise ConfigError(
@@ -199,9 +199,9 @@ def _check_trained_critic(config: Config) -> None:
     _check_first_returns(config)  # `model` is not the policy's start here: fine-tuning comes first
     value = config.ppo
     kind = config.critic.kind
-    if not config.ppo.needs_values:
+    if not value.needs_values:
         raise ConfigError(
-            f"rlhf.train_critic=true trains a critic, and ppo.advantage={config.ppo.advantage} needs none; use false"
+            f"rlhf.train_critic=true trains a critic, and ppo.advantage={value.advantage} needs none; use false"
         )
     if value.critic not in ("auto", kind):
         raise ConfigError(

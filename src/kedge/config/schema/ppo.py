@@ -760,32 +760,32 @@ class PpoConfig(TrainedSection):
 
     @check
     def _check_critic(self) -> None:
+        critic = self.resolved_critic
         advantage, warmup = self.advantage, self.value_warmup_updates
-        if self.resolved_critic == "none" and self.needs_values:
+        if critic == "none" and self.needs_values:
             raise ValueError(
                 f"ppo.advantage={advantage} needs a critic's values, but ppo.critic=none; use ppo.critic=shared, or an "
                 "advantage without a critic, e.g. ppo.advantage=to_go"
             )
-        if self.resolved_critic == "none" and warmup:
+        if critic == "none" and warmup:
             raise ValueError(
                 f"ppo.value_warmup_updates={warmup} warms up a critic, and ppo.advantage={advantage} has none; use 0"
             )
-        if self.num_critic_epochs > 1 and self.resolved_critic == "none":
+        if self.num_critic_epochs > 1 and critic == "none":
             raise ValueError(
                 f"ppo.num_critic_epochs={self.num_critic_epochs} trains a critic, and ppo.advantage={advantage} "
                 "has none; use 1"
             )
-        if self.value_gradient == "head" and self.resolved_critic != "shared":
+        if self.value_gradient == "head" and critic != "shared":
             raise ValueError(
-                "ppo.value_gradient=head needs ppo.critic=shared; here no trunk is shared "
-                f"(ppo.critic={self.resolved_critic})"
+                f"ppo.value_gradient=head needs ppo.critic=shared; here no trunk is shared (ppo.critic={critic})"
             )
-        if self.freeze_critic != "none" and self.resolved_critic != "separate":
+        if self.freeze_critic != "none" and critic != "separate":
             raise ValueError(
                 f"ppo.freeze_critic={self.freeze_critic} needs ppo.critic=separate; the attention of a shared one is "
-                f"the policy's (ppo.critic={self.resolved_critic})"
+                f"the policy's (ppo.critic={critic})"
             )
-        if self.critic_learning_rate is not None and self.resolved_critic != "separate":
+        if self.critic_learning_rate is not None and critic != "separate":
             raise ValueError(
                 "ppo.critic_learning_rate needs ppo.critic=separate; the rate of a shared value head is "
                 "ppo.value_head_rate"
