@@ -49,6 +49,9 @@ DEEPEST = 100
 # libyaml's loader is seven times faster than the one in Python, which not every build of PyYAML can do without.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+UNLIKE_ANY_RUN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""The errors that reading a run's file raises where its content is not what any run writes."""
+
 RESULTS = {"evaluate": JUDGMENTS_FILE, "generate": RESPONSES_FILE}
 """The stages without updates, and the file with their results."""
 
@@ -196,7 +199,7 @@ def readable(folder: Path) -> Iterator[None]:
         yield
     except KedgeError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+    except UNLIKE_ANY_RUN as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise DataError(
             f"{folder} cannot be shown, since one of its files has an entry that no run writes "
@@ -216,37 +219,28 @@ def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
     text = path.read_text(encoding="utf-8", errors="replace")
     header = [line[2:].partition(": ") for line in text.splitlines() if line.startswith("# ") and ": " in line]
     try:
-        if (fault := _hostile_yaml(text)) is not None:
-            raise DataError(f"{str(path)!r} is damaged: {fault}")
+        _check_yaml(text)
         settings = YAML_LOADER(text).get_single_data() or {}
-    except DataError:
-        raise
-    except (
-        yaml.YAMLError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (yaml.YAMLError, *UNLIKE_ANY_RUN) as error:
         raise DataError(f"{str(path)!r} is damaged: {' '.join(str(error).split())}") from error
     return {name: value for name, _, value in header}, settings if isinstance(settings, Mapping) else {}
 
 
-def _hostile_yaml(text: str) -> str | None:
-    """The reason to refuse a file that no run writes and that could crash the reader; None if it is safe.
+def _check_yaml(text: str) -> None:
+    """Refuse a file that no run writes and that could crash the reader.
 
     Many levels crash libyaml's loader and take Python's minutes; a few aliases are read as billions of values.
+
+    Raises:
+        ValueError: It has too many levels, or aliases.
     """
     depth = 0
     for event in yaml.parse(text, YAML_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            return f"more than {DEEPEST} levels"
+            raise ValueError(f"more than {DEEPEST} levels")
         if isinstance(event, yaml.AliasEvent):
-            return "it has aliases"
-    return None
+            raise ValueError("it has aliases")
 
 
 def _last_written(folder: Path) -> float:

@@ -75,27 +75,22 @@ def collect_page(
     Raises:
         DataError: As `write_report`.
     """
-    with readable(folders[0] if len(folders) == 1 else Path(os.path.commonpath(folders))):
-        return _collect_page(folders, ending, advice, on_skipped)
-
-
-def _collect_page(
-    folders: Sequence[Path], ending: Ending | None, advice: Advice, on_skipped: Callable[[str], None]
-) -> dict[str, Any]:
-    sweep = read_sweep(folders[0]) if len(folders) == 1 and is_sweep(folders[0]) else None
-    if sweep is None:
-        named = _named([path for folder in folders for path in runs_in(folder)])
-    else:
-        named = {run.name: run.folder for run in sweep.runs if is_run(run.folder)}
-    runs = [_reported(name, path, ending, advice, on_skipped) for name, path in named.items()]
-    trained = {_real(run.record.folder) for run in runs}
-    return page_data(
-        [replace(run, reward_models=_reward_models(run.record, exclude=trained)) for run in runs],
-        title=", ".join(_real(folder).name for folder in folders),
-        headlines=demo_headlines(_summary(folders[0])) if len(folders) == 1 else [],
-        written=time.strftime("Written %d %B %Y, %H:%M"),
-        sweep=sweep,
-    )
+    only = folders[0] if len(folders) == 1 else None
+    with readable(only or Path(os.path.commonpath(folders))):
+        sweep = read_sweep(only) if only and is_sweep(only) else None
+        if sweep is None:
+            named = _named([path for folder in folders for path in runs_in(folder)])
+        else:
+            named = {run.name: run.folder for run in sweep.runs if is_run(run.folder)}
+        runs = [_reported(name, path, ending, advice, on_skipped) for name, path in named.items()]
+        trained = {_real(run.record.folder) for run in runs}
+        return page_data(
+            [replace(run, reward_models=_reward_models(run.record, exclude=trained)) for run in runs],
+            title=", ".join(_real(folder).name for folder in folders),
+            headlines=demo_headlines(_summary(only)) if only else [],
+            written=time.strftime("Written %d %B %Y, %H:%M"),
+            sweep=sweep,
+        )
 
 
 def report_as_text(folder: Path) -> str:

@@ -60,9 +60,9 @@ def print_table(
 def _console(stream: TextIO | None) -> Console:
     # In a notebook, rich would show each print as a separate block; plain text joins the cell's other output.
     console = Console(file=stream, highlight=False, markup=False, force_jupyter=False)
-    if console.is_terminal:
-        return console
-    return Console(file=stream, highlight=False, markup=False, force_jupyter=False, width=PLAIN_WIDTH)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    return console
 
 
 def _width(rows: Iterable[Sequence[str]]) -> int:

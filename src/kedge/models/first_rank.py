@@ -5,7 +5,6 @@ All ranks together then hold one whole copy in the memory of the host, instead o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -129,15 +128,8 @@ def built_without_weights(build: Callable[[], PreTrainedModel]) -> PreTrainedMod
 def _outline(model: nn.Module) -> list[Any]:
     """The places of a model's weights and buffers with their shapes, and which of them are one, in JSON's types."""
     first: dict[int, str] = {}
-    places = [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]
-    return json.loads(
-        json.dumps(
-            [[name, list(each.shape), str(each.dtype), first.setdefault(id(each), name)] for name, each in places]
-        )
-    )
+    places = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return [[name, list(each.shape), str(each.dtype), first.setdefault(id(each), name)] for name, each in places]
 
 
 def _loose_tensors(model: nn.Module) -> int:

@@ -167,7 +167,7 @@ def quantize(body: nn.Module, dtype: QuantizedDtype, *, kept: Collection[nn.Para
     """
     replaced: dict[nn.Module, QuantizedLinear] = {}
     for parent, name, layer in _linear_layers(body, kept):
-        if dtype == "nf4" and matrix_of(layer).shape[1] % 2:
+        if not _fits(layer, dtype):
             continue
         if layer not in replaced:  # a layer may have two names
             replaced[layer] = QuantizedLinear(layer, dtype)

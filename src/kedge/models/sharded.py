@@ -52,11 +52,10 @@ def shard_model(
     precision = "bf16" if model.holds_bf16 else precision
     layers = layers_of(trunk.model)
     factors = factors_of(trunk.model)
-    if precision == "bf16":
-        vectors = [each for each in inner_weights(model, trunk.model) if each.ndim < 2 and each not in factors]
-        give_tensors(trunk.model, vectors, device=model.device)
     parts = inner_weights(model, trunk.model)
     if precision == "bf16":
+        vectors = [each for each in parts if each.ndim < 2 and each not in factors]
+        give_tensors(trunk.model, vectors, device=model.device)
         parts = [each for each in parts if each.ndim >= 2 or each in factors]
     rounded = [layer for layer in layers if factors.issuperset({*layer.parameters()} & {*parts})]
     whole = take_out(trunk.model, parts)

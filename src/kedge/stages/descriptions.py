@@ -87,17 +87,17 @@ single reward terms, such as a judge."""
 
 def _check_sampling(config: Config) -> None:
     """Check what PPO needs, also as a part of a chain."""
-    if "distill" in config.preset and config.ppo.reference is None:
+    ppo = config.ppo
+    if "distill" in config.preset and ppo.reference is None:
         how = as_argument("--teacher")
         raise ConfigError(f"preset distill learns from a teacher: pass {how}, or set ppo.reference")
-    ptx_coef = config.ppo.ptx_coef
-    if ptx_coef > 0 and not config.data.pretraining:
-        raise ConfigError(f"ppo.ptx_coef={ptx_coef:g} needs texts: set data.pretraining")
+    if ppo.ptx_coef > 0 and not config.data.pretraining:
+        raise ConfigError(f"ppo.ptx_coef={ppo.ptx_coef:g} needs texts: set data.pretraining")
     data = config.data
-    if data.eval_prompts and not config.ppo.holds_out:
+    if data.eval_prompts and not ppo.holds_out:
         raise ConfigError("data.eval_prompts are only read with ppo.eval_every or ppo.critic_check; neither is set")
-    if config.ppo.holds_out and not data.eval_prompts and not data.eval_fraction:
-        field = "eval_every" if config.ppo.eval_every is not None else "critic_check"
+    if ppo.holds_out and not data.eval_prompts and not data.eval_fraction:
+        field = "eval_every" if ppo.eval_every is not None else "critic_check"
         raise ConfigError(f"ppo.{field} needs held-out prompts: set data.eval_prompts, or data.eval_fraction > 0")
     if config.rollout.engine == "vllm" and not config.rollout.vllm.servers:
         raise ConfigError(
@@ -108,21 +108,19 @@ def _check_sampling(config: Config) -> None:
 
 def _check_ppo(config: Config) -> None:
     _check_sampling(config)
-    evaluation = config.ppo
-    if evaluation.max_kl is not None and not config.ppo.needs_reference:
+    ppo = config.ppo
+    if ppo.max_kl is not None and not ppo.needs_reference:
         raise ConfigError("ppo.max_kl needs the KL to the reference: set ppo.measure_kl=true")
     is_scored = config.reward or config.environment.source is not None
-    leaves_out = {"ppo.constant_groups=keep": evaluation.constant_groups != "keep", "data.rest=0": config.data.rest > 0}
-    leaves_out["data.draw=evenly"] = config.data.draw != "evenly"
-    if evaluation.reference is not None and not is_scored and any(leaves_out.values()):
-        remedy = next(name for name, is_set in leaves_out.items() if is_set)
+    if ppo.reference is not None and not is_scored and (chosen := config.choice_by_scores):
+        _, remedy = chosen
         raise ConfigError(
             f"{remedy.partition('=')[0]} compares the scores of the responses to a prompt, and without a reward "
             f"all scores are 0; use {remedy}"
         )
     wanted = config.checkpoint.keep_best
-    if evaluation.eval_patience is not None:
-        if evaluation.eval_every is None:
+    if ppo.eval_patience is not None:
+        if ppo.eval_every is None:
             raise ConfigError("ppo.eval_patience counts evaluations: set ppo.eval_every")
         if wanted not in ("auto", "none") and not wanted.startswith("eval/"):
             raise ConfigError(f"ppo.eval_patience needs a held-out metric in checkpoint.keep_best, not {wanted}")
@@ -145,11 +143,17 @@ def _check_rlhf(config: Config) -> None:
         )
     if config.rlhf.train_critic:
         _check_trained_critic(config)
-    if config.rlhf.num_rounds > 1 and config.rlhf.labeler is None:
+    if config.rlhf.num_rounds > 1:
+        _check_rounds(config)
+
+
+def _check_rounds(config: Config) -> None:
+    """Check that the responses labeled after a round can be the next one's comparisons."""
+    if config.rlhf.labeler is None:
         raise ConfigError(
             f"rlhf.num_rounds={config.rlhf.num_rounds} needs rlhf.labeler, which compares the new responses"
         )
-    if config.rlhf.num_rounds > 1 and config.data.columns:
+    if config.data.columns:
         from kedge.data.fields import columns_of  # with torch, which --help does without
 
         # The responses that a round labels are rows under kedge's own names.
@@ -160,12 +164,12 @@ def _check_rlhf(config: Config) -> None:
                 f"data.columns.{named} does not fit the comparisons of a further round (rlhf.num_rounds): rename the "
                 "columns in the files, or name those of other data, as in data.columns.prompts.prompt"
             )
-    if config.rlhf.num_rounds > 1 and config.data.shares("comparisons") is not None:
+    if config.data.shares("comparisons") is not None:
         raise ConfigError(
             "data.mix has no share for the comparisons of a further round (rlhf.num_rounds): put the comparisons into "
             "one file"
         )
-    if config.rlhf.num_rounds > 1 and config.rlhf.keep_comparisons and isinstance(config.data.mix, list):
+    if config.rlhf.keep_comparisons and isinstance(config.data.mix, list):
         raise ConfigError(
             "data.mix as a list would also be that of the comparisons in a further round (rlhf.num_rounds): give the "
             "shares by name, as in data.mix={a.jsonl: 0.7, b.jsonl: 0.3}"
@@ -195,9 +199,9 @@ def _check_trained_critic(config: Config) -> None:
     _check_first_returns(config)  # `model` is not the policy's start here: fine-tuning comes first
     value = config.ppo
     kind = config.critic.kind
-    if not config.ppo.needs_values:
+    if not value.needs_values:
         raise ConfigError(
-            f"rlhf.train_critic=true trains a critic, and ppo.advantage={config.ppo.advantage} needs none; use false"
+            f"rlhf.train_critic=true trains a critic, and ppo.advantage={value.advantage} needs none; use false"
         )
     if value.critic not in ("auto", kind):
         raise ConfigError(

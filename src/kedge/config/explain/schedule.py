@@ -68,10 +68,11 @@ def _left_out(config: Config) -> list[str]:
 
 
 def _run(config: Config, num_prompts_available: int | None, num_held_out: int | None) -> list[str]:
-    loop, updates = config.ppo, config.ppo.num_updates
+    loop = config.ppo
+    updates = loop.num_updates
     prompts = updates * config.rollout.num_prompts
     # The number of responses that replace groups without spread is not known beforehand.
-    resamples = word(config.ppo.constant_groups) == "resample"
+    resamples = word(loop.constant_groups) == "resample"
     lines = [
         f"The run makes {_count(updates, 'update')}: {_count(updates * config.responses_per_update, 'response')}"
         f"{' to train on' if resamples else ''}, "
@@ -81,13 +82,13 @@ def _run(config: Config, num_prompts_available: int | None, num_held_out: int | 
     ]
     if extra := _critic_steps(config, updates):
         lines.append(f"The further passes of the critic take another {_count(extra, 'optimizer step')}.")
-    if warmup := config.ppo.value_warmup_updates:
+    if warmup := loop.value_warmup_updates:
         lines.append(_warmup(config, warmup))
-    if config.ppo.resolved_critic == "separate":
+    if loop.resolved_critic == "separate":
         lines.append(_critic_cost(config))
     lines += _reach(config)
-    if config.ppo.resolved_critic == "none":
-        lines.append(f"No critic is loaded or trained: ppo.advantage={config.ppo.advantage} needs none.")
+    if loop.resolved_critic == "none":
+        lines.append(f"No critic is loaded or trained: ppo.advantage={loop.advantage} needs none.")
     for field, points in config.schedules.items():
         changes = ", ".join(f"{value:g} at update {update}" for update, value in sorted(points.items()))
         lines.append(f"{field} is scheduled: {changes}{', linear in between' if len(points) > 1 else ''}.")
@@ -128,12 +129,12 @@ def _critic_cost(config: Config) -> str:
     A forward pass is a third of a step of supervised fine-tuning: sampling, the reference and the critic's values take
     one each. Every pass over the responses is a step for each model that it trains.
     """
-    num_epochs = config.ppo.num_epochs
-    critic = 1 / 3 + num_epochs * config.ppo.num_critic_epochs
-    others = (1 + config.ppo.needs_reference) / 3 + num_epochs
+    ppo = config.ppo
+    critic = 1 / 3 + ppo.num_epochs * ppo.num_critic_epochs
+    others = (1 + ppo.needs_reference) / 3 + ppo.num_epochs
     advice = [
-        *([] if config.ppo.critic_check else ["ppo.critic_check measures what it sees"]),
-        *([] if config.ppo.names_critic else ["one that kedge critic has trained before PPO sees more"]),
+        *([] if ppo.critic_check else ["ppo.critic_check measures what it sees"]),
+        *([] if ppo.names_critic else ["one that kedge critic has trained before PPO sees more"]),
     ]
     further = f": {', and '.join(advice)}" if advice else ""
     return (
@@ -144,8 +145,9 @@ def _critic_cost(config: Config) -> str:
 
 
 def _warmup(config: Config, warmup: int) -> str:
-    until, others = config.ppo.value_warmup_until, _count(config.ppo.num_policy_updates, "update")
-    steps = count_epochs(config, warmup) * config.ppo.num_minibatches + _critic_steps(config, warmup)
+    ppo = config.ppo
+    until, others = ppo.value_warmup_until, _count(ppo.num_policy_updates, "update")
+    steps = count_epochs(config, warmup) * ppo.num_minibatches + _critic_steps(config, warmup)
     first = f"{_count(warmup, 'update')} ({_count(steps, 'optimizer step')})"
     if until is None:
         return (

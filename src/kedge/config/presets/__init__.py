@@ -6,23 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kedge.config.presets.recipe import Cited, Preset, read_presets
+from kedge.config.presets.recipe import Preset, read_presets
 from kedge.errors import ConfigError
 from kedge.system.invocation import as_argument
 from kedge.system.stage import imported, registered_stages, stages
-
-__all__ = [
-    "FAMILY",
-    "LANGUAGE_PRESETS",
-    "PRESETS",
-    "Cited",
-    "Preset",
-    "advice_for",
-    "check_presets",
-    "find_preset",
-    "presets_of",
-    "stage_of",
-]
 
 RECIPES, FAMILY = (read_presets(Path(__file__).with_name(f"{name}.tsv")) for name in ("recipes", "family"))
 LANGUAGE_PRESETS = [preset.name for preset in (*RECIPES, *FAMILY)]

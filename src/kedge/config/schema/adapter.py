@@ -2,10 +2,8 @@
 
 from typing import Literal
 
-from pydantic import model_validator
-
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Section
+from kedge.config.schema.section import Section, check
 
 
 class AdapterConfig(Section):
@@ -57,11 +55,10 @@ class AdapterConfig(Section):
         text="a list of names",
     )
 
-    @model_validator(mode="after")
-    def _check_kind(self) -> "AdapterConfig":
+    @check
+    def _check_kind(self) -> None:
         """Refuse adapter settings without a kind; with `kind=none` set explicitly they are allowed, and ignored."""
         fields = type(self).model_fields
         idle = sorted(name for name in self.model_fields_set if getattr(self, name) != fields[name].default)
         if idle and "kind" not in self.model_fields_set:
             raise ValueError(f"adapter.{idle[0]} has no effect without an adapter; set adapter.kind=lora")
-        return self

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 from pydantic import field_validator, model_validator
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Section, StringList
+from kedge.config.schema.section import Section, StringList, check
 
 ROLES = ("demonstrations", "comparisons", "prompts", "pretraining")
 COLUMNS = (
@@ -70,8 +70,8 @@ class DataConfig(Section):
             return f"data.rest={self.rest}", "data.rest=0"
         return ("data.draw=by_spread", "data.draw=evenly") if self.draw == "by_spread" else None
 
-    @model_validator(mode="after")
-    def _check_mix(self) -> "DataConfig":
+    @check
+    def _check_mix(self) -> None:
         for role in ROLES:
             self.shares(role)
         several = [role for role in ROLES if len(getattr(self, role)) > 1]
@@ -81,7 +81,6 @@ class DataConfig(Section):
         unknown = [name for name in self.mix if name not in names] if isinstance(self.mix, dict) else []
         if unknown and names:
             raise ValueError(f"data.mix names {unknown[0]}, which is not a source; they are {', '.join(sorted(names))}")
-        return self
 
     def shares(self, role: str) -> tuple[float, ...] | None:
         """The share of each of a role's sources; None where rows are not drawn by source.

@@ -2,10 +2,8 @@
 
 from typing import Literal
 
-from pydantic import model_validator
-
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Section, StringList
+from kedge.config.schema.section import Section, StringList, check
 
 
 class GenerateConfig(Section):
@@ -54,14 +52,13 @@ class GenerateConfig(Section):
         too_low="the device is underused",
     )
 
-    @model_validator(mode="after")
-    def _check_best_of(self) -> "GenerateConfig":
+    @check
+    def _check_best_of(self) -> None:
         if self.best_of is not None and self.num_responses > 1:
             raise ValueError(
                 f"generate.best_of={self.best_of} samples {self.best_of} responses to each prompt and keeps one; leave "
                 f"out generate.num_responses={self.num_responses}"
             )
-        return self
 
 
 class EvaluateConfig(Section):
@@ -106,11 +103,10 @@ class EvaluateConfig(Section):
         text="a run, a folder or a hub id",
     )
 
-    @model_validator(mode="after")
-    def _check_critic(self) -> "EvaluateConfig":
+    @check
+    def _check_critic(self) -> None:
         if self.critic is not None and (self.against is not None or self.judge is not None):
             other = "against" if self.against is not None else "judge"
             raise ValueError(
                 f"evaluate.critic checks a critic instead of comparing policies; leave out evaluate.{other}"
             )
-        return self

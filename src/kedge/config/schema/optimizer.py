@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from annotated_types import Gt, Lt
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import ONE, Section, parameter, word
+from kedge.config.schema.section import ONE, Section, check, parameter, word
 
 TRAINED = ("sft", "reward_model", "critic", "ppo")
 """The sections of the stages that train."""
@@ -102,8 +102,8 @@ class OptimizationConfig(Section):
         values = self.model_dump(exclude={"stages"})
         return {**values, "adam_eps": parameter(self.adam_eps, self.adam_eps), "adam_eps_mode": form}
 
-    @model_validator(mode="after")
-    def _check_stages(self) -> "OptimizationConfig":
+    @check
+    def _check_stages(self) -> None:
         known = type(self).model_fields.keys() - {"stages"}
         for section, values in self.stages.items():
             if section not in TRAINED:
@@ -117,13 +117,11 @@ class OptimizationConfig(Section):
                 name = ".".join([section, *map(str, first["loc"][:1])])  # a combination of fields has no place
                 reason = first["msg"].removeprefix("Value error, ")
                 raise ValueError(f"optimization.stages: {name}: {reason}") from None
-        return self
 
-    @model_validator(mode="after")
-    def _check_form(self) -> "OptimizationConfig":
+    @check
+    def _check_form(self) -> None:
         if self.optimizer != "adamw" and isinstance(self.adam_eps, dict):
             raise ValueError(
                 f"optimization.adam_eps={{tf1: {parameter(self.adam_eps, 0.0):g}}} is TensorFlow's Adam, and "
                 f"optimization.optimizer={self.optimizer} has no such form; use optimizer=adamw, or a number"
             )
-        return self

@@ -8,7 +8,7 @@ from pydantic import StringConstraints, model_validator
 
 from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import Schedule, TrainedSection, schedule_field
-from kedge.config.schema.section import ONE, parameter, word
+from kedge.config.schema.section import ONE, check, parameter, word
 
 NEED_VALUES = ("gae", "monte_carlo", "td", "n_step")
 """The estimators that use a critic."""
@@ -674,8 +674,8 @@ class PpoConfig(TrainedSection):
             return self.critic
         return "shared" if self.needs_values or ":" in str(word(self.advantage)) else "none"
 
-    @model_validator(mode="after")
-    def _check_clips(self) -> "PpoConfig":
+    @check
+    def _check_clips(self) -> None:
         bounds = {
             "ppo.clip_range_high": (self.clip_range_high, ("clipped", "cispo", "double_sided")),
             "ppo.dual_clip": (self.dual_clip, ("clipped",)),
@@ -697,17 +697,15 @@ class PpoConfig(TrainedSection):
                 f"ppo.importance_mask={{{of}: [{low:g}, {high:g}]}} must name the ends of a band around 1, such as "
                 "[0.5, 2]: at 1, sampler and trainer agree"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_kl(self) -> "PpoConfig":
+    @check
+    def _check_kl(self) -> None:
         if self.kl_controller != "fixed" and self.kl_coef == 0:
             raise ValueError(
                 f"ppo.kl_controller={word(self.kl_controller)} scales ppo.kl_coef, which is 0; start from e.g. 0.05"
             )
         if self.kl_in == {"loss": "k1"}:
             raise ValueError("ppo.kl_in={loss: k1} has no gradient on average; use k2 or k3")
-        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -718,10 +716,10 @@ class PpoConfig(TrainedSection):
         settings = cast("Mapping[str, Any]", values)
         return {"value_clip_range": None, **settings} if word(settings.get("value_loss")) == "hl_gauss" else settings
 
-    @model_validator(mode="after")
-    def _check_histogram(self) -> "PpoConfig":
+    @check
+    def _check_histogram(self) -> None:
         if self.value_bins is None:
-            return self
+            return
         if self.value_clip_range is not None:
             raise ValueError("ppo.value_loss=hl_gauss has no value clip; set ppo.value_clip_range=null")
         low, high, number = self.value_bins
@@ -730,16 +728,14 @@ class PpoConfig(TrainedSection):
                 f"ppo.value_loss={{hl_gauss: {[low, high, number]}}} must name the lower end, the upper end and the "
                 "number of bins, such as [-10, 10, 101]"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_init(self) -> "PpoConfig":
+    @check
+    def _check_init(self) -> None:
         if self.critic in ("auto", "shared") and self.critic_init == "reward":
             raise ValueError("ppo.critic_init=reward needs ppo.critic=separate")
-        return self
 
-    @model_validator(mode="after")
-    def _check_lambdas(self) -> "PpoConfig":
+    @check
+    def _check_lambdas(self) -> None:
         if word(self.gae_lambda) == "length_adaptive" and self.advantage != "gae":
             raise ValueError(f"ppo.gae_lambda=length_adaptive needs ppo.advantage=gae; it is {self.advantage}")
         if self.value_gae_lambda is not None and not self.needs_values:
@@ -747,10 +743,9 @@ class PpoConfig(TrainedSection):
                 f"ppo.value_gae_lambda has no effect with ppo.advantage={self.advantage}, whose returns contain no "
                 "values; remove it"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_rewards(self) -> "PpoConfig":
+    @check
+    def _check_rewards(self) -> None:
         if self.whiten_rewards and self.needs_groups:
             raise ValueError(
                 f"ppo.whiten_rewards=true rescales the rewards that ppo.advantage={self.advantage} compares within "
@@ -762,44 +757,42 @@ class PpoConfig(TrainedSection):
                 f"ppo.{setting} scales the rewards, but not the greedy response's score, which ppo.advantage=remax "
                 "subtracts; use ppo.whiten_rewards=false and ppo.gamma=1"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_critic(self) -> "PpoConfig":
+    @check
+    def _check_critic(self) -> None:
+        critic = self.resolved_critic
         advantage, warmup = self.advantage, self.value_warmup_updates
-        if self.resolved_critic == "none" and self.needs_values:
+        if critic == "none" and self.needs_values:
             raise ValueError(
                 f"ppo.advantage={advantage} needs a critic's values, but ppo.critic=none; use ppo.critic=shared, or an "
                 "advantage without a critic, e.g. ppo.advantage=to_go"
             )
-        if self.resolved_critic == "none" and warmup:
+        if critic == "none" and warmup:
             raise ValueError(
                 f"ppo.value_warmup_updates={warmup} warms up a critic, and ppo.advantage={advantage} has none; use 0"
             )
-        if self.num_critic_epochs > 1 and self.resolved_critic == "none":
+        if self.num_critic_epochs > 1 and critic == "none":
             raise ValueError(
                 f"ppo.num_critic_epochs={self.num_critic_epochs} trains a critic, and ppo.advantage={advantage} "
                 "has none; use 1"
             )
-        if self.value_gradient == "head" and self.resolved_critic != "shared":
+        if self.value_gradient == "head" and critic != "shared":
             raise ValueError(
-                "ppo.value_gradient=head needs ppo.critic=shared; here no trunk is shared "
-                f"(ppo.critic={self.resolved_critic})"
+                f"ppo.value_gradient=head needs ppo.critic=shared; here no trunk is shared (ppo.critic={critic})"
             )
-        if self.freeze_critic != "none" and self.resolved_critic != "separate":
+        if self.freeze_critic != "none" and critic != "separate":
             raise ValueError(
                 f"ppo.freeze_critic={self.freeze_critic} needs ppo.critic=separate; the attention of a shared one is "
-                f"the policy's (ppo.critic={self.resolved_critic})"
+                f"the policy's (ppo.critic={critic})"
             )
-        if self.critic_learning_rate is not None and self.resolved_critic != "separate":
+        if self.critic_learning_rate is not None and critic != "separate":
             raise ValueError(
                 "ppo.critic_learning_rate needs ppo.critic=separate; the rate of a shared value head is "
                 "ppo.value_head_rate"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_idle(self) -> "PpoConfig":
+    @check
+    def _check_idle(self) -> None:
         """Refuse settings without the one that they belong to; with that one set explicitly they may be idle."""
         needed = {
             "kl_target": "kl_controller=ziegler",
@@ -813,20 +806,18 @@ class PpoConfig(TrainedSection):
             of = setting.partition("=")[0]
             if value != fields[name].default and of not in self.model_fields_set:
                 raise ValueError(f"ppo.{name}={value} has no effect without ppo.{of}; set ppo.{setting}")
-        return self
 
-    @model_validator(mode="after")
-    def _check_kl_in_groups(self) -> "PpoConfig":
+    @check
+    def _check_kl_in_groups(self) -> None:
         if self.advantage == "grpo" and self.charges_kl:
             raise ValueError(
                 "ppo.advantage=grpo divides by the standard deviation of a group's rewards, so where all scores are "
                 "equal, a KL in the reward weighs as much as the score elsewhere, at any ppo.kl_coef; use "
                 "ppo.kl_in=loss, as GRPO, or ppo.kl_coef=0"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_critic_check(self) -> "PpoConfig":
+    @check
+    def _check_critic_check(self) -> None:
         match self.critic_check_size:
             case [prompts, _, continuations] if min(prompts, continuations) >= 2:
                 pass
@@ -840,10 +831,9 @@ class PpoConfig(TrainedSection):
                 f"ppo.critic_check={self.critic_check} checks a critic, and this run has none "
                 f"(ppo.advantage={self.advantage}); remove it, or train a critic with ppo.critic=shared"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_warmup(self) -> "PpoConfig":
+    @check
+    def _check_warmup(self) -> None:
         if self.value_warmup_until is not None and not self.value_warmup_updates:
             raise ValueError(
                 "ppo.value_warmup_until ends a warm-up early, and ppo.value_warmup_updates=0 is none; set it to the "
@@ -854,4 +844,3 @@ class PpoConfig(TrainedSection):
                 f"ppo.value_warmup_updates={self.value_warmup_updates} leaves no update for the policy; "
                 f"it must be below ppo.num_updates={self.num_updates}"
             )
-        return self

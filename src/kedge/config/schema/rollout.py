@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import ONE, Section, StringList, parameter
+from kedge.config.schema.section import ONE, Section, StringList, check, parameter
 
 
 class VllmConfig(Section):
@@ -52,11 +52,10 @@ class VllmConfig(Section):
         """The Python that starts a server: the first entry without an address."""
         return next((each for each in self.servers if not each.startswith(("http://", "https://"))), None)
 
-    @model_validator(mode="after")
-    def _check_one_kind(self) -> "VllmConfig":
+    @check
+    def _check_one_kind(self) -> None:
         if len(self.servers) > 1 and self.python:
             raise ValueError(f"rollout.vllm.servers: {self.python} is not an address such as http://localhost:8000")
-        return self
 
 
 TokenId = Annotated[int, Field(strict=True)]
@@ -197,10 +196,9 @@ class RolloutConfig(Section):
         too_low="one of rollout and training always waits for the other",
     )
 
-    @model_validator(mode="after")
-    def _check_size(self) -> "RolloutConfig":
+    @check
+    def _check_size(self) -> None:
         check_responses("rollout", self.num_prompts, self.num_responses)
-        return self
 
     @field_validator("stop_token")
     @classmethod

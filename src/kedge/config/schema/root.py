@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from pydantic import BeforeValidator, create_model, model_validator
+from pydantic import BeforeValidator, create_model
 from pydantic_core import PydanticCustomError
 
 from kedge.config.schema.adapter import AdapterConfig
@@ -18,7 +18,7 @@ from kedge.config.schema.rewards import RewardFunctionsConfig, RewardTermConfig
 from kedge.config.schema.rlhf import RlhfConfig
 from kedge.config.schema.rollout import EnvironmentConfig, RolloutConfig
 from kedge.config.schema.runtime import RuntimeConfig
-from kedge.config.schema.section import Section, as_list, word
+from kedge.config.schema.section import Section, as_list, check, word
 from kedge.config.schema.supervised import CriticConfig, RewardModelConfig, SftConfig
 from kedge.system.stage import imported, registered_stages
 
@@ -142,8 +142,16 @@ class Config(Section):
         """Responses sampled per PPO update."""
         return self.rollout.num_prompts * self.rollout.num_responses
 
-    @model_validator(mode="after")
-    def _check_minibatches(self) -> "Config":
+    @property
+    def choice_by_scores(self) -> tuple[str, str] | None:
+        """The setting by which the scores of a prompt's responses choose what is trained on, and one that does not."""
+        constant = word(self.ppo.constant_groups)
+        if constant != "keep":
+            return f"ppo.constant_groups={constant}", "ppo.constant_groups=keep"
+        return self.data.choice_by_scores
+
+    @check
+    def _check_minibatches(self) -> None:
         prompts, responses = self.rollout.num_prompts, self.rollout.num_responses
         total, parts = self.responses_per_update, self.ppo.num_minibatches
         if total % parts:
@@ -152,12 +160,11 @@ class Config(Section):
                 f"(rollout.num_prompts={prompts} × rollout.num_responses={responses}); "
                 f"the nearest {_nearest_divisors(total, parts)}"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_staleness(self) -> "Config":
+    @check
+    def _check_staleness(self) -> None:
         if not (staleness := self.rollout.max_staleness):
-            return self
+            return
         given, ppo = f"rollout.max_staleness={staleness}", self.ppo
         if word(ppo.constant_groups) == "resample":
             raise ValueError(
@@ -180,31 +187,28 @@ class Config(Section):
                     f"ppo.{name}=rollback restores older weights, and with {given} the next responses would still be "
                     f"those of the newer ones; use ppo.{name}=stop or skip, or rollout.max_staleness=0"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _check_pretraining(self) -> "Config":
+    @check
+    def _check_pretraining(self) -> None:
         """Refuse texts without a weight; with a weight of 0 set explicitly they are allowed, and not read."""
         if self.data.pretraining and not self.ppo.ptx_coef and "ptx_coef" not in self.ppo.model_fields_set:
             raise ValueError(
                 "data.pretraining has no effect without ppo.ptx_coef, the weight of its loss; InstructGPT has 27.8"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_reference(self) -> "Config":
+    @check
+    def _check_reference(self) -> None:
         """Refuse a reference that is not read; a schedule may let its coefficient fall to 0 during the run."""
         if self.ppo.reference and not self.ppo.needs_reference and "ppo.kl_coef" not in self.schedules:
             raise ValueError(
                 f"ppo.reference={self.ppo.reference} has no effect with ppo.kl_coef=0: raise ppo.kl_coef (distillation "
                 "has 1), or set ppo.measure_kl=true"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_environment(self) -> "Config":
+    @check
+    def _check_environment(self) -> None:
         if self.environment.source is None:
-            return self
+            return
         if (cut := self.environment.max_turn_tokens) is not None and cut > self.rollout.max_new_tokens:
             raise ValueError(
                 f"environment.max_turn_tokens={cut} is more than an episode has, "
@@ -215,12 +219,11 @@ class Config(Section):
                 "ppo.critic_check continues responses from their middle, which an episode with environment.source "
                 "cannot be; leave ppo.critic_check out"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_adapter(self) -> "Config":
+    @check
+    def _check_adapter(self) -> None:
         if (kind := self.adapter.kind) == "none":
-            return self
+            return
         given = f"adapter.kind={kind}"
         if self.runtime.parallel == "shard":
             raise ValueError(
@@ -233,18 +236,11 @@ class Config(Section):
                 f"{given} needs the whole matrices in every pass, so adapter.base_dtype={held} saves little; use auto, "
                 "or adapter.kind=lora"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_groups(self) -> "Config":
-        constant = word(self.ppo.constant_groups)
-        if constant != "keep" and self.rollout.num_responses == 1:
-            raise ValueError(
-                f"ppo.constant_groups={constant} compares the responses to a prompt, but rollout.num_responses=1; use "
-                "at least 2, or ppo.constant_groups=keep"
-            )
+    @check
+    def _check_groups(self) -> None:
         responses = self.rollout.num_responses
-        if (chosen := self.data.choice_by_scores) and responses == 1:
+        if (chosen := self.choice_by_scores) and responses == 1:
             raise ValueError(
                 f"{chosen[0]} compares the responses to a prompt, but rollout.num_responses=1; use at least 2, or "
                 f"{chosen[1]}"
@@ -254,17 +250,15 @@ class Config(Section):
                 f"ppo.advantage={self.ppo.advantage} compares the responses to a prompt and needs "
                 f"rollout.num_responses of at least 2; it is {responses}"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_critic_init(self) -> "Config":
+    @check
+    def _check_critic_init(self) -> None:
         count = sum(not term.is_function for term in self.reward if term.weight)
         if self.ppo.critic_init == "reward" and self.reward and count != 1:
             raise ValueError(
                 f"ppo.critic_init=reward needs exactly one reward model (weight not 0) in `reward`, which has {count}; "
                 "use ppo.critic_init=policy"
             )
-        return self
 
 
 def _with_sections(config: type[Config]) -> type[Config]:

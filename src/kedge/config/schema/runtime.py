@@ -3,10 +3,10 @@
 from typing import Annotated, Literal
 
 from annotated_types import Ge
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator
 
 from kedge.config.schema.field import field
-from kedge.config.schema.section import Section, as_list
+from kedge.config.schema.section import Section, as_list, check
 
 MOST_TOKENS = 8192
 """Tokens per pass; on a CPU no larger number is faster."""
@@ -139,11 +139,10 @@ class RuntimeConfig(Section):
         """`micro_batch_tokens` at the start of a run."""
         return MOST_TOKENS if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
 
-    @model_validator(mode="after")
-    def _check_frozen_dtype(self) -> "RuntimeConfig":
+    @check
+    def _check_frozen_dtype(self) -> None:
         if self.parallel == "shard" and self.frozen_dtype in ("int8", "nf4"):
             raise ValueError(
                 f"runtime.frozen_dtype={self.frozen_dtype} does not work with runtime.parallel=shard, whose ranks hold "
                 "parts of whole matrices; use runtime.frozen_dtype=bf16, or runtime.parallel=replicate"
             )
-        return self

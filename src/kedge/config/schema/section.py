@@ -1,5 +1,6 @@
 """The base of every configuration section."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, cast, get_args
 
 from annotated_types import Len
@@ -9,6 +10,7 @@ from pydantic import (
     ConfigDict,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -19,6 +21,7 @@ MAX_DEPTH = 50
 
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Section")
 
 ONE = Len(1, 1)
 """Of a mapping `{word: parameter}`, which a setting takes instead of the word alone."""
@@ -48,6 +51,16 @@ class Section(BaseModel):
         if (fault := unwritable(value, deepest=MAX_DEPTH)) is not None:
             raise ValueError(f"the value {fault}")
         return value
+
+
+def check(refuse: Callable[[S], None]) -> Any:
+    """Decorator of a check of a section's fields together: it raises `ValueError`, and changes none of them."""
+
+    def checked(section: S) -> S:
+        refuse(section)
+        return section
+
+    return model_validator(mode="after")(checked)
 
 
 def _takes_bools(annotation: Any) -> bool:

@@ -2,11 +2,10 @@
 
 from typing import Literal
 
-from pydantic import model_validator
-
 from kedge.config.schema.field import field
 from kedge.config.schema.optimizer import Schedule, TrainedSection, schedule_field
 from kedge.config.schema.rollout import check_responses
+from kedge.config.schema.section import check
 
 LEARNING_RATE: float = field(
     3e-6,
@@ -140,14 +139,13 @@ class CriticConfig(TrainedSection):
         too_low="noisy steps, which need a lower learning rate",
     )
 
-    @model_validator(mode="after")
-    def _check_base(self) -> "CriticConfig":
+    @check
+    def _check_base(self) -> None:
         if self.kind == "shared" and self.base not in ("auto", "policy"):
             raise ValueError(
                 "critic.base is what a separate critic starts from; critic.kind=shared has the policy's trunk"
             )
         check_responses("critic", self.num_prompts or 1, self.num_responses)
-        return self
 
     @property
     def names_base(self) -> bool:

@@ -273,14 +273,13 @@ def _place(record: RunRecord, check: Mapping[str, Any]) -> str:
 def _critic_sentence(check: Mapping[str, Any], place: str) -> str:
     """Sentences on the size of the check, and on the better baseline: the critic or the prompt's mean return."""
     gain = _interval(check, "gain")
-    verdict = ""
-    if gain is not None and gain["low"] is None:
-        gain = None  # of a single prompt
-    if gain is not None and gain["low"] > 0:
+    if gain is None or gain["low"] is None:  # of a single prompt
+        verdict = ""
+    elif gain["low"] > 0:
         verdict = " The critic explains more of the returns than the prompt's mean return does."
-    elif gain is not None and gain["high"] < 0:
+    elif gain["high"] < 0:
         verdict = " The prompt's mean return explains more of the returns than the critic does."
-    elif gain is not None:
+    else:
         verdict = " The check does not tell the critic from the prompt's mean return."
     return (
         f"{check['num_prefixes']:,} prefixes of responses to {check['num_prompts']:,} prompts, about "

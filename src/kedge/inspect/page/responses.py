@@ -282,11 +282,11 @@ def judge_agreement(records: Mapping[str, RunRecord]) -> list[dict[str, Any]]:
     return found
 
 
-def _outcomes(record: RunRecord) -> dict[tuple[str, str, str], str]:
+def _outcomes(record: RunRecord) -> dict[tuple[str, ...], str]:
     """The winner of each decided pair, by its texts."""
     texts = ("prompt", "completion", "completion_against")
     return {
-        (str(row.get(texts[0])), str(row.get(texts[1])), str(row.get(texts[2]))): row["winner"]
+        tuple(str(row.get(name)) for name in texts): row["winner"]
         for row in record.results
         if row.get("winner") in OUTCOMES
     }

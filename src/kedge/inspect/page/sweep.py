@@ -9,7 +9,7 @@ from typing import Any
 from kedge.inspect.page.curves import mean_curves
 from kedge.inspect.page.numbers import figure, rounded
 from kedge.inspect.record import RunRecord
-from kedge.inspect.sweeps import Goal, Row, Setting, Sweep, compare, final_value, find_goal, leaders
+from kedge.inspect.sweeps import Goal, Row, Setting, Sweep, SweptRun, compare, final_value, find_goal, leaders
 
 MOST_COLORS = 8
 MOST_TIED = 4
@@ -34,7 +34,7 @@ def sweep_part(sweep: Sweep, records: Mapping[str, RunRecord], *, most_points: i
     goal = find_goal(sweep.stage, known, sweep.metric, sweep.goal)
     rows = compare(settings, finished, goal) if goal else [Row(setting, (), None, None) for setting in settings]
     order = [settings.index(row.setting) for row in rows]
-    trials = [_trial(run.name, place, run.seed, run.error, records.get(run.name), goal)
+    trials = [_trial(run, place, records.get(run.name), goal)
               for place, setting in enumerate(settings) for run in setting.runs]  # fmt: skip
     shown = [
         _setting(rows[order.index(place)], color, records, most_points) for place, color in enumerate(colors_of(order))
@@ -85,17 +85,14 @@ def field_plots(settings: Sequence[Setting]) -> list[dict[str, Any]]:
 def _setting(row: Row, color: int | None, records: Mapping[str, RunRecord], most_points: int) -> dict[str, Any]:
     names = [run.name for run in row.setting.runs]
     begun = [records[name] for name in names if name in records]
-    interval = row.interval
-    known = interval is not None and interval.is_known
+    none: dict[str, float | None] = dict.fromkeys(("value", "low", "high"))
+    result = row.interval.as_json() if row.interval else none
     return {
         "name": _short(row.setting) or "as configured",
         "brief": ", ".join(row.setting.values.values()) or "mean",
         "values": dict(row.setting.values),
         "color": color,
-        "value": rounded(interval.value) if interval else None,
-        "low": rounded(interval.low) if interval and known else None,
-        "high": rounded(interval.high) if interval and known else None,
-        "kl": rounded(row.kl) if row.kl is not None else None,
+        **rounded({**result, "kl": row.kl}),
         "num_seeds": len(names),
         "num_values": len(row.values),
         "runs": [list(records).index(name) for name in names if name in records],
@@ -103,21 +100,19 @@ def _setting(row: Row, color: int | None, records: Mapping[str, RunRecord], most
     }
 
 
-def _trial(
-    name: str, setting: int, seed: int, error: str | None, record: RunRecord | None, goal: Goal | None
-) -> dict[str, Any]:
-    state = "failed" if error is not None else record.state if record else "waiting"
+def _trial(run: SweptRun, setting: int, record: RunRecord | None, goal: Goal | None) -> dict[str, Any]:
+    state = "failed" if run.error is not None else record.state if record else "waiting"
     value = final_value(record.metrics, goal.metric) if record and goal else None
     kl = final_value(record.metrics, "objective/kl") if record else None
     return {
-        "name": name,
+        "name": run.name,
         "setting": setting,
-        "seed": seed,
+        "seed": run.seed,
         "state": STATES[state],
         "update": record.metrics[-1]["update"] if record and record.metrics else 0,
-        "value": None if value is None else rounded(value),
-        "kl": None if kl is None else rounded(kl),
-        "error": error,
+        "value": rounded(value),
+        "kl": rounded(kl),
+        "error": run.error,
     }
 
 

@@ -33,9 +33,8 @@ class AdaptiveTokens:
 
     def __init__(self, tokens: int, *, say: Callable[[str], None] = lambda line: None) -> None:
         self.tokens = tokens
-        self.rows = None
+        self.rows: int | None = None
         self.is_found = False
-        self.rows: int | None
         self._say = say
 
     def start_with(self, tokens: int, why: str = "") -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Literal
@@ -65,7 +64,7 @@ def is_first_to_fail(error: BaseException) -> bool:
         return True
     try:
         if is_lost_contact(error):
-            _wait(lambda: _store is not None and _store.check([FAILED]), seconds=1.0)
+            _wait_for(FAILED, _store, seconds=1.0)
         return _store.add(FAILED, 1) == 1
     except (RuntimeError, ConnectionError):  # the store has ended with its process
         return False
@@ -84,7 +83,7 @@ def end_together(*, failed: bool) -> None:
             _store.set(ENDED, "1")
         _leave()  # so that others in the middle of an operation notice
         if failed:
-            _wait(lambda: _store is not None and _store.check([ENDED]), seconds=LAST_WORDS_SECONDS)
+            _wait_for(ENDED, _store, seconds=LAST_WORDS_SECONDS)
 
 
 def is_lost_contact(error: BaseException) -> bool:
@@ -129,7 +128,7 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _wait(until: Callable[[], bool], *, seconds: float) -> None:
+def _wait_for(key: str, store: Store, *, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not until():
+    while time.monotonic() < deadline and not store.check([key]):
         time.sleep(0.05)
