@@ -68,6 +68,8 @@ It is between 40 and 42.
 41 or 42
 at least 42
 It can be up to 42.
+Up to 42
+The answer is not 6 * 7 = 42.
 The answer is 42 pens * 2 = 84 pens.
 The answer is 6 * 42, which is 252.
 more than 42

@@ -50,7 +50,7 @@ _ITEM = re.compile(r"^[ \t]*[1-9][.)][ \t]+(?=[A-Z*])", re.MULTILINE)
 _SENTENCE = re.compile(r"\n|[.!?](?=\s)|[。！？]")
 _STATEMENT = re.compile(
     ANSWER + r"[^.\n:=0-9]{0,60}?" + IS + r"(?:[-+*/×÷x().,$ 0-9=]+="
-    r"|(?![$ ]*[0-9.,]+ ?=)[$(]*(?:(?:(?!\b(?:since|because|as|so|if|for|check)\b|, )[^;:\n=≈(]){1,80}"
+    r"|(?![$ ]*[0-9.,]+ ?=)[$(]*(?:(?:(?!\b(?:since|because|as|so|if|for|check|not)\b|, )[^;:\n=≈(]){1,80}"
     r"(?:=|≈|\bequals\b)){1,4}"
     r"|[$(]*[0-9][^;:\n=(]{0,20}?(?:[-+*×÷]|\b(?:plus|minus|times)\b)[^;:\n=(]{1,40}?"
     r"(?:which (?:is|equals)|that is|i\.e\.))?"
@@ -65,7 +65,7 @@ _DENIED = re.compile(
 )
 _VAGUE = re.compile(
     r"(?i)(?:\b(?:more|less|fewer|greater|higher|lower|larger|smaller) than|\bat (?:least|most)"
-    r"|(?:[,(]|\b(?:is|are|be|of|for|has|have|takes?|costs?|holds?|earns?|sells?)) ?up to|(?<![-=])[<>]|[≤≥]"
+    r"|(?:^|[,(]|\b(?:is|are|be|of|for|has|have|takes?|costs?|holds?|earns?|sells?)) ?up to|(?<![-=])[<>]|[≤≥]"
     r"|\\[lg]eq?|[0-9)%] ?(?:\bor\b|\bto\b|±|\+/-|\\pm)|\bbetween\b[^.]*\band|[0-9)] [+*×÷~]|[0-9] -)\s*[$(]*$"
 )
 """Text before a number that is a bound, one end of a range, or one part of a sum."""
