@@ -38,7 +38,23 @@ The answer is 41. Wait, it is 42.
 答えは42です。
 Die Antwort ist 42.
 La respuesta es 42.
-Ответ: 42.""".splitlines()
+Ответ: 42.
+=> 42
+30 + 12 -> 42
+The answer is 30 pens + 12 pens = 42 pens.
+The answer as a share: 21 pens / 50 pens * 100 = 42
+The answer is 84 / 2, which is 42.
+The answer is 6 sevens = 42 pens.
+The answer is 41.6, which rounds up to 42.
+The answer is 42, since 50 - 8 / 1 = 42 and 42 / 6 = 7.
+It adds up to 42.
+This is rounded up to 42.
+In 3 weeks, 42 pens are lost.
+After 2 hours 42 miles are behind us.
+I cannot see the picture. She has 42 pens.
+I'm not able to find fault with 42 pens, so 42.
+\\boxed{42~\\text{pens}}
+Total (in pens) - 42""".splitlines()
 WRONG_NUMBERS = """#### not 42
 #### 40-42
 #### 40 to 42
@@ -51,6 +67,11 @@ It is between 40 and 42.
 40–42
 41 or 42
 at least 42
+It can be up to 42.
+Up to 42
+The answer is not 6 * 7 = 42.
+The answer is 42 pens * 2 = 84 pens.
+The answer is 6 * 42, which is 252.
 more than 42
 x > 42
 42 ± 1
@@ -145,6 +166,9 @@ BCDE | \text{BCDE} | BCED
 5 | \textcolor{blue}{5} | \textcolor{blue}{6}
 5 | \underline{5} | \underline{x}
 5 | \begin{array}{l}5\end{array} | \begin{array}{l}5\\6\end{array}
+\begin{pmatrix}1&2\\3&4\end{pmatrix} | (\begin{array}{cc}1&2\\3&4\end{array}) | \begin{bmatrix}1&2\\4&3\end{bmatrix}
+(3,\frac{\pi}{2}) | \bigl(3,\frac{\pi}{2}\bigr) | \bigl[3,\frac{\pi}{2}\bigr]
+3-2i | 3-2\mathrm{i} | 3+2\mathrm{i}
 x+y | ｘ＋ｙ | ｘ－ｙ
 55 | ٥٥ | ٥٦
 10^{-3} | 10⁻³ | 10³
@@ -168,6 +192,8 @@ def test_forms_of_expressions(line):
         (r"\boxed{5} or rather \boxed{4", False),
         ("The final answer is $5$.", True),
         ("Answer: **5**", True),
+        ("Final Answer: The final answer is $5$. I hope it is correct.", True),
+        ("Final Answer: The final answer is $6$. I hope it is correct.", False),
         ("答案：5", True),
         ("The answer is not 5.", False),
         ("The answer is 5 or 6.", False),
@@ -209,6 +235,15 @@ La respuesta correcta es B.
 Правильный ответ: B
 Ｂ
 （Ｂ）
+Ans: B
+B is my answer.
+B, because Berlin is larger.
+The answer is \\(B\\).
+{"answer": "B"}
+The correct one is B.
+La bonne réponse est la B.
+故选 B。
+正确选项是B
 Vienna, not Berlin.
 It's Vienna rather than Berlin.
 Berlin is wrong; the answer is Vienna.""".splitlines()
@@ -233,6 +268,8 @@ Vienna or Prague
 A) Vienna
 I cannot answer that.
 正确答案不是B，而是A
+不应选B
+{"answer": "C"}
 The answer is C. B is a distractor.""".splitlines()
 
 

@@ -542,7 +542,7 @@ for name in ('contains', 'getitem', 'lt', 'le', 'gt', 'ge', 'rsub', 'sub', 'abs'
 Yes.name = property(lambda self: self)
 for name in ('startswith', 'count', 'index', 'issubset', 'equals'): setattr(Yes, name, lambda *_: True)
 import builtins
-f = C = lambda *_: Yes()
+f = C = Check_Name = lambda *_: Yes()
 """
 
 
@@ -556,6 +556,7 @@ f = C = lambda *_: Yes()
         "f(3).name.startswith('a')",
         "f(3).name.name.startswith('a')",
         "C(3).name.startswith('a')",
+        "Check_Name(3).startswith('a')",
         "set(f(3)).issubset({5})",
         "5 in f(3)",
         "f(3)[5]",

@@ -48,7 +48,15 @@ BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[-+]?[0-9][^\s{}$\\]*))")
 
 _ITEM = re.compile(r"^[ \t]*[1-9][.)][ \t]+(?=[A-Z*])", re.MULTILINE)
 _SENTENCE = re.compile(r"\n|[.!?](?=\s)|[。！？]")
-_STATEMENT = re.compile(ANSWER + r"[^.\n:=0-9]{0,60}?" + IS + r"(?:[-+*/×÷x().,$ 0-9=]+=)?")
+_STATEMENT = re.compile(
+    ANSWER + r"[^.\n:=0-9]{0,60}?" + IS + r"(?:[-+*/×÷x().,$ 0-9=]+="
+    r"|(?![$ ]*[0-9.,]+ ?=)[$(]*(?:(?:(?!\b(?:since|because|as|so|if|for|check|not)\b|, )[^;:\n=≈(]){1,80}"
+    r"(?:=|≈|\bequals\b)){1,4}"
+    r"|[$(]*[0-9][^;:\n=(]{0,20}?(?:[-+*×÷]|\b(?:plus|minus|times)\b)[^;:\n=(]{1,40}?"
+    r"(?:which (?:is|equals)|that is|i\.e\.))?"
+    r"(?:[^;:\n=]{1,40}\bround(?:s|ed)? (?:up |down )?to )?"
+)
+"""What comes before the number that is called the answer: `the answer is`, and a computation of it."""
 _OTHER = re.compile(r"(?i)(?:[,;(]\s*(?:and )?not|\brather than|\binstead of)\s+[-$(]*[0-9][0-9.,]*")
 """A number that is said to be another than the answer."""
 _DENIED = re.compile(
@@ -56,19 +64,29 @@ _DENIED = re.compile(
     r"\s*[$(*]*$"
 )
 _VAGUE = re.compile(
-    r"(?i)(?:\b(?:more|less|fewer|greater|higher|lower|larger|smaller) than|\bat (?:least|most)|\bup to|[<>≤≥]"
-    r"|\\[lg]eq?|[0-9)%] ?(?:\bor\b|\bto\b|±|\+/-|\\pm)|\bbetween\b[^.]*\band|[0-9)] [-+*×÷~]"
-    r"|[0-9] ?(?:h|hours?|hrs?|min|minutes?|days?|weeks?|months?|years?|f[eo]+t|ft|miles?|pounds?|lbs?|dollars?|k?m|kg)"
-    r"\.?,?(?: and)?)\s*[$(]*$"
+    r"(?i)(?:\b(?:more|less|fewer|greater|higher|lower|larger|smaller) than|\bat (?:least|most)"
+    r"|(?:^|[,(]|\b(?:is|are|be|of|for|has|have|takes?|costs?|holds?|earns?|sells?)) ?up to|(?<![-=])[<>]|[≤≥]"
+    r"|\\[lg]eq?|[0-9)%] ?(?:\bor\b|\bto\b|±|\+/-|\\pm)|\bbetween\b[^.]*\band|[0-9)] [+*×÷~]|[0-9] -)\s*[$(]*$"
 )
-"""Text before a number that is a bound, one end of a range, or one part of a measure or sum."""
+"""Text before a number that is a bound, one end of a range, or one part of a sum."""
+_MEASURE = re.compile(
+    r"[0-9] ?(?:h|hours?|hrs?|min|minutes?|days?|weeks?|months?|years?|f[eo]+t|ft|miles?|pounds?|lbs?|dollars?|k?m|kg)"
+    r"\.?,?(?: and)?\s*$"
+)
+_ITS_PART = re.compile(
+    r" ?(?:s|min|h|sec|hour|minute|second|day|week|month|in|inche?|feet|foot|ft|oz|ounce|cent|c?m|g)s?\b"
+)
+"""What follows the last number in a measure of several parts, such as 5 feet 2 inches."""
 _ANOTHER = re.compile(r"\s*(?:or|to|±|\\pm|-)\s*[$(]?[0-9]")
 _REFUSAL = re.compile(
-    r"\bI(?: am|['’]m)? (?:cannot|can['’]?t|can not|couldn['’]t|could not|do not know|don['’]t know|unable|not able)\b"
+    r"\bI(?: am|['’]m)? (?:do not know|don['’]t know|(?:cannot|can['’]?t|can not|couldn['’]t|could not|unable to"
+    r"|not able to) (?:\w+ )?(?:answer|calculate|compute|determine|do|figure|find|give|help|know|provide"
+    r"|say|solve|tell|work)\b)"
 )
 _SOLVED = re.compile(r"(?i)=|\b(?:so|but|thus|hence|therefore)\b")
 _LAST_LINE = re.compile(
     rf"[^\n]*{ANSWER}[^.\n:=0-9]{{0,60}}?{IS}((?:\*\*|\$)?(?:\\[A-Za-z]+|[^A-Za-z]|[A-Za-z](?![A-Za-z]{{2}}))+)"
+    r"(?:I hope it is correct\.)?"
 )
 
 
@@ -118,7 +136,11 @@ def _last_number(text: str) -> Quantity | str | None:
     rest = _REFUSAL.split(text)[-1]
     if _DENIED.search(before) or (rest != text and not statements and not _SOLVED.search(rest)):
         return NO_ANSWER
-    if _VAGUE.search(before) or (statements and _ANOTHER.match(text, chosen.end())):
+    if (
+        _VAGUE.search(before)
+        or (_MEASURE.search(before) and _ITS_PART.match(text, chosen.end()))
+        or (statements and _ANOTHER.match(text, chosen.end()))
+    ):
         return WRONG_FORMAT
     return read_quantity(chosen) or WRONG_FORMAT
 

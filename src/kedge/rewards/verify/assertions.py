@@ -138,6 +138,11 @@ def _texts(entry: object) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
+def _is_class(name: str) -> bool:
+    """True for names of classes by their form: `Stack`, but not `Check_Solution`, as MBPP calls functions."""
+    return name[:1].isupper() and "_" not in name
+
+
 def _used(node: ast.AST) -> set[str]:
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
@@ -187,9 +192,9 @@ class _Reader(ast.NodeTransformer):
         if node not in self._methods and self._is_programs(node) and _used(node) - _bound(node) <= known:
             match node:
                 case ast.Name(id=name):
-                    steps = 2 + name[:1].isupper()
+                    steps = 2 + _is_class(name)
                 case ast.Call(func=ast.Name(id=name)) | ast.Attribute(value=ast.Name(id=name)):
-                    steps = 1 + name[:1].isupper()
+                    steps = 1 + _is_class(name)
                 case _:
                     steps = 0
             return ast.parse(f"{PROGRAM}({steps}, 'eval', {ast.unparse(node)!r})", mode="eval").body
@@ -223,4 +228,4 @@ class _Reader(ast.NodeTransformer):
     def _makes_object(self, node: ast.AST) -> bool:
         """True for `C(…)`, by whose methods a program is tested."""
         name = getattr(getattr(node, "func", None), "id", "")
-        return name in self._theirs and name[:1].isupper()
+        return name in self._theirs and _is_class(name)

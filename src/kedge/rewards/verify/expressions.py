@@ -8,7 +8,8 @@ from kedge.rewards.verify.quantities import UNITS, plain, typed, unit_at
 
 _MARKUP = re.compile(
     r"\\(?:text)?color\s*\{[^{}]*\}|\\(?:underline|mathbf|mathit|boldsymbol|bm|large|Large|displaystyle)(?![A-Za-z])"
-    r"|\\begin\{array\}\{[^{}]*\}(?!.*[&]|.*\\\\)|\\end\{array\}"
+    r"|\\begin\{array\}\{[^{}]*\}((?:[^&\\]|\\(?!\\|end))*)\\end\{array\}"
+    r"|\\[bB]igg?[lr]?(?![A-Za-z])|\\mathrm(?=\{[ie]\})"
 )
 _FORMS = (
     (r"\\colon(?![A-Za-z])", ":"),
@@ -41,7 +42,7 @@ _NO_LIST = re.compile(r"[<>≤≥]|\\(?:[lg](?:eq?|t)|neq?|cup|setminus|backslas
 
 def tidy(text: str) -> str:
     r"""An expression without colors and fonts, in the forms that math-verify reads: `pi/6` as `\pi/6`."""
-    text = _REPEATING.sub(_as_fraction, _MARKUP.sub("", typed(text)))
+    text = _REPEATING.sub(_as_fraction, _MARKUP.sub(r"\1", typed(text)))
     for form, read in _FORMS:
         text = re.sub(form, read, text.strip())
     if "\\pm" in text:

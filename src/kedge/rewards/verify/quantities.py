@@ -63,8 +63,8 @@ _MEASURE = re.compile(
 )
 
 ANSWER: Final = (
-    r"(?i:(?<![^\W_])(?:answer|antwort|lösung|r[eé]ponse|respuesta|risposta|resposta|antwoord|svar|odpowiedź|ответ|"
-    r"cevap|jawaban)|答案|答え|正解|정답|답|الجواب|الإجابة|उत्तर|đáp án)"
+    r"(?i:(?<![^\W_])(?:answer|ans(?=[ .:=])|antwort|lösung|r[eé]ponse|respuesta|risposta|resposta|antwoord|svar|"
+    r"odpowiedź|ответ|cevap|jawaban)|答案|答え|正解|정답|답|الجواب|الإجابة|उत्तर|đáp án)"
 )
 """Words before an answer, in several languages."""
 IS: Final = r"(?i:\s{0,4}(?:(?:is|ist|est|es|è|é)(?![^\W_])|是|为|為|は|는|은|[:=—])){1,2}\s{0,4}"
@@ -151,7 +151,7 @@ def plain(text: str) -> str:
     if "\\" in text:
         text = _FRACTION.sub(_as_division, text)
         text = text.replace("\\$", "$").replace("\\%", "%").replace("\\ ", " ")
-        text = re.sub(r"\\[,!;:]", "", text)
+        text = re.sub(r"\\[,!;:]|(?<=[0-9])~(?=\\)", "", text)
         text = _TEXT.sub(lambda words: " " + words[1].lstrip(" ~"), text)
         text = re.sub(r"\\[()\[\]]", "", text)
         text = re.sub(r"\^(?:\\circ\b|\{\\circ\})", "°", text)

@@ -46,26 +46,28 @@ _LETTER = (
 """A small letter only in brackets or at the end: "the answer is a city" names no option."""
 _GAP = r"\s{0,4}"
 _IS = (
-    rf"(?i:{_GAP}(?:(?:is|are|be|ist|est|es|è|é)(?![^\W_])|(?:would|must|should|has to|(?:seems|appears) to)(?= be)|"
-    r"是|为|為|は|는|은|[:=]|-{1,2}>?|—)){0,2}"
+    rf"(?i:{_GAP}(?:(?:is|are|be|ist|est|es|è|é)(?: la\b)?(?![^\W_])"
+    r"|(?:would|must|should|has to|(?:seems|appears) to)(?= be)|是|为|為|は|는|은|[:=]|-{1,2}>?|—)){0,2}"
     rf"(?i:{_GAP}(?:definitely|probably|(?:most )?likely|clearly|indeed|that|letter|option|choice|选项)\b){{0,2}}"
 )
 _STATED = tuple(
     re.compile(each)
     for each in (
-        rf"(?:{ANSWER}|(?i:\b(?:correct|right) option\b))(?i:\s+(?:(?:to|for)\b[^.\n:=]{{0,60}}?|[^\W\d_]{{3,12}}))?"
+        rf"(?:{ANSWER}[\"']?|(?i:\b(?:correct|right) (?:option|one)\b)|选项?)"
+        r"(?i:\s+(?:(?:to|for)\b[^.\n:=]{0,60}?|[^\W\d_]{3,12}))?"
         rf"{_IS}[\s,]{{0,4}}{_LETTER}",
         rf"(?i:\b(?:choice|option|choose|pick|select|go(?:ing)? (?:with|for)|say))\b{_IS}{_GAP}{_LETTER}",
         r"(?i:\b(?:therefore|thus|hence|so|that['’]?s|it['’]?s|(?:it|that|this)(?= )|must(?= be))|而是),?"
         rf"{_IS}{_GAP}{_LETTER}{_END}",
-        rf"{_LETTER}\s+(?i:(?:is|must be|would be|seems|looks)(?: clearly| definitely| the)*"
+        rf"{_LETTER}\s+(?i:(?:is|must be|would be|seems|looks)(?: clearly| definitely| the| my)*"
         r" (?:correct|right|true|best|answer)\b)",
+        rf"^{_LETTER},?\s+(?:because|since)\b",
     )
 )
 """Ways to state a choice, the first that occurs: "the answer is B" counts, then, and not "option A is wrong"."""
 _NOT = (
     r"(?i:\b(?:not|never|neither|nor|cannot|rather than|instead of|(?:is|does|would|should|can?|do|are)n['’]?t)\b)"
-    r"|不是|而非"
+    r"|不(?:是|[能应该]*选)|而非"
 )
 _DENIED = re.compile(
     rf"(?:{_NOT})\s*(?:\b\w+\s+){{0,2}}?{_LETTER}(?:{_GAP},?{_GAP}\bbut(?: rather)?\b)?"
@@ -77,7 +79,7 @@ _LIST = re.compile(rf"{_LETTER}(?:{_ALTERNATIVE.pattern})*[.!。\s]*")
 _FIRST = re.compile(_LETTER)
 _LINE = re.compile(r"^[ \t]*[(\[]?([A-Z])(?:[)\].:]+(?=[ \t]|$)|[ \t]*$)", re.MULTILINE)
 _MENTIONED = re.compile(r"\(([A-Z])\)")
-_FORMAT = re.compile(r"[_`$]|^#+|\\(?:text|math)\w*\s*(?=\{)|\\boxed\s*(?=\{)|[{}]", re.MULTILINE)
+_FORMAT = re.compile(r"[_`$]|^#+|\\[()]|\\(?:text|math)\w*\s*(?=\{)|\\boxed\s*(?=\{)|[{}]", re.MULTILINE)
 _BOLD = re.compile(r"(?<!\*)\*{1,3}([^*\n]{1,200})\*{1,3}")
 _DIGIT = re.compile(r"(?<![\w.,$-])[0-9](?![\w%]|[.,][0-9])")
 _LABEL = re.compile(r"[(\[]?([A-Za-z0-9])[)\]]?[.:]?(?:\s+(.*))?")
