@@ -272,6 +272,9 @@ class PpoTrainer:
             "data.prompts": objects.get("prompts") if has_prompts else _own_prompts,
             "data.eval_prompts": objects.get("eval_prompts"),
             "reward": reward,
+            "environment.source": objects.get("environment"),
+            "ppo.advantage": objects.get("advantage"),
+            "ppo.policy_loss": objects.get("surrogate"),
         }
         run = self._run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
         roles = self.roles = load_roles(config, run, has_prompts=has_prompts, **{**objects, "reward": reward})
