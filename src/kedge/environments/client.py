@@ -115,10 +115,10 @@ class Environment:
         if not episodes:
             return []
         with self._lock:
-            if self._worker is not None and what == "open" and not self._worker.is_running:
-                self._started()  # a call before was interrupted, or has failed, and the caller goes on
             if self._worker is None:
                 return [self._noted(result) for result in self._session.call(what, episodes)]
+            if what == "open" and not self._worker.is_running:
+                self._started()  # a call before was interrupted, or has failed, and the caller goes on
             # A request for each, so that each has its own deadline, unless all run at the same time.
             parts = [episodes] if self._is_async else [[episode] for episode in episodes]
             requests = [{"do": what, "episodes": part} for part in parts]
@@ -149,8 +149,8 @@ class Environment:
         try:
             self._worker.send(b"".join(lines))
             return [self._reply(number, seconds, doing) for number in numbers]
-        except BaseException:  # an interrupt at any place: a late reply must not be read as the next one
-            self._worker.kill()
+        except BaseException:  # also an interrupt, at any place: a late reply must not be read as the next one
+            self._worker.kill()  # the episodes are lost
             raise
 
     def _reply(self, number: int, seconds: float, doing: str) -> Any:
@@ -171,7 +171,5 @@ class Environment:
         return reply["result"]
 
     def _failed(self, message: str, traceback: str = "") -> EnvError:
-        assert self._worker is not None
-        self._worker.kill()  # the episodes are lost
         self._log.end(*traceback.splitlines(), f"[{message}]")
         return EnvError(message)

@@ -300,11 +300,7 @@ def open_run(
     _check_ranks(config, stage, ranks)
     in_memory = {name: value for name, value in (in_memory or {}).items() if value is not None}
     # Functions and classes have their names as values already, if a stage's public function was called.
-    unnamed = {
-        name: value
-        for name, value in in_memory.items()
-        if not (callable(value) and isinstance(value_of(config, name), str))
-    }
+    unnamed = {name: value for name, value in in_memory.items() if not isinstance(value_of(config, name), str)}
     config = with_values(config, describe_in_memory(unnamed))
     check_stage(config, stage)
     in_chain = config.out is not None and is_run(Path(config.out).parent)  # which has said it
