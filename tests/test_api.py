@@ -136,6 +136,40 @@ def test_a_reward_that_was_changed_in_a_notebook_is_not_resumed_without_a_word(m
     run(cell(3, changed), **more, resume=["reward.code"])
 
 
+@pytest.mark.parametrize("way", [kedge.ppo, kedge.PpoTrainer])
+@pytest.mark.parametrize("field", ["environment.source", "ppo.advantage", "ppo.policy_loss"])
+def test_other_code_that_was_changed_in_a_notebook_is_not_resumed_either(models, tmp_path, monkeypatch, way, field):
+    texts = {
+        "environment.source": (
+            "class G:\n def reset(self):\n  pass\n def step(self, text):\n  return 'x', 1.0, True, False\n"
+        ),
+        "ppo.advantage": "def G(rewards, mask, values):\n    return 1.0 * rewards - values, rewards\n",
+        "ppo.policy_loss": "def G(log_ratios, advantages):\n    return -1.0 * log_ratios.exp() * advantages\n",
+    }
+    argument = {"environment.source": "environment", "ppo.advantage": "advantage", "ppo.policy_loss": "surrogate"}[
+        field
+    ]
+
+    def run(number: int, text: str, **how: Any) -> None:
+        name = f"<ipython-input-{number}>"
+        names: dict[str, Any] = {"__name__": "__main__"}
+        monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(True), name))
+        exec(compile(text, name, "exec"), names)
+        given = {**PPO, "reward": count_letters, argument: names["G"], "num_updates": number, **how}
+        given = {"model": models / "policy", "prompts": PROMPTS, "out": tmp_path / "run", **given}
+        if way is kedge.ppo:
+            kedge.ppo(**given)
+            return
+        with kedge.PpoTrainer(**{**given, "num_updates": 4}) as trainer:
+            trainer.update(trainer.sample())
+
+    text = texts[field]
+    run(1, text, checkpoint={"keep_last": True})
+    run(2, text, checkpoint={"keep_last": True}, resume=True)
+    with pytest.raises(ConfigError, match=rf"{field}\.code: the code has changed"):
+        run(3, text.replace("1.0", "2.0"), checkpoint={"keep_last": True}, resume=True)
+
+
 @pytest.mark.parametrize(("tasks", "is_said"), [("1", False), ("2", True), (None, False)])
 def test_tasks_of_slurm_without_ranks_are_said(models, tmp_path, monkeypatch, capsys, tasks, is_said):
     monkeypatch.delenv("SLURM_NTASKS", raising=False)

@@ -57,9 +57,8 @@ class Environment:
         self._log = CallLog(log, self.name)
         self._worker: WorkerProcess | None = None
         if isinstance(given, str):
-            self._worker = WorkerProcess("kedge.environments.session", self._log.add)
-            load = {"do": "load", "spec": given, "timeout": timeout}
-            [about] = self._replies([load], STARTUP_SECONDS, "importing its module")
+            self._load = {"do": "load", "spec": given, "timeout": timeout}
+            about = self._started()
         else:
             self._session = Session(given, self.name)
             about = self._session.describe()
@@ -105,6 +104,12 @@ class Environment:
         if self._worker is not None:
             self._worker.close()
 
+    def _started(self) -> Any:
+        """Start the worker process; what it says of the environment."""
+        self._worker = WorkerProcess("kedge.environments.session", self._log.add)
+        [about] = self._replies([self._load], STARTUP_SECONDS, "importing its module")
+        return about
+
     def _call(self, what: str, episodes: list[dict[str, Any]]) -> list[Any]:
         """The results; None where the environment failed."""
         if not episodes:
@@ -112,6 +117,8 @@ class Environment:
         with self._lock:
             if self._worker is None:
                 return [self._noted(result) for result in self._session.call(what, episodes)]
+            if what == "open" and not self._worker.is_running:
+                self._started()  # a call before was interrupted, or has failed, and the caller goes on
             # A request for each, so that each has its own deadline, unless all run at the same time.
             parts = [episodes] if self._is_async else [[episode] for episode in episodes]
             requests = [{"do": what, "episodes": part} for part in parts]
@@ -139,8 +146,12 @@ class Environment:
                 f"the prompts have a value that cannot be sent to the process of {self.name} ({error_text(error)}); "
                 "remove it, or pass the class as a Python object"
             ) from error
-        self._worker.send(b"".join(lines))
-        return [self._reply(number, seconds, doing) for number in numbers]
+        try:
+            self._worker.send(b"".join(lines))
+            return [self._reply(number, seconds, doing) for number in numbers]
+        except BaseException:  # also an interrupt, at any place: a late reply must not be read as the next one
+            self._worker.kill()  # the episodes are lost
+            raise
 
     def _reply(self, number: int, seconds: float, doing: str) -> Any:
         assert self._worker is not None
@@ -160,7 +171,5 @@ class Environment:
         return reply["result"]
 
     def _failed(self, message: str, traceback: str = "") -> EnvError:
-        assert self._worker is not None
-        self._worker.kill()  # the episodes are lost
         self._log.end(*traceback.splitlines(), f"[{message}]")
         return EnvError(message)

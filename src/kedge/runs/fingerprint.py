@@ -118,8 +118,9 @@ def _code(value: object) -> Iterator[bytes]:
         given: Any = getattr(entry, "reward", entry)
         is_own = (isfunction(given) or isclass(given)) and not str(given.__module__).startswith("kedge.")
         if is_own and given.__name__ != "<lambda>":
-            with suppress(OSError, TypeError):
-                yield getsource(given).encode()
+            for part in (given, *filter(isfunction, vars(given).values())):  # of a notebook's class, its methods alone
+                with suppress(OSError, TypeError):
+                    yield getsource(part).encode()
 
 
 def _stable(value: object) -> Any:

@@ -64,7 +64,7 @@ from kedge.system.output import (
 )
 from kedge.system.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
 from kedge.system.ranks.start import join_ranks, local_rank
-from kedge.system.stage import Stage, find_stage, stages
+from kedge.system.stage import Stage, find_stage, stages, value_of
 from kedge.system.texts import IN_MEMORY
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer_kinds import check_optimizer
@@ -299,7 +299,9 @@ def open_run(
     ranks = join_ranks(config.runtime.parallel)
     _check_ranks(config, stage, ranks)
     in_memory = {name: value for name, value in (in_memory or {}).items() if value is not None}
-    config = with_values(config, describe_in_memory(in_memory)) if in_memory else config
+    # Functions and classes have their names as values already, if a stage's public function was called.
+    unnamed = {name: value for name, value in in_memory.items() if not isinstance(value_of(config, name), str)}
+    config = with_values(config, describe_in_memory(unnamed))
     check_stage(config, stage)
     in_chain = config.out is not None and is_run(Path(config.out).parent)  # which has said it
     if not in_chain and (line := preset_conflicts(config, stage)):

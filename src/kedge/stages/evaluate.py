@@ -184,9 +184,7 @@ def _opened(
 ) -> tuple[Run, Evaluator, Policy | None]:
     """The run, the evaluator with the policy and the prompts, and the policy `config.evaluate.against`."""
     settings = config.evaluate
-    in_memory: dict[str, Any] = {"data.prompts": prompts, "evaluate.judge": judge}
-    if config.environment.source is None:
-        in_memory["environment.source"] = environment
+    in_memory = {"data.prompts": prompts, "evaluate.judge": judge, "environment.source": environment}
     run = open_run(config, "evaluate", in_memory=in_memory)
     policy = load_policy(str(config.model), config, run)
     against = None if settings.against is None else load_policy(settings.against, config, run)

@@ -96,9 +96,7 @@ def run_generate(
     plays = environment is not None or config.environment.source is not None
     if best_of is not None:
         _check_best_of(best_of, sampling, scores=bool(rewards) or plays)
-    in_memory = {"data.prompts": prompts, "reward": reward}
-    if config.environment.source is None:
-        in_memory["environment.source"] = environment
+    in_memory = {"data.prompts": prompts, "reward": reward, "environment.source": environment}
     run = open_run(config, "generate", in_memory=in_memory)
     player = load_player(config, run, environment, tokens=sampling.max_new_tokens, by_turn=False)
     policy = load_policy(str(config.model), config, run)

@@ -528,6 +528,41 @@ def test_a_loop_of_your_own_plays_episodes_too(tmp_path, policy):
     assert_same(tmp_path / "loop", tmp_path / "run")
 
 
+INTERRUPTING = """
+import os, signal, time
+from pathlib import Path
+from tests.environments.worlds import Guess
+
+class Interrupting(Guess):
+    def step(self, text):
+        if (press := Path(__file__).with_name("press")).exists():
+            press.unlink()
+            os.kill(os.getppid(), signal.SIGINT)
+            time.sleep(60)
+        return super().step(text)
+"""
+
+
+def test_a_loop_goes_on_after_an_interrupt_of_an_environment_in_its_own_process(tmp_path, policy):
+    """The process is started again for the next batch, which is the one that the loop would have had."""
+    source = tmp_path / "worlds.py"
+    source.write_text(INTERRUPTING)
+    settings = {"num_updates": 2, "num_prompts": 4, "num_minibatches": 1, **EPISODES}
+    settings |= {"environment.source": f"{source}:Interrupting"}
+    sampled = []
+    for folder in ("whole", "interrupted"):
+        with kedge.PpoTrainer(model=policy, prompts=GAMES, out=tmp_path / folder, **settings) as trainer:
+            for update in trainer.updates():
+                if folder == "interrupted" and update == 2:
+                    (tmp_path / "press").touch()
+                    with pytest.raises(KeyboardInterrupt):
+                        trainer.sample()
+                sampled.append(trainer.sample())
+                trainer.update(sampled[-1])
+    assert sampled[1].response_ids == sampled[3].response_ids
+    assert_same(tmp_path / "whole", tmp_path / "interrupted")
+
+
 def test_a_lower_limit_of_one_batch_ends_its_episodes(tmp_path, policy):
     settings = {"num_updates": 1, "num_prompts": 4, "report": False, "num_fixed_prompts": 0, **EPISODES}
     with kedge.PpoTrainer(model=policy, prompts=GAMES, out=tmp_path / "loop", **settings) as trainer:

@@ -76,9 +76,14 @@ def run_ppo(
         OutOfMemoryError: Memory ran out; the state after the last whole update is saved.
     """
     config = with_saved_critic(config)
-    in_memory = {"data.prompts": prompts, "data.eval_prompts": eval_prompts, "reward": reward}
-    if config.environment.source is None:
-        in_memory["environment.source"] = environment
+    in_memory = {
+        "data.prompts": prompts,
+        "data.eval_prompts": eval_prompts,
+        "reward": reward,
+        "environment.source": environment,
+        "ppo.advantage": advantage,
+        "ppo.policy_loss": surrogate,
+    }
     run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
     check_ahead(config, run)
     roles = load_roles(

@@ -268,11 +268,10 @@ class PpoTrainer:
             reward = [own]
             config = with_values(config, {"runtime.num_fixed_prompts": 0})  # nothing could score their responses
         has_prompts = objects.get("prompts") is not None or bool(config.data.prompts)
-        in_memory = {
-            "data.prompts": objects.get("prompts") if has_prompts else _own_prompts,
-            "data.eval_prompts": objects.get("eval_prompts"),
-            "reward": reward,
-        }
+        in_memory = {field: objects.get(name) for name, field in find_stage("ppo").arguments.items()}
+        in_memory["reward"] = reward
+        if not has_prompts:
+            in_memory["data.prompts"] = _own_prompts
         run = self._run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
         roles = self.roles = load_roles(config, run, has_prompts=has_prompts, **{**objects, "reward": reward})
         self._own_reward = roles.reward if has_no_reward else load_reward([own], ranks=run.ranks)
