@@ -49,14 +49,14 @@ BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[-+]?[0-9][^\s{}$\\]*))")
 _ITEM = re.compile(r"^[ \t]*[1-9][.)][ \t]+(?=[A-Z*])", re.MULTILINE)
 _SENTENCE = re.compile(r"\n|[.!?](?=\s)|[。！？]")
 _STATEMENT = re.compile(
-    ANSWER + r"[^.\n:=0-9]{0,60}?" + IS + r"(?:[-+*/×÷x().,$ 0-9=]+="
+    rf"{ANSWER}[^.\n:=0-9]{{0,60}}?{IS}(?:[-+*/×÷x().,$ 0-9=]+="
     r"|(?![$ ]*[0-9.,]+ ?=)[$(]*(?:(?:(?!\b(?:since|because|as|so|if|for|check|not)\b|, )[^;:\n=≈(]){1,80}"
     r"(?:=|≈|\bequals\b)){1,4}"
     r"|[$(]*[0-9][^;:\n=(]{0,20}?(?:[-+*×÷]|\b(?:plus|minus|times)\b)[^;:\n=(]{1,40}?"
     r"(?:which (?:is|equals)|that is|i\.e\.))?"
     r"(?:[^;:\n=]{1,40}\bround(?:s|ed)? (?:up |down )?to )?"
 )
-"""What comes before the number that is called the answer: `the answer is`, and a computation of it."""
+"""`The answer is`, and the computation of it, such as `6 * 7 =`."""
 _OTHER = re.compile(r"(?i)(?:[,;(]\s*(?:and )?not|\brather than|\binstead of)\s+[-$(]*[0-9][0-9.,]*")
 """A number that is said to be another than the answer."""
 _DENIED = re.compile(
@@ -76,7 +76,7 @@ _MEASURE = re.compile(
 _ITS_PART = re.compile(
     r" ?(?:s|min|h|sec|hour|minute|second|day|week|month|in|inche?|feet|foot|ft|oz|ounce|cent|c?m|g)s?\b"
 )
-"""What follows the last number in a measure of several parts, such as 5 feet 2 inches."""
+"""The inches of 5 feet 2 inches; in 3 weeks 42 pens, nothing is a part of the weeks."""
 _ANOTHER = re.compile(r"\s*(?:or|to|±|\\pm|-)\s*[$(]?[0-9]")
 _REFUSAL = re.compile(
     r"\bI(?: am|['’]m)? (?:do not know|don['’]t know|(?:cannot|can['’]?t|can not|couldn['’]t|could not|unable to"
