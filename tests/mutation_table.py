@@ -166,9 +166,9 @@ MUTATIONS = (
     ),
     Mutation(
         "expected-values-told-to-the-program",
-        "_Reader._is_computed",
-        "args=[inner], keywords=[]",
-        "args=[inner, *_], keywords=[]",
+        "_Reader._is_programs",
+        "func=ast.Attribute(value=inner), args=[], keywords=[]",
+        "func=ast.Attribute(value=inner), keywords=[]",
         f"{PROGRAMS}::test_the_program_gets_no_expected_value",
     ),
     Mutation(

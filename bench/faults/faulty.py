@@ -142,6 +142,12 @@ GROUPS: Final = (
         function("by_prompt"),
     ),
     Case(
+        "scores for one response per prompt, RLOO",
+        "groups_of_one",
+        {**IN_GROUPS, "ppo.advantage": "rloo", "ppo.num_updates": 16},
+        function("first_alone"),
+    ),
+    Case(
         "faint scores on half of the prompts, GRPO",
         "group_std_blows_up",
         {**IN_GROUPS, "ppo.kl_in": "loss"},

@@ -53,6 +53,12 @@ def dividing(completions: list[str]) -> list[float]:
     ]
 
 
+def first_alone(prompts: list[str], completions: list[str]) -> list[float | None]:
+    """Scores only the first response to each prompt."""
+    marks = tuneful(completions)
+    return [None if prompt in prompts[:row] else marks[row] for row, prompt in enumerate(prompts)]
+
+
 def picky(completions: list[str]) -> list[float | None]:
     """Scores only responses without a certain letter pair; the others get no score, as a function may choose."""
     return [None if "th" in text else mark for text, mark in zip(completions, tuneful(completions), strict=True)]

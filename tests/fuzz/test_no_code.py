@@ -22,9 +22,9 @@ FORBIDDEN_CALLS = {
     *("yaml.Loader", "yaml.dump", "os.system", "os.popen", "os.execv", "subprocess.getoutput"),
 }
 # Files and modules are imported by name only for functions that a user names, kedge's own modules, and stages of
-# installed packages.
+# installed packages. `generators` seeds NumPy and torch as soon as somebody imports them.
 IMPORTING = {"importlib.import_module", "importlib.util", "spec.loader.exec_module", "runpy", "imp"}
-IMPORTERS = {"system/importing.py", "rewards/__init__.py", "system/stage.py", "__init__.py"}
+IMPORTERS = {"system/importing.py", "system/generators.py", "rewards/__init__.py", "system/stage.py", "__init__.py"}
 # A verifier runs programs that the policy wrote: in a sandbox, by the one module that runs there. The other
 # compiles that module and writes its job; neither reads what comes back as anything but plain data.
 IN_THE_SANDBOX = {

@@ -362,10 +362,9 @@ def _one_line_errors(name: str) -> Iterator[None]:
     except RewardError as error:
         raise RewardError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error
     except (Exception, SystemExit, asyncio.CancelledError) as error:
-        hint = (
-            AS_TEXT if re.search(r"string ind|'str' object has no attribute '(get|content|role)'", str(error)) else ""
-        )
-        raise RewardError(f"{name} raised {typed_error_text(error)} ({place_of(error)}){hint}") from error
+        text = typed_error_text(error)
+        hint = AS_TEXT if re.search(r"string ind|'str' object has no attribute '(get|content|role)'", text) else ""
+        raise RewardError(f"{name} raised {text} ({place_of(error)}){hint}") from error
 
 
 def load_function(spec: str) -> Callable[..., Any]:

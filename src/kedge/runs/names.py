@@ -83,4 +83,4 @@ def _names(config: Config, stage: str) -> Iterator[tuple[str, str]]:
 
 
 def _resolved(name: str) -> Path:
-    return Path(os.path.expanduser(name)).resolve()
+    return Path(os.path.realpath(os.path.expanduser(name)))  # Path.resolve() raises at a link to itself

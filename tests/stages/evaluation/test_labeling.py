@@ -36,8 +36,9 @@ def test_ranks(texts, scores, expected):
 
 def policy_in(tmp_path) -> Policy:
     save_tiny_policy(tmp_path / "policy")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The boat"}\n')
     flags = {"model": str(tmp_path / "policy"), "out": str(tmp_path / "run")}
-    config = load_config(None, ["data.prompts=none"], flags)
+    config = load_config(None, [f"data.prompts={tmp_path / 'prompts.jsonl'}"], flags)
     return load_policy(str(config.model), config, open_run(config, "generate"))
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import hashlib
 import io
+import json
 import os
-import pickle
 import sys
 from contextlib import redirect_stderr
 from functools import lru_cache
@@ -135,7 +135,8 @@ def gguf_folder(file: Path, source: str) -> str:
                     model.save_pretrained(part)
                     tokenizer.save_pretrained(part)
                     both: list[Any] = [tokenizer, AutoTokenizer.from_pretrained(part)]
-                    if len({pickle.dumps(each.backend_tokenizer.pre_tokenizer) for each in both}) > 1:
+                    first, again = (json.loads(each.backend_tokenizer.to_str())["pre_tokenizer"] for each in both)
+                    if first != again:
                         raise ModelError(
                             f"model {source!r}: transformers splits the texts of all {model.config.model_type} models "
                             "alike, and by another rule than tokenizer.ggml.pre; use the original model"
