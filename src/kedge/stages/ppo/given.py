@@ -12,8 +12,9 @@ from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
 from kedge.data import Prompt, encode_prompt
-from kedge.data.tokens import encode_completion, pad_left
+from kedge.data.tokens import encode_completion
 from kedge.errors import DataError
+from kedge.rollout.responses import Responses
 from kedge.stages.ppo.trainer import Trainer
 
 
@@ -65,31 +66,22 @@ def given_rollout(
         for place, response in enumerate(responses)
     ]
     numbers, firsts = _groups(rows, prompt_ids, groups)
-    width = trainer.settings.rollout.max_new_tokens
-    ids = torch.full((len(responses), width), trainer.pad_id)
-    token_mask = torch.zeros((len(responses), width), dtype=torch.bool)
-    action_mask = token_mask.clone()
-    known = torch.zeros(len(responses), width)
+    table = Responses.empty(len(responses), trainer.settings.rollout.max_new_tokens, pad_id=trainer.pad_id)
     for place, response in enumerate(encoded):
-        length = len(response.ids)
-        ids[place, :length] = torch.tensor(response.ids)
-        token_mask[place, :length] = True
-        action_mask[place, :length] = torch.tensor(response.own)
+        table.append(place, response.ids)
+        table.own[place, : len(response.own)] = torch.tensor(response.own)
         if logprobs is not None:
-            known[place, action_mask[place]] = _logprobs(place, logprobs[place], sum(response.own))
-    device = trainer.run.device
-    padded, prompt_mask = pad_left(prompt_ids, trainer.pad_id)
-    rollout = Rollout(
-        prompt_ids=padded.to(device),
-        prompt_mask=prompt_mask.to(device),
-        response_ids=ids.to(device),
-        token_mask=token_mask.to(device),
-        action_mask=action_mask.to(device),
-        logprobs=known.to(device),
-        stopped=torch.tensor([response.stopped for response in encoded], device=device),
-        group=torch.tensor(numbers, device=device),
-        policy_version=torch.full((len(responses),), version, device=device),
+            table.logprobs[place, table.own[place]] = _logprobs(place, logprobs[place], sum(response.own))
+    rollout = table.rollout(
+        prompt_ids,
+        stop_tokens=trainer.roles.stop_tokens.ids,
+        groups=numbers,
+        policy_version=version,
+        device=trainer.run.device,
     )
+    # As the caller says, whatever its last token is.
+    ended = torch.tensor([response.stopped for response in encoded], device=trainer.run.device)
+    rollout = replace(rollout, stopped=ended)
     if logprobs is None:
         say(
             f"The log probabilities of {len(responses)} responses when they were sampled are not known; those of the "
