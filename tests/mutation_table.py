@@ -1027,15 +1027,15 @@ MUTATIONS = (
     Mutation(
         "draws-forgotten-when-rows-are-dropped",
         "Sampler._sample",
-        "self._draw(decoder.hidden, draws[rows, place",
-        "self._draw(decoder.hidden, draws[: len(rows), place",
+        "self._draw(decoder.hidden, table.draws[rows, place",
+        "self._draw(decoder.hidden, table.draws[: len(rows), place",
         f"{ANY_COMPANY}[llama]",
     ),
     Mutation(
         "values-of-stopped-rows",
         "Sampler._sample",
-        "(rows[alive], place, tokens[alive], logprobs[alive], decoder.hidden[alive])",
-        "(rows, place, tokens, logprobs, decoder.hidden)",
+        "rows[alive], place, tokens[alive], logprobs[alive], decoder.hidden[alive])",
+        "rows, place, tokens, logprobs, decoder.hidden)",
         f"{NOTED}[llama-False]",
     ),
     Mutation(

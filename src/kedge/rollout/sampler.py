@@ -26,6 +26,25 @@ ANSWERED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
+class _Rows:
+    """The rows that a call of `generate` samples.
+
+    Attributes:
+        prompts: Their prompts; of a conversation, what it opened with.
+        draws: A uniform random number for each of their tokens.
+        responses: Their responses so far.
+        on_token: See `Sampler.generate`.
+        dialogue: See `Engine.generate`.
+    """
+
+    prompts: list[Sequence[int]]
+    draws: Float[Tensor, "rows time"]
+    responses: Responses
+    on_token: Callable[[int, int], None] | None
+    dialogue: Dialogue | None
+
+
+@dataclass(frozen=True)
 class Sampler:
     """Samples from softmax(logits/τ) until a stop token or `max_new_tokens`.
 
@@ -96,7 +115,7 @@ class Sampler:
                 ends the sampling.
         """
         if dialogue is not None:
-            prompts = list(dialogue.open(range(len(seeds))))
+            prompts = dialogue.open(range(len(seeds)))
         assert len(prompts) == len(seeds), "one seed per prompt"
         device = self.model.device
         draws = _uniform_draws(seeds, self.max_new_tokens).to(device, _draw_dtype(device))
@@ -107,14 +126,15 @@ class Sampler:
             device=device,
             with_values=self.model.value_head is not None,
         )
+        table = _Rows(list(prompts), draws, responses, on_token, dialogue)
         try:
-            for rows in self._batches(prompts):
-                self._sample_batch(prompts, rows, draws, responses, on_token, dialogue)
+            for rows in self._batches(table.prompts):
+                self._sample_batch(table, rows)
         except Exception as error:
             note_exhaustion(error, "sampling")
             raise
         rollout = responses.rollout(
-            prompts, stop_tokens=self.stop_tokens, groups=groups, policy_version=policy_version, device=device
+            table.prompts, stop_tokens=self.stop_tokens, groups=groups, policy_version=policy_version, device=device
         )
         return rollout if dialogue is None else dialogue.finished(rollout)
 
@@ -136,67 +156,43 @@ class Sampler:
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
         return [order[start : start + size] for start in range(0, len(order), size)]
 
-    def _sample_batch(
-        self,
-        prompts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        draws: Tensor,
-        responses: Responses,
-        on_token: Callable[[int, int], None] | None,
-        dialogue: Dialogue | None,
-    ) -> None:
+    def _sample_batch(self, table: _Rows, rows: Sequence[int]) -> None:
         """Sample some rows at once; where memory runs out and the number is not given, in batches of half as many."""
         try:
-            return self._sample_at_once(prompts, rows, draws, responses, on_token, dialogue)
+            return self._sample_at_once(table, rows)
         except Exception as error:
             if self.adaptive is None or self.batch_size is not None or len(rows) == 1 or not is_out_of_memory(error):
                 raise
             self.adaptive.halve_rows(-(-len(rows) // 2), error)
             release(error)
-        responses.clear(rows)
-        if dialogue is not None:
-            assert isinstance(prompts, list), "they are the dialogue's"
-            for row, prompt in zip(rows, dialogue.open(rows), strict=True):
-                prompts[row] = prompt  # an environment may open in another way the second time
+        table.responses.clear(rows)
+        if table.dialogue is not None:
+            for row, prompt in zip(rows, table.dialogue.open(rows), strict=True):
+                table.prompts[row] = prompt  # an environment may open in another way the second time
         while rows:
             at_once = self.adaptive.rows  # which the last batch may have halved again
-            self._sample_batch(prompts, rows[:at_once], draws, responses, on_token, dialogue)
+            self._sample_batch(table, rows[:at_once])
             rows = rows[at_once:]
 
-    def _sample_at_once(
-        self,
-        prompts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        draws: Tensor,
-        responses: Responses,
-        on_token: Callable[[int, int], None] | None,
-        dialogue: Dialogue | None,
-    ) -> None:
-        device = draws.device
-        texts = [prompts[row] for row in rows]
+    def _sample_at_once(self, table: _Rows, rows: Sequence[int]) -> None:
+        device = self.model.device
+        texts = [table.prompts[row] for row in rows]
         with autocast(self.precision, device), prepacked(self.model, self.precision):
             decoder = self.model.trunk.decoder(texts, max_new_tokens=self.max_new_tokens, pad_id=self.pad_id)
-            if dialogue is None:
-                self._sample(decoder, torch.tensor(rows, device=device), draws, responses, on_token)
+            if table.dialogue is None:
+                self._sample(table, torch.tensor(rows, device=device), decoder)
             else:
-                self._talk(decoder, prompts, list(rows), draws, responses, on_token, dialogue)
+                self._talk(table, list(rows), decoder, table.dialogue)
 
-    def _talk(
-        self,
-        decoder: Decoder,
-        prompts: Sequence[Sequence[int]],
-        rows: list[int],
-        draws: Tensor,
-        responses: Responses,
-        on_token: Callable[[int, int], None] | None,
-        dialogue: Dialogue,
-    ) -> None:
+    def _talk(self, table: _Rows, rows: list[int], decoder: Decoder, dialogue: Dialogue) -> None:
         """Fill in conversations; rows whose turn has ended wait until they are enough, and are answered together.
 
         Conversations that have ended then leave the batch. A pass reads the other answers, and the last token of rows
         that still speak.
         """
         device = self.model.device
+        prompts = table.prompts
+        responses = table.responses
         index = torch.tensor(rows, device=device)
         speaks = torch.ones_like(index, dtype=torch.bool)
         starts = torch.zeros_like(index)  # of each row's turn
@@ -205,9 +201,9 @@ class Sampler:
             speaking = index[speaks]
             places = responses.lengths[speaking]
             hidden = decoder.hidden[speaks]
-            tokens, logprobs = self._draw(hidden, draws[speaking, places])
+            tokens, logprobs = self._draw(hidden, table.draws[speaking, places])
             last[speaks] = tokens
-            self._note(speaking, places, tokens, logprobs, hidden, responses, on_token)
+            self._note(table, speaking, places, tokens, logprobs, hidden)
             lengths = responses.lengths[index]
             limits = (starts + dialogue.longest_turn).clamp(max=self.max_new_tokens)
             speaks = speaks & ~torch.isin(last, self._stops) & (lengths < limits)
@@ -241,21 +237,13 @@ class Sampler:
                 room = min(dialogue.longest_turn, self.max_new_tokens)
                 decoder = self.model.trunk.decoder(so_far, max_new_tokens=room, pad_id=self.pad_id, longest=longest)
 
-    def _sample(
-        self,
-        decoder: Decoder,
-        rows: Int[Tensor, " rows"],
-        draws: Tensor,
-        responses: Responses,
-        on_token: Callable[[int, int], None] | None,
-    ) -> None:
+    def _sample(self, table: _Rows, rows: Int[Tensor, " rows"], decoder: Decoder) -> None:
         """Sample until a stop token; finished rows are computed, and ignored, until enough of them can be dropped."""
         running = torch.ones_like(rows, dtype=torch.bool)
         alive = torch.arange(len(rows), device=rows.device)
         for place in range(self.max_new_tokens):
-            tokens, logprobs = self._draw(decoder.hidden, draws[rows, place])
-            spoke = (rows[alive], place, tokens[alive], logprobs[alive], decoder.hidden[alive])
-            self._note(*spoke, responses, on_token)
+            tokens, logprobs = self._draw(decoder.hidden, table.draws[rows, place])
+            self._note(table, rows[alive], place, tokens[alive], logprobs[alive], decoder.hidden[alive])
             running = running & ~torch.isin(tokens, self._stops)
             alive = running.nonzero().squeeze(1)  # once per token: a GPU is waited for
             if len(alive) == 0 or place + 1 == self.max_new_tokens:
@@ -270,21 +258,20 @@ class Sampler:
 
     def _note(
         self,
+        table: _Rows,
         rows: Int[Tensor, " rows"],
         places: Int[Tensor, " rows"] | int,
         tokens: Int[Tensor, " rows"],
         logprobs: Float[Tensor, " rows"],
         hidden: Float[Tensor, "rows dim"],
-        responses: Responses,
-        on_token: Callable[[int, int], None] | None,
     ) -> None:
         """Add a sampled token to each of some rows."""
-        if on_token is not None:
+        if table.on_token is not None:
             for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
-                on_token(row, token)
+                table.on_token(row, token)
         head = self.model.value_head
         values = None if head is None else read_values(head, hidden).values
-        responses.write(rows, places, tokens, logprobs, values)
+        table.responses.write(rows, places, tokens, logprobs, values)
 
     def _draw(self, hidden: Float[Tensor, "rows dim"], draws: Float[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
         """Draw one token per row; return tokens and log probabilities."""
