@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -25,7 +25,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from kedge.algorithm.critic import Bins
 from kedge.config import Config
 from kedge.errors import ConfigError, ModelError
 from kedge.models import ActorCritic, LanguageModel, Precision, ScalarModel, TokenRows, hold_frozen
@@ -52,7 +51,7 @@ NF4 = 1 / 2 + 1 / 64
 pass makes one whole matrix at a time in both formats."""
 PER_KIND = ("layer_types", "mlp_layer_types", "layers_block_type")
 """Entries of config.json with one value per layer."""
-Model = LanguageModel | ScalarModel
+Model = TypeVar("Model", LanguageModel, ScalarModel)
 
 
 @dataclass(frozen=True)
@@ -161,13 +160,11 @@ class HollowModels:
     layers: Mapping[str, int]
     counter: LiveBytes
     sizes: dict[tuple[str, ...], float] = field(default_factory=dict[tuple[str, ...], float])
-    kept: list[Model] = field(default_factory=list[Model])
+    kept: list[nn.Module] = field(default_factory=list[nn.Module])
 
     def policy(self, *, value_head: bool = False) -> LanguageModel:
         """The model that is fine-tuned, or samples."""
-        bins = value_bins_of(self.config) if value_head else None
-        model = self._language(value_head=value_head, bins=bins, adapter=adapter_of(self.config))
-        return cast(LanguageModel, self._counted("policy", model))
+        return self._counted("policy", self._language("policy", adapter_of(self.config), value_head=value_head))
 
     def actor_critic(self, *, freezes: bool = False) -> ActorCritic:
         """Policy and critic of a PPO run; with what PPO freezes of the critic, if it does."""
@@ -189,14 +186,13 @@ class HollowModels:
         """The frozen policy, which under adapters is their base; or another model."""
         role = "reference" if "reference" in self.blueprints else "policy"
         shared = self.config.adapter.kind != "none" and role == "policy"
-        model = self._language(role)
-        return cast(LanguageModel, self._counted("reference", model, frozen=not shared, shared=shared))
+        return self._counted("reference", self._language(role), frozen=not shared, shared=shared)
 
     def reward(self, role: str, *, trained: bool = False) -> ScalarModel:
         """A reward model."""
         own = adapter_of(self.config) if trained or self.blueprints[role].is_adapter else None
         model = self._scalar(role, own)
-        return cast(ScalarModel, self._counted(role, model, frozen=not trained and own is None, fixed=not trained))
+        return self._counted(role, model, frozen=not trained and own is None, fixed=not trained)
 
     def _counted(
         self, role: str, model: Model, *, frozen: bool = False, fixed: bool = False, shared: bool = False
@@ -268,25 +264,20 @@ class HollowModels:
         return any(self.blueprints[each].base == base for each in roles[: roles.index(role)])
 
     def _language(
-        self,
-        role: str = "policy",
-        *,
-        value_head: bool = False,
-        bins: Bins | None = None,
-        adapter: AdapterSettings | None = None,
+        self, role: str, adapter: AdapterSettings | None = None, *, value_head: bool = False
     ) -> LanguageModel:
         causal = _build(AutoModelForCausalLM, self.blueprints[role].with_layers(self.layers[role]))
-        model = LanguageModel(causal, _tokenizer(causal), value_head=value_head, bins=bins)
-        return cast(LanguageModel, _completed(model, causal, adapter))
+        bins = value_bins_of(self.config)
+        return _completed(LanguageModel(causal, _tokenizer(causal), value_head=value_head, bins=bins), causal, adapter)
 
     def _scalar(self, role: str, adapter: AdapterSettings | None) -> ScalarModel:
         config = self.blueprints[role].with_layers(self.layers[role])
         config.num_labels = 1
         classifier = _build(AutoModelForSequenceClassification, config)
-        return cast(ScalarModel, _completed(ScalarModel(classifier, _tokenizer(classifier)), classifier, adapter))
+        return _completed(ScalarModel(classifier, _tokenizer(classifier)), classifier, adapter)
 
 
-def layers_of(model: Model) -> Sequence[nn.Module]:
+def layers_of(model: LanguageModel | ScalarModel) -> Sequence[nn.Module]:
     """The transformer blocks: the longest list of modules in the trunk."""
     assert model.trunk is not None
     lists = [module for module in model.trunk.model.modules() if isinstance(module, nn.ModuleList)]
@@ -323,7 +314,7 @@ _PACKS: dict[str, bool] = {}
 """Whether the code of a model can be packed, by its class and configuration: trying it takes as long as counting."""
 
 
-def _runs_packed(model: Model) -> bool:
+def _runs_packed(model: LanguageModel | ScalarModel) -> bool:
     """No numbers are needed to find out."""
     trunk = model.trunk
     assert trunk is not None

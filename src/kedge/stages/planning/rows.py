@@ -102,14 +102,9 @@ class Rows:
         return [prompt + response for prompt, response in zip(self.prompts, self.responses, strict=True)]
 
     @property
-    def tokens(self) -> int:
-        """Tokens of all rows."""
-        return sum(self.lengths)
-
-    @property
     def num_tokens(self) -> int:
-        """The same, by the name that it has in a rollout."""
-        return self.tokens
+        """Tokens of all rows, by the name that it has in a rollout."""
+        return sum(self.lengths)
 
     @property
     def num_actions(self) -> int:

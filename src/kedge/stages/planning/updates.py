@@ -174,10 +174,7 @@ def subject_of(
 def _sft(subject: Subject, models: HollowModels, phases: Phases) -> None:
     rows = subject.rows.shortened()
     model = models.policy()
-    if subject.config.runtime.activation_checkpointing:
-        model.trunk.checkpoint_activations()
-    loss = CompletionLoss(model, subject.precision)
-    _train(subject, phases, loss, _examples(rows), model, rows, passes=subject.rows.tokens / rows.tokens)
+    _train(subject, phases, CompletionLoss(model, subject.precision), _examples(rows), model, rows)
 
 
 def _examples(rows: Rows) -> list[EncodedExample]:
@@ -190,12 +187,10 @@ def _reward(subject: Subject, models: HollowModels, phases: Phases) -> None:
     model = models.reward("reward model", trained=True)
     if model.trunk is None:
         raise ModelError(f"{type(model.classifier).__name__} scores whole texts, and only decoders can be planned")
-    if subject.config.runtime.activation_checkpointing:
-        model.trunk.checkpoint_activations()
     texts = [[1] * (length // 2) for length in rows.lengths]
     examples = [RankedResponses((text, text), (0.0, 1.0), (1, 1)) for text in texts]
     loss = RankingLoss(model, subject.precision)
-    _train(subject, phases, loss, examples, model, rows, passes=subject.rows.tokens / rows.tokens)
+    _train(subject, phases, loss, examples, model, rows)
 
 
 def _train(
@@ -206,7 +201,7 @@ def _train(
     model: LanguageModel | ScalarModel,
     rows: Rows,
     *,
-    passes: float,
+    epochs: float = 1.0,
     steps: float = 1.0,
 ) -> None:
     """Two optimizer steps; only the second one counts, since the first has no moments yet.
@@ -218,9 +213,13 @@ def _train(
         examples: Of a step.
         model: Is trained.
         rows: The lengths of the examples.
-        passes: Times that all of them are read in the planned time.
+        epochs: Times that all rows of the stage are read in the planned time.
         steps: Optimizer steps in that time.
     """
+    assert model.trunk is not None, "only decoders are planned"
+    if subject.config.runtime.activation_checkpointing:
+        model.trunk.checkpoint_activations()
+    passes = epochs * subject.rows.num_tokens / rows.num_tokens
     inner = model.causal if isinstance(model, LanguageModel) else model
 
     def count_only_the_second(step: int, metrics: Any) -> None:
@@ -270,7 +269,7 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
     # Its KL is that of models without contents, which must not stop it early.
     schedules = {**config.schedules, "ppo.num_epochs": {1: 1}, "ppo.early_stop_kl": {1: 1e9}}
     trial = with_values(config, {"schedules": schedules, "ppo.num_minibatches": minibatches})
-    passes = subject.rows.tokens / rows.tokens
+    passes = subject.rows.num_tokens / rows.num_tokens
     epochs = mean_epochs(config)
     steps = epochs * loop.num_minibatches / minibatches
     draw: Any = None
@@ -369,7 +368,7 @@ def _texts(
     first = rows.shortened()
     loss = CompletionLoss(policy, precision)
     mix = PretrainingMix(loss, [], coef=1.0, batch_size=first.count, micro_batch_tokens=first.budget, seed=0)
-    phases.start("ptx", "policy", times=steps * rows.tokens / first.tokens)
+    phases.start("ptx", "policy", times=steps * rows.num_tokens / first.num_tokens)
     yield from mix.shares(_examples(first))
     phases.start("train", "policy", times=then)
 
@@ -402,14 +401,14 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
     phases.counter.hold(kept, ("rollout buffers", "run"))
     trial = rows.shortened()
     scored = _sampled(subject, _scorers(subject, models), phases, trainer, trial)
-    phases.start("experience", "policy", times=rows.tokens / trial.tokens)
+    phases.start("experience", "policy", times=rows.num_tokens / trial.num_tokens)
     trainer.evaluate(scored)
     role = "policy" if critic is None else "critic"
     after_last = config.ppo.score_at == "after_last"
     budget = rows.budget or FIT_TOKENS
     filling = min(prompts * settings.num_responses, budget // min(rows.lengths) + 1)
     fitted = rows.like(filling, budget).shortened(1)
-    phases.start("fit", role, times=rows.tokens / fitted.tokens)
+    phases.start("fit", role, times=rows.num_tokens / fitted.num_tokens)
     with torch.no_grad():
         rollout = fitted.rollout(values=False)
         states = actor_critic.value_states(rollout, precision=subject.precision, value_after_last=after_last).float()
@@ -425,9 +424,10 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
     rollout = batch.rollout(values=False)
     sampled = SampledReturns(rollout, torch.zeros(rollout.action_mask.shape), rollout.action_mask)
     loss = ReturnsLoss(actor_critic, sampled, 0.0, 1.0, after_last, subject.precision)
-    passes = settings.num_epochs * rows.tokens / batch.tokens
-    number = settings.num_epochs * rows.count / count
-    _train(subject, phases, loss, [*range(batch.count)], critic, batch, passes=passes, steps=number)
+    epochs = settings.num_epochs
+    _train(
+        subject, phases, loss, [*range(batch.count)], critic, batch, epochs=epochs, steps=epochs * rows.count / count
+    )
     return None
 
 
@@ -462,7 +462,7 @@ def _sampled(
         if role == "judge":
             phases.start("evaluation", role, times=0.0)
         else:
-            phases.start("reward", role, times=(1 + greedy) * rows.tokens / first.tokens)
+            phases.start("reward", role, times=(1 + greedy) * rows.num_tokens / first.num_tokens)
         with model.host(), torch.no_grad(), autocast("bf16" if model.holds_bf16 else subject.precision, model.device):
             model.scores(TokenRows.of([[1] * length for length in first.lengths]))
     return _unscored(trial, policy)
@@ -582,7 +582,7 @@ def _num_parts(subject: Subject) -> int | None:
 
 
 _WORK: Mapping[str, Work] = {
-    "sft": Work(_sft, _num_steps, rows="demonstrations", texts=1),
+    "sft": Work(_sft, _num_steps, rows="demonstrations"),
     "reward": Work(_reward, _num_steps, rows="comparisons", texts=2),
     "critic": Work(
         _critic,
