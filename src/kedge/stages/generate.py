@@ -33,7 +33,7 @@ from kedge.stages.evaluation.policy import (
     sampling_settings,
     shares_of,
 )
-from kedge.stages.evaluation.report import verdict_lines
+from kedge.stages.evaluation.report import endings_line, verdict_lines
 from kedge.system.intervals import Interval, score_interval
 from kedge.system.invocation import as_argument
 from kedge.system.output import RESPONSES_FILE, write_summary
@@ -158,7 +158,7 @@ def run_generate(
         for line in verdict_lines(verdicts):
             say(line)
         if shares:
-            say("episodes: " + ", ".join(f"{share:.0%} {word}" for word, share in shares.items()))
+            say(endings_line(endings))
     if len(responses) <= MOST_SHOWN:
         for completion in responses.completions:
             say(f"response: {printable(completion)}")
