@@ -68,7 +68,10 @@ def load_actor_critic(
         head = policy.value_head
         is_new = True
         if config.ppo.resolved_critic == "separate":
-            critic, head = _load_critic(config, run, tokenizer, models, bases)
+            critic, is_trained = _load_critic(config, run, tokenizer, models, bases)
+            if (bins := value_bins_of(config)) is not None:
+                critic.predict_histogram(bins)  # with the values of a trained critic, or the reward model's scores
+            head = None if is_trained else _new_head(critic)
             is_new = not value.names_critic
             if value.freeze_critic == "attention":
                 freeze_attention(critic)
@@ -92,29 +95,13 @@ def load_actor_critic(
     return actor_critic, head
 
 
+def _new_head(critic: ScalarModel) -> ValueHead:
+    """The head of a critic on the policy's trunk, set to 0."""
+    assert critic.value_head is not None, "a fresh model has a linear head"
+    return initialize_head(critic.value_head, "zero")
+
+
 def _load_critic(
-    config: Config,
-    run: Run,
-    tokenizer: PreTrainedTokenizerBase,
-    models: Sequence[ModelReward],
-    bases: Bases | None,
-) -> tuple[ScalarModel, ValueHead | None]:
-    """A separate critic and its new head: a trained one or a copy of the reward model (no new head), or of the policy.
-
-    A histogram starts with the values of a trained critic, or with the scores of the reward model.
-    """
-    critic, is_trained = _scalar_critic(config, run, tokenizer, models, bases)
-    bins = value_bins_of(config)
-    if bins is not None:
-        critic.predict_histogram(bins)
-    if is_trained:
-        return critic, None
-    head = critic.value_head
-    assert head is not None, "a fresh model has a linear head"
-    return critic, initialize_head(head, "zero")
-
-
-def _scalar_critic(
     config: Config,
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
