@@ -15,7 +15,6 @@ import sys
 from contextlib import redirect_stderr
 from functools import lru_cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +158,7 @@ def _sha256(path: str, size: int, changed_ns: int) -> str:
 
 def _read(file: Path, source: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and the tokenizer in a GGUF file."""
-    if missing := [name for name in READERS if find_spec(name) is None]:
+    if missing := [name for name in READERS if not [*metadata.distributions(name=name)]]:
         raise ModelError(f"model {source!r}: a GGUF file needs {' and '.join(missing)}; {install_line('gguf')}")
     try:
         # One of its progress bars cannot be turned off.
