@@ -676,7 +676,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_the_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
+    monkeypatch.setattr(gguf_files.metadata, "distributions", lambda **named: iter(()))
     with pytest.raises(ModelError, match=r"a GGUF file needs gguf and accelerate; pip install .*\[gguf\]"):
         find_model(write(tmp_path / "tiny.gguf"))
 
