@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import threading
 import time
 from types import SimpleNamespace
 from typing import Literal
@@ -427,6 +428,40 @@ def test_a_signal_that_ends_the_run_is_not_the_environments_error(kind, text):
     with pytest.raises(Terminated), stopping(grace_seconds=0.2):
         play()
     assert time.monotonic() - started < 10
+
+
+def test_an_interrupt_ends_the_calls_of_an_async_environment():
+    """Otherwise a tool would act after the interrupt."""
+    reached = []
+
+    class Waiting:
+        async def act(self) -> str:
+            """Act after a while."""
+            reached.append("call")
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+            try:
+                await asyncio.sleep(5)
+            except asyncio.CancelledError:
+                reached.append("cancelled")
+                raise
+            reached.append("acted")
+            return "done"
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    session = Session(Waiting, "Waiting")
+    session.call("open", [{"episode": 1, "row": {}, "seed": 0}])
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            session.call("step", [{"episode": 1, "text": "<act></act>"}])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    deadline = time.monotonic() + 10
+    while len(reached) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert reached == ["call", "cancelled"]
 
 
 def test_a_call_that_opens_an_episode_is_made_again():

@@ -73,7 +73,11 @@ class Session:
             async def together() -> list[Any]:
                 return await asyncio.gather(*calls)
 
-            return event_loop().submit(together()).result()
+            future = event_loop().submit(together())
+            try:
+                return future.result()
+            finally:
+                future.cancel()  # an interrupt ends the calls as well
 
     async def _guarded(self, what: str, episode: int, **arguments: Any) -> Any:
         try:
@@ -125,11 +129,13 @@ class Session:
             with _deadline(self._timeout):
                 return await begun()
         task = asyncio.ensure_future(begun())
-        done, _ = await asyncio.wait([task], timeout=self._timeout)
-        if not done:
+        try:
+            done, _ = await asyncio.wait([task], timeout=self._timeout)
+            if not done:
+                raise _Late
+            return task.result()
+        finally:
             task.cancel()
-            raise _Late
-        return task.result()
 
     def _end(self, episode: int) -> None:
         environment = self._playing.pop(episode)
