@@ -32,7 +32,7 @@ from kedge.rollout import Estimation
 from kedge.system.importing import find_named
 from kedge.training.controllers import Coefficients, Controllers, ValueWarmup
 from kedge.training.objective import Objective
-from kedge.training.optimizer import learning_rate_at
+from kedge.training.optimizer import Schedule, learning_rate_at
 
 IMPORTANCE_CAP = 2.0
 """`ppo.importance_cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""
@@ -104,7 +104,10 @@ class PpoSettings:
         clip: The limits (ε, ε_high) of single tokens' ratios; None if no token has such limits.
         kl_in: Where the KL to the reference is charged.
         constant_groups: Treatment of groups of responses that all score the same.
+        masks_truncated: No step is taken on responses without a stop token.
         max_grad_norm: Largest gradient norm; None or 0 for no clipping.
+        decay: Shape of the learning rate after its rise.
+        warmup_fraction: Share of the updates during which it rises.
         learns_in_returns_std: The unit of the value loss is the standard deviation of the returns.
         num_steps: Optimizer steps of a complete update.
         measures_distance: A controller needs the distance that each update moves the policy.
@@ -124,7 +127,10 @@ class PpoSettings:
     clip: tuple[float, float] | None
     kl_in: Literal["reward", "score", "loss"]
     constant_groups: str
+    masks_truncated: bool
     max_grad_norm: float | None
+    decay: Schedule
+    warmup_fraction: float
     learns_in_returns_std: bool
     num_steps: int
     measures_distance: bool
@@ -167,7 +173,10 @@ class PpoSettings:
             clip=clip if is_clipped else None,
             kl_in=cast('Literal["reward", "score", "loss"]', word(ppo.kl_in)),
             constant_groups=str(word(ppo.constant_groups)),
+            masks_truncated=config.rollout.masks_truncated,
             max_grad_norm=config.optimization.of("ppo").max_grad_norm,
+            decay=ppo.decay,
+            warmup_fraction=ppo.warmup_fraction,
             learns_in_returns_std=learns_in_returns_std(config),
             num_steps=ppo.num_epochs * ppo.num_minibatches * ppo.num_critic_epochs,
             measures_distance=ppo.policy_loss == "kl_penalty_adaptive",
@@ -228,8 +237,8 @@ class PpoSettings:
                 update - 1 - (warmup_updates if train_policy else 0),
                 num_policy_updates,
                 learning_rate=peak,
-                schedule=ppo.decay if train_policy else "constant",
-                warmup_steps=round(ppo.warmup_fraction * num_policy_updates),
+                schedule=self.decay if train_policy else "constant",
+                warmup_steps=round(self.warmup_fraction * num_policy_updates),
             )
             for name, peak in peaks.items()
         }
