@@ -20,7 +20,6 @@ from kedge.data.tokens import token_pieces
 from kedge.data.turns import opened_conversation
 from kedge.errors import UnscoredError
 from kedge.rewards import MESSAGES_COLUMN, Responses, ScoredTerms, WeightedReward
-from kedge.system.thoughts import opened_thought
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ def describe_responses(
         seed=seed,
         paid=[] if rollout.rewards is None else _unpadded(rollout.rewards, rollout.token_mask),
         turns=turns,
-        openings=[opened_thought(before) for before in map(_before_last, texts, turns or [()] * len(texts))],
+        preceding=[*map(_before_last, texts, turns)] if turns else texts,
     )
 
 

@@ -9,6 +9,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from kedge.errors import NonfiniteScoreError, RewardError
+from kedge.system.thoughts import opened_thought
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
     from kedge.rewards.model import ModelReward
@@ -73,8 +74,8 @@ class Responses:
             that a resumed run draws the same numbers.
         paid: what an environment paid, one number per response token, NaN if it failed; empty without one.
         turns: the turns of each episode as messages, see `episodes`; empty for responses of one turn.
-        openings: the mark by which what precedes each last turn opens a thought, or an empty text; empty for texts that
-            no model has written.
+        preceding: the text right before each last turn, which may open a thought; empty for texts that no model has
+            written.
 
     Raises:
         RewardError: The lists differ in length.
@@ -90,10 +91,10 @@ class Responses:
     seed: int = 0
     paid: list[list[float]] = field(default_factory=list[list[float]])
     turns: list[list[dict[str, str]]] = field(default_factory=list[list[dict[str, str]]])
-    openings: list[str] = field(default_factory=list[str])
+    preceding: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        optional = ("paid", "turns", "openings")
+        optional = ("paid", "turns", "preceding")
         lists = {
             name: entries
             for name, entries in vars(self).items()
@@ -134,8 +135,8 @@ class Responses:
     @property
     def answers(self) -> list[str]:
         """The last turns as verifiers read them: after the mark of a thought that they continue."""
-        openings = self.openings or [""] * len(self)
-        return [opening + text for opening, text in zip(openings, self.last_turns, strict=True)]
+        preceding = self.preceding or [""] * len(self)
+        return [opened_thought(before) + text for before, text in zip(preceding, self.last_turns, strict=True)]
 
     def select(self, rows: Sequence[int]) -> Responses:
         """Some of the responses, in the order given."""

@@ -131,7 +131,7 @@ class Evaluator:
                 "cannot be compared"
             )
         written = written_responses(self.prompts, responses.completions, responses.stopped, self.reader.tokenizer)
-        return replace(written, openings=responses.openings)
+        return replace(written, preceding=responses.preceding)
 
     def _kl(self, policy: Policy, against: Policy | None, batches: Sequence[SampledResponses]) -> Interval | None:
         if against is None or self.player is not None or not share_tokens(policy.tokenizer, against.tokenizer):

@@ -152,7 +152,11 @@ class PpoLog:
             **({} if trainer.warmup is None else trainer.warmup.metrics(trainer.update)),
             **budget_metrics(trainer.run.micro_batch_tokens),
             "policy/staleness": trainer.update - 1 - int(batch.trained.rollout.policy_version.min()),
-            **({"group/single": float((batch.groups.count == 1).double().mean())} if settings.ppo.needs_groups else {}),
+            **(
+                {"group/single": float((batch.groups.count == 1).double().mean())}
+                if settings.estimation.advantage.needs == "group"
+                else {}
+            ),
             "prompt/distinct": len({prompt.text for prompt in batch.prompts}) / len(batch.prompts),
             **{f"schedule/{field}": value for field, value in settings.scheduled.items()},
             **memory_in_use(trainer.run.device),

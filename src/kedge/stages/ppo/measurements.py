@@ -237,7 +237,7 @@ class Measurements:
         )
         ours = judge.score(responses)
         if self._start is None:
-            names = ("completions", "response_ids", "stopped", "turns", "openings")
+            names = ("completions", "response_ids", "stopped", "turns", "preceding")
             texts = {name: getattr(responses, name) for name in names}
             self._start = {"texts": texts, "scores": ours.scores}
             return {"eval/win_rate": 0.5}
