@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from kedge.config import Config
@@ -39,10 +39,15 @@ ERRORS = {
 """The fields that may name code, with their errors. Those of rewards may also name a model."""
 
 
-def check_names(config: Config, stage: str) -> None:
+def check_names(config: Config, stage: str, given: Collection[str] = ()) -> None:
     """Check that the loggers are installed and that everything exists that a stage reads by name.
 
     A chain makes models in its own folder, which are not looked for.
+
+    Args:
+        config: The configuration.
+        stage: The stage.
+        given: Fields in whose place there are Python objects.
 
     Raises:
         KedgeError: A name is wrong; the same error as where it is loaded.
@@ -50,7 +55,7 @@ def check_names(config: Config, stage: str) -> None:
     check_loggers(config.runtime.loggers)
     out = _resolved(config.out or f"runs/{stage}")
     for field, name in _names(config, stage):
-        if name.startswith("python:") or _resolved(name).is_relative_to(out):
+        if field in given or name.startswith("python:") or _resolved(name).is_relative_to(out):
             continue
         error = ERRORS.get(field)
         if field.startswith("data."):

@@ -313,7 +313,7 @@ def open_run(
     if resumed:
         check_same_stage(shared, stage)
     else:
-        check_names(config, stage)
+        check_names(config, stage, in_memory)
     fingerprint = input_hashes(config, in_memory)
     checkpoint = None
     _check_same_inputs(fingerprint, ranks)
@@ -328,7 +328,7 @@ def open_run(
         check_publishing(config)
     if resume is not None and resumed:
         checkpoint = _checkpoint_to_resume(config, stage, shared, fingerprint, resume, ranks)
-        check_names(config, stage)  # what is no longer there is said by the check before
+        check_names(config, stage, in_memory)  # what is no longer there is said by the check before
     device = resolve_device(config.runtime.device, local_rank())
     _check_libraries(config, described, device, ranks)
     precision: Precision = "fp32"
