@@ -130,6 +130,7 @@ class PpoLog:
         use = settings.estimation
         rates = trainer.learning_rates
         is_start = trainer.update == 1 and settings.ppo.reference is None
+        single = float((batch.groups.count == 1).double().mean())
         metrics = {
             **describe_experience(experience, is_exact=settings.exact),
             **(reference_error(experience) if is_start else {}),
@@ -152,11 +153,7 @@ class PpoLog:
             **({} if trainer.warmup is None else trainer.warmup.metrics(trainer.update)),
             **budget_metrics(trainer.run.micro_batch_tokens),
             "policy/staleness": trainer.update - 1 - int(batch.trained.rollout.policy_version.min()),
-            **(
-                {"group/single": float((batch.groups.count == 1).double().mean())}
-                if settings.estimation.advantage.needs == "group"
-                else {}
-            ),
+            **({"group/single": single} if single < 1 or use.advantage.needs == "group" else {}),
             "prompt/distinct": len({prompt.text for prompt in batch.prompts}) / len(batch.prompts),
             **{f"schedule/{field}": value for field, value in settings.scheduled.items()},
             **memory_in_use(trainer.run.device),
