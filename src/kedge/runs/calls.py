@@ -1,4 +1,4 @@
-"""The calls that follow a stage, and the one that resumes it, as shell commands or lines of Python."""
+"""The calls that follow a stage or resume it, as shell commands or lines of Python; and results that show them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kedge.config import Config, changed_values, load_config
 from kedge.errors import KedgeError
 from kedge.inspect.record import read_config
-from kedge.system.output import CONFIG_FILE
+from kedge.inspect.report import REPORT_FILE, report_as_html, report_as_text, runs_in
+from kedge.system.output import CONFIG_FILE, MODEL_FOLDER
 from kedge.system.stage import find_stage, imported, stages
 from kedge.system.texts import printable
+
+T = TypeVar("T")
 
 TO_FILL_IN = ("",)
 """An argument that only the user knows: `PROMPTS` in the shell, `prompts` in Python."""
@@ -296,3 +299,22 @@ def _read_as(role: str, settings: dict[str, Any], before: str) -> dict[str, Any]
 def _given(sources: Sequence[str]) -> tuple[str, ...]:
     """The sources, if they are names; a placeholder for data passed from Python."""
     return tuple(sources) if sources and not any(name.startswith("python:") for name in sources) else TO_FILL_IN
+
+
+def shows_its_run(result: type[T]) -> type[T]:
+    """Decorates the class of a run's result, which has a `folder`: it shows the report in that folder.
+
+    As text it is at most three lines: the outcome, the files to open, and the call that usually comes next.
+    """
+    setattr(result, "__repr__", lambda self: "\n  ".join(map(printable, _lines(result.__name__, self.folder))))  # noqa: B010 (the type of a method is not that of a value)
+    setattr(result, "_repr_html_", lambda self: report_as_html(self.folder))  # noqa: B010
+    return result
+
+
+def _lines(kind: str, folder: Path) -> Iterator[Any]:
+    yield f"{kind} in {folder}: {report_as_text(folder)}"
+    files = {"model": folder / MODEL_FOLDER, "report": folder / REPORT_FILE}
+    if found := [f"{label}: {path}" for label, path in files.items() if path.exists()]:
+        yield ", ".join(found)
+    if following := following_call(runs_in(folder)[-1]):
+        yield f"next: {following}"

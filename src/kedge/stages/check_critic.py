@@ -25,11 +25,11 @@ from kedge.logs.json_lines import CRITIC_CHECKS_FILE, RunLog
 from kedge.logs.progress import Progress, say
 from kedge.logs.table import Cell, print_table
 from kedge.models import ActorCritic, find_model
+from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import open_run
-from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import measuring
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.measurements import PrefixSample, sample_prefixes

@@ -21,11 +21,11 @@ from kedge.config import Config
 from kedge.errors import ConfigError
 from kedge.logs.progress import say
 from kedge.rewards import RewardSpec
+from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import check_columns, load_player, load_rows
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Run, open_run
-from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import measuring
 from kedge.stages.evaluation.evaluator import Evaluator
 from kedge.stages.evaluation.judges import load_judge

@@ -20,11 +20,11 @@ from kedge.logs.progress import say
 from kedge.logs.table import print_table
 from kedge.rewards import Responses, ScoredTerms, Scores, WeightedReward
 from kedge.rewards.source import free_names
+from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import say_results
 from kedge.runs.inputs import Rewards, check_columns, configured_rewards, load_player, load_rewards, load_rows
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import open_run
-from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import measuring
 from kedge.stages.evaluation.policy import (
     SampledResponses,

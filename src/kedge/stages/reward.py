@@ -19,12 +19,12 @@ from kedge.data import Comparison, Ranking
 from kedge.logs.progress import say
 from kedge.models import ScalarModel, load_scalar_model, save_scalar_model
 from kedge.models.sharded import shard_model
+from kedge.runs.calls import shows_its_run
 from kedge.runs.frozen import hold_bases_of
 from kedge.runs.inputs import load_rows
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
-from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import Callback, running
 from kedge.stages.planning.report import MachinePlan
 from kedge.stages.supervised import SupervisedInputs, Trained, load_start, split_inputs, train_model

@@ -29,11 +29,11 @@ from kedge.logs.json_lines import plain_json
 from kedge.logs.table import Cell, print_table
 from kedge.models import load_scalar_model, load_tokenizer
 from kedge.rewards import RewardSpec, RewardTerm, WeightedReward
+from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import chain_report, publish, resumable, say_next
 from kedge.runs.inputs import Rewards, check_columns, configured_rewards, load_rewards, load_rows
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, describe_in_memory, open_run
-from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import Callback
 from kedge.stages.critic import CriticResult, run_critic
 from kedge.stages.evaluation.evaluator import collect_rankings

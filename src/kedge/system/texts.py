@@ -1,4 +1,4 @@
-"""Untrusted texts and values: printed on one line, and checked to be writable as UTF-8."""
+"""Untrusted texts and values, printed on one line and checked to be writable as UTF-8; tables beside the code."""
 
 import os
 import re
@@ -131,3 +131,9 @@ def pointer_fault(file: Path) -> str | None:
     except OSError:  # reported by the reader of the file
         return None
     return f"{file} is a git-lfs pointer, not the file itself; run `git lfs pull` in its folder"
+
+
+def read_table(path: Path) -> list[list[str]]:
+    """The rows of a table beside the code: columns separated by tabs, no empty lines, none that start with `#`."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.split("\t") for line in lines if line and not line.startswith("#")]

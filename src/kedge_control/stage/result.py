@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kedge.errors import ConfigError, EnvError
 from kedge.logs.json_lines import METRICS_FILE, read_metrics
+from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
-from kedge.runs.shown_result import shows_its_run
 from kedge.runs.stage_card import recipe_of
 from kedge.system.output import VIDEO_FILE
 from kedge.system.texts import markdown

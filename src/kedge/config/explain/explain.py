@@ -25,7 +25,7 @@ from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
 from kedge.errors import ConfigError
 from kedge.system.stage import find_stage
-from kedge.system.table import read_table
+from kedge.system.texts import read_table
 
 
 def explain(name: str = "") -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from kedge.inspect.look import Look, Panel, Row
 from kedge.inspect.page import sentences
 from kedge.inspect.record import RunRecord
-from kedge.system.table import read_table
+from kedge.system.texts import read_table
 
 PPO_ROWS = (
     Row("reward/score_mean", "Score", good="up"),

@@ -19,11 +19,11 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.models import save_policy, save_scalar_model
+from kedge.runs.calls import shows_its_run
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, open_run
-from kedge.runs.shown_result import shows_its_run
 from kedge.runs.training import Callback, running
 from kedge.stages.critic.sampling import Sampled, load_critic_inputs, sample_returns
 from kedge.stages.planning.report import MachinePlan
