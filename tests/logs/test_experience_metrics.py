@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kedge.algorithm.experience import Experience, Rollout
+from kedge.algorithm.shaping import group_scores
 from kedge.logs.experience_metrics import (
     correlation,
     describe_experience,
@@ -64,7 +65,8 @@ def experience():
 def test_lengths_above_and_below_the_mean_know_no_tolerance(experience, scores, above, below):
     rollout = replace(experience.rollout, group=torch.zeros(3, dtype=torch.long))
     assert rollout.response_lengths.tolist() == [3, 2, 4]
-    metrics = describe_groups(rollout, torch.tensor(scores))
+    scored = torch.tensor(scores)
+    metrics = describe_groups(group_scores(scored, rollout.group), rollout, scored)
     assert (metrics["group/length_above"], metrics["group/length_below"]) == (above, below)
 
 

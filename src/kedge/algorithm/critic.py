@@ -112,7 +112,9 @@ def explained_variance(
 
 
 def _variance(x: Tensor, mask: Tensor) -> Tensor:
-    return masked_mean((x - masked_mean(x, mask)).square(), mask)
+    count = mask.sum()
+    centered = x - torch.where(mask, x, 0.0).sum() / count
+    return torch.where(mask, centered.square(), 0.0).sum() / count
 
 
 SIGMA_PER_WIDTH = 0.75

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.critic import explained_variance
 from kedge.algorithm.experience import ENDINGS, Experience, Rollout
 from kedge.algorithm.logprobs import response_log_ratios, sampler_mismatch
-from kedge.algorithm.shaping import group_scores
+from kedge.algorithm.shaping import GroupScores
 from kedge.data.tokens import turn_pieces
 from kedge.logs.json_lines import OF_SCORES, Sample
 
@@ -277,7 +277,7 @@ def correlation(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> Floa
     return torch.where(norms > 0, (centered[0] * centered[1]).sum() / norms.clamp(min=1e-30), 0.0)
 
 
-def describe_groups(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[str, float]:
+def describe_groups(groups: GroupScores, rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[str, float]:
     """Metrics of an update's groups; none if every response has its own prompt.
 
     `group/constant`: share of the groups with one score for all responses. `group/score_std`: standard deviation of
@@ -286,10 +286,10 @@ def describe_groups(rollout: Rollout, scores: Float[Tensor, " batch"]) -> dict[s
     group's mean.
 
     Args:
+        groups: The `group_scores` of these.
         rollout: The responses.
         scores: One per response, token scores included.
     """
-    groups = group_scores(scores, rollout.group)
     if not (groups.count > 1).any():
         return {}
     within = float((groups.std.square() * groups.count).sum() / groups.count.sum()) ** 0.5

@@ -175,7 +175,7 @@ class Sampler:
             rows = rows[at_once:]
 
     def _sample_at_once(self, table: _Rows, rows: Sequence[int]) -> None:
-        device = self.model.device
+        device = table.draws.device
         texts = [table.prompts[row] for row in rows]
         with autocast(self.precision, device), prepacked(self.model, self.precision):
             decoder = self.model.trunk.decoder(texts, max_new_tokens=self.max_new_tokens, pad_id=self.pad_id)

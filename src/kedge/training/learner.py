@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from kedge.algorithm.experience import CriticOutputs, Experience, PolicyOutputs, Rollout
 from kedge.models import ActorCritic, Precision
-from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
+from kedge.system.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks, tokens_of, within_memory
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pass_trial import find_tokens
 
@@ -204,6 +204,8 @@ class LanguageLearner:
 
     def repeated(self, batch: Experience, attempt: Callable[[], T]) -> T:
         """See `Learner` and `within_memory`."""
+        if not isinstance(self.micro_batch_tokens, AdaptiveTokens):
+            return attempt()
         prompts = batch.rollout.shared_prompts(self.actor_critic.shares_up_to)
         lengths = batch.rollout.row_lengths
         return within_memory(self.micro_batch_tokens, lengths, attempt, prompts=prompts, ranks=self.ranks)

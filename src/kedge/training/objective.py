@@ -124,11 +124,14 @@ class Objective:
         """The divisors of this minibatch, independent of its split into micro-batches (spec §6.30)."""
         mask = minibatch.action_mask
         slots = minibatch.reward_mask
+        counts = policy, value = int(mask.sum()), int(slots.sum())
+        if self.aggregation != "token":
+            policy, value = (int(aggregation_normalizer(each, aggregation=self.aggregation)) for each in (mask, slots))
         return Divisors(
-            policy=int(aggregation_normalizer(mask, aggregation=self.aggregation)),
-            value=int(aggregation_normalizer(slots, aggregation=self.aggregation)),
-            actions=int(mask.sum()),
-            value_slots=int(slots.sum()),
+            policy=policy,
+            value=value,
+            actions=counts[0],
+            value_slots=counts[1],
             positive=1 if minibatch.positive is None else max(1, int(mask[minibatch.positive].sum())),
         )
 

@@ -247,7 +247,9 @@ def _policy_pass(
     parameters = all_parameters(optimizer)
     result.passes.append(EpochPass.empty(experience))
     for number, rows in enumerate(each.to(experience.old_logprobs.device) for each in minibatches):
-        minibatch = objective.prepared(experience if len(minibatches) == 1 else experience.select(rows))
+        minibatch = experience if len(minibatches) == 1 else experience.select(rows)
+        if objective.whitens_minibatches:
+            minibatch = objective.prepared(minibatch)
         more = next(extra_loss) if extra_loss else tuple
         passes = partial(_gradients, learner, optimizer, objective, minibatch, rows, result.passes[-1], more)
         totals = learner.repeated(minibatch, passes)

@@ -130,14 +130,13 @@ class PpoLog:
         use = settings.estimation
         rates = trainer.learning_rates
         is_start = trainer.update == 1 and settings.ppo.reference is None
-        single = float((batch.groups.count == 1).double().mean())
         metrics = {
             **describe_experience(experience, is_exact=settings.exact),
             **(reference_error(experience) if is_start else {}),
             **(_reward_error(trainer.roles.reward) if trainer.update == 1 else {}),
             **(describe_truncation(experience) if settings.rollout.max_staleness and use.importance_cap else {}),
             **(describe_masked(experience) if use.importance_band else {}),
-            **batch.metrics(),
+            **batch.metrics(compares_groups=use.advantage.needs == "group"),
             **result.metrics(),
             **trainer.coefficients.metrics(),
             **({} if trainer.roles.missing_eos is None else trainer.roles.missing_eos.metrics()),
@@ -153,7 +152,6 @@ class PpoLog:
             **({} if trainer.warmup is None else trainer.warmup.metrics(trainer.update)),
             **budget_metrics(trainer.run.micro_batch_tokens),
             "policy/staleness": trainer.update - 1 - int(batch.trained.rollout.policy_version.min()),
-            **({"group/single": single} if single < 1 or use.advantage.needs == "group" else {}),
             "prompt/distinct": len({prompt.text for prompt in batch.prompts}) / len(batch.prompts),
             **{f"schedule/{field}": value for field, value in settings.scheduled.items()},
             **memory_in_use(trainer.run.device),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from kedge.algorithm.experience import Experience, Rollout
@@ -71,7 +72,7 @@ class SampledBatch:
         masked = (self.num_masked or 0) if self.takes_steps else 0
         return self.num_scored if self.is_flat else self.num_scored - self.trained.rollout.num_responses - masked
 
-    @property
+    @cached_property
     def groups(self) -> GroupScores:
         """The scores by prompt."""
         return group_scores(self.scored.total_scores, self.scored.rollout.group)
@@ -92,15 +93,21 @@ class SampledBatch:
             return replace(batch, trained=self.trained.select(rows.tolist())), experience.select(rows)
         return replace(batch, takes_steps=self.takes_steps and num_masked == 0), experience
 
-    def metrics(self) -> dict[str, float]:
-        """Terms of the reward, spread of the groups, and figures of all responses if not all are trained on."""
+    def metrics(self, *, compares_groups: bool = False) -> dict[str, float]:
+        """Terms of the reward, spread of the groups, and figures of all responses if not all are trained on.
+
+        Args:
+            compares_groups: The advantage compares the responses to a prompt: `group/single` says if it cannot.
+        """
         rollout = self.scored.rollout
         scores = self.scored.total_scores
-        groups = describe_groups(rollout, scores)
+        groups = describe_groups(self.groups, rollout, scores)
         if groups:
             groups["group/resamples"] = self.num_rounds - 1
             groups["group/sampled"] = self.num_sampled
             groups["group/unused"] = self.num_unused
+        if groups or compares_groups:
+            groups["group/single"] = float((self.groups.count == 1).double().mean())
         masked = {} if self.masked_share is None else {"response/masked": self.masked_share}
         return {
             **(describe_responses(rollout, scores) if self.num_unused or self.num_masked else {}),
