@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
 from kedge.algorithm.shaping import MissingEosMode, penalize_missing_eos, total_scores
 from kedge.data import Prompt, Rendered
-from kedge.data.tokens import token_pieces
 from kedge.data.turns import opened_conversation
 from kedge.errors import UnscoredError
 from kedge.rewards import MESSAGES_COLUMN, Responses, ScoredTerms, WeightedReward
@@ -204,19 +203,17 @@ def describe_responses(
 
 
 def _turns(
-    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], own: Sequence[bool], stops: Collection[int]
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], own: Sequence[bool], stops: Collection[int]
 ) -> list[dict[str, str]]:
     """A response as messages: the policy's turns, without the tokens that end them, and what it read in between."""
     turns: list[dict[str, str]] = []
-    role = ""
-    for token, is_own, piece in zip(ids, own, token_pieces(tokenizer, ids), strict=True):
-        before, role = role, "assistant" if is_own else "environment"
-        if role != before:
-            turns.append({"role": role, "content": ""})
-        if is_own and token in stops:
-            role = ""  # another turn of the policy may follow at once
-        else:
-            turns[-1]["content"] += piece
+    start = 0
+    for end in range(1, len(ids) + 1):
+        has_stopped = own[end - 1] and ids[end - 1] in stops  # another turn of the policy may follow at once
+        if has_stopped or end == len(ids) or own[end] != own[end - 1]:
+            text = continuation(tokenizer, ids[:start], ids[start : end - has_stopped])
+            turns.append({"role": "assistant" if own[start] else "environment", "content": text})
+            start = end
     return turns
 
 
