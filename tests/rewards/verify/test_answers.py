@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import signal
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import partial
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bench.graders import HOSTILE
 from kedge.errors import RewardError
-from kedge.rewards.verify import answers, gsm8k, gsm8k_strict, math, number
+from kedge.rewards.verify import answers, gsm8k, gsm8k_strict, json_schema, math, number, pattern
 from kedge.rewards.verify.answers import whole_quantity
 from kedge.rewards.verify.checking import Expired, deadline
 
@@ -345,22 +345,15 @@ def test_a_hostile_expression_costs_one_time_limit_and_harms_no_other(name, monk
 
 
 @pytest.mark.usefixtures("library")
-def test_off_the_main_thread_math_is_refused_instead_of_giving_zeros():
-    found = []
-
-    def call() -> None:
-        try:
-            math([r"\boxed{x+1}"], ["1+x"])
-        except RewardError as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    assert found == [
-        "math needs the main thread for its time limit: pass its name, 'kedge.rewards.verify:math', so that it runs in "
-        "a separate process"
-    ]
+@pytest.mark.parametrize(
+    ("verifier", "text", "column"),
+    [(math, r"\boxed{x+1}", "1+x"), (pattern, "7", "7"), (json_schema, "7", {"type": "integer"})],
+)
+def test_off_the_main_thread_a_verifier_with_a_time_limit_is_refused_instead_of_giving_zeros(verifier, text, column):
+    name = verifier.__name__
+    line = f"^{name} needs the main thread for its time limit: pass its name, 'kedge.rewards.verify:{name}', so that it"
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RewardError, match=line):
+        pool.submit(verifier, [text], [column]).result()
 
 
 def test_a_library_that_catches_everything_is_still_stopped():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from kedge.data import generated
@@ -46,6 +48,12 @@ def package():
 def test_a_response_is_scored_by_its_task(text, whole, score, reason):
     [verdict] = verify([text], entry=[SUMS], stopped=[whole])
     assert (float(verdict), verdict.reason) == (score, reason)
+
+
+@pytest.mark.usefixtures("package")
+def test_off_the_main_thread_no_zeros_are_given():
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RewardError, match=r"^reasoning_gym needs the main thread"):
+        pool.submit(verify, ["5"], [SUMS]).result()
 
 
 @pytest.mark.usefixtures("package")

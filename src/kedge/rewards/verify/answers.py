@@ -20,11 +20,13 @@ from kedge.rewards.verify.checking import (
     WRONG_FORMAT,
     WRONG_VALUE,
     Expired,
+    Judged,
     deadline,
     final_answer,
     read_rows,
     reads_column,
     verdicts,
+    whole_response,
 )
 from kedge.rewards.verify.expressions import last_unit, other_lists, same_literal, tidy
 from kedge.rewards.verify.quantities import (
@@ -145,12 +147,12 @@ def _last_number(text: str) -> Quantity | str | None:
     return read_quantity(chosen) or WRONG_FORMAT
 
 
-def _judge_number(text: str, is_whole: bool, reference: Quantity) -> str | tuple[str, str]:
+def _judge_number(text: str, is_whole: bool, reference: Quantity) -> Judged:
     found = final_number(text, is_whole)
     return found if isinstance(found, str) else (found.compared_with(reference), str(found))
 
 
-def _judge_strictly(text: str, is_whole: bool, reference: Quantity) -> str | tuple[str, str]:
+def _judge_strictly(text: str, is_whole: bool, reference: Quantity) -> Judged:
     found = marked(text, is_whole)
     if found is None:
         return WRONG_FORMAT if is_whole and QUANTITY.search(text) else NO_ANSWER
@@ -227,10 +229,10 @@ def math(completions: list[str], answer: list[Any], stopped: list[bool] | None =
     """
     _math_verify()
     rows = read_rows("answer", answer, _expression)
-    return verdicts(completions, stopped, rows, _judge_expression, read=lambda text: (text, False))
+    return verdicts(completions, stopped, rows, _judge_expression, read=whole_response)
 
 
-def _judge_expression(text: str, is_whole: bool, reference: str) -> str | tuple[str, str]:
+def _judge_expression(text: str, is_whole: bool, reference: str) -> Judged:
     read = final_answer(text)
     found = _given_expression(*read, is_whole) if read else None
     if not found:

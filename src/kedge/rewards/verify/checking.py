@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from inspect import Parameter, Signature
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from kedge.errors import KedgeError, RewardError
 from kedge.rewards.source import Verdict
@@ -29,6 +29,9 @@ AGAIN = 0.05
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Reference = TypeVar("_Reference")
+
+Judged: TypeAlias = "str | tuple[str, str] | Verdict"
+"""What is said of one response: the reason, maybe with the answer that is compared, or a verdict if it has a share."""
 
 
 def reads(check: Callable[..., Any]) -> Callable[[_Function], _Function]:
@@ -87,13 +90,13 @@ def decoded(entry: object) -> object:
     return entry
 
 
-def without_thoughts(text: str) -> str:
-    """Return the text after the last thought, empty if that was not closed."""
-    return answer_of(text) or ""
+def whole_response(text: str) -> tuple[str, bool]:
+    """Return a response as it is, for a verifier that finds the answer itself."""
+    return text, False
 
 
 def final_answer(text: str) -> tuple[str, bool] | None:
-    """Return what follows the thoughts, or of it the text in the last `<answer>…</answer>`, and whether that closed it.
+    """Return the text in the last `<answer>…</answer>` after the thoughts, else all of it, and whether it has that tag.
 
     None if the last thought was not closed: no thought is an answer.
     """
@@ -109,24 +112,24 @@ def verdicts(
     completions: Sequence[str],
     stopped: Sequence[bool] | None,
     references: Sequence[_Reference],
-    judge: Callable[[str, bool, _Reference], str | tuple[str, str]],
+    judge: Callable[[str, bool, _Reference], Judged],
     *,
     read: Callable[[str], tuple[str, bool] | None] = final_answer,
 ) -> list[Verdict]:
-    """A verdict per response: 1 if the reason is `right`, else 0.
+    """A verdict per response: 1 if the reason is `right`, else 0, unless the judge gives a verdict.
 
     Args:
         completions: The responses.
         stopped: Whether each ended with a stop token; None if all did.
         references: What the rows say.
-        judge: The reason for one answer, and what is compared if it was found, given its text, whether it is complete,
-            and its reference. A response that was cut off and has no answer gets that as its reason.
+        judge: Judges one answer, given its text, whether it is complete, and its reference. A response that was cut off
+            and has no answer gets that as its reason.
         read: Finds the answer in a response, and whether it is complete even in a response that was cut off.
     """
     ended = [True] * len(completions) if stopped is None else stopped
     found = []
     for text, is_whole, reference in zip(completions, ended, references, strict=True):
-        judged: str | tuple[str, str] = NO_ANSWER
+        judged: Judged = NO_ANSWER
         try:
             if answer := read(text):
                 judged = judge(answer[0], is_whole or answer[1], reference)
@@ -134,10 +137,11 @@ def verdicts(
             raise
         except Exception:  # in whichever library: one response does not end a run
             judged = WRONG_FORMAT
-        reason, given = (judged, None) if isinstance(judged, str) else judged
-        if reason == NO_ANSWER and not is_whole:
-            reason = CUT_OFF
-        found.append(Verdict(float(reason == RIGHT), reason, given))
+        if not isinstance(judged, Verdict):
+            reason, answer_text = (judged, None) if isinstance(judged, str) else judged
+            reason = CUT_OFF if reason == NO_ANSWER and not is_whole else reason
+            judged = Verdict(float(reason == RIGHT), reason, answer_text)
+        found.append(judged)
     return found
 
 

@@ -11,17 +11,17 @@ from kedge.data.generated import find_entry
 from kedge.errors import DataError, RewardError
 from kedge.rewards.source import Verdict
 from kedge.rewards.verify.checking import (
-    CUT_OFF,
     NO_ANSWER,
     RIGHT,
     TOO_SLOW,
     WRONG_FORMAT,
     WRONG_VALUE,
     Expired,
+    Judged,
     deadline,
-    final_answer,
     read_rows,
     reads_column,
+    verdicts,
 )
 
 PARTLY = "partly right"
@@ -91,23 +91,19 @@ def reasoning_gym(completions: list[str], entry: list[Any], stopped: list[bool] 
     Raises:
         RewardError: A row cannot be used.
     """
-    ended = [True] * len(completions) if stopped is None else stopped
-    rows = zip(completions, ended, read_rows("entry", entry, _read), strict=True)
-    return [_judged(text, is_whole, *reference) for text, is_whole, reference in rows]
+    return verdicts(completions, stopped, read_rows("entry", entry, _read), _judge)
 
 
-def _judged(text: str, is_whole: bool, name: str, task: Any, entry: dict[str, Any]) -> Verdict:
-    text, is_closed = final_answer(text) or ("", False)
+def _judge(text: str, is_whole: bool, reference: tuple[str, Any, dict[str, Any]]) -> Judged:
+    name, task, entry = reference
     answer = text.strip()
-    if not answer or not (is_closed or is_whole):
-        return Verdict(0.0, NO_ANSWER if is_whole else CUT_OFF)
+    if not answer or not is_whole:
+        return NO_ANSWER
     if len(answer) > LONGEST or HUGE.search(answer) or not CHECKED.get(name, bool)(answer):
-        return Verdict(0.0, WRONG_FORMAT)
+        return WRONG_FORMAT
     try:
         with deadline("reasoning_gym"):
             score = min(1.0, max(0.0, float(task.score_answer(answer, entry))))
     except Expired:
-        return Verdict(0.0, TOO_SLOW)
-    except Exception:  # the task cannot read the answer
-        return Verdict(0.0, WRONG_FORMAT)
+        return TOO_SLOW
     return Verdict(score, RIGHT if score == 1 else PARTLY if score > NOTHING else WRONG_VALUE, answer)

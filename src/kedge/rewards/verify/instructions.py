@@ -18,7 +18,16 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from kedge.errors import RewardError
 from kedge.rewards.source import Verdict
-from kedge.rewards.verify.checking import CUT_OFF, NO_ANSWER, RIGHT, decoded, read_rows, reads_column
+from kedge.rewards.verify.checking import (
+    NO_ANSWER,
+    RIGHT,
+    Judged,
+    decoded,
+    read_rows,
+    reads_column,
+    verdicts,
+    whole_response,
+)
 from kedge.system.thoughts import answer_of
 
 EXAMPLE = '{"kind": "max_words", "count": 50}'
@@ -108,9 +117,8 @@ def instructions(completions: list[str], instructions: list[Any], stopped: list[
         instructions: For each a list of instructions, see `KINDS`.
         stopped: Whether each response ended with a stop token.
     """
-    return [
-        Verdict(float(not each < 1), each.reason) for each in instructions_partial(completions, instructions, stopped)
-    ]
+    shares = instructions_partial(completions, instructions, stopped)
+    return [Verdict(float(each == 1), each.reason) for each in shares]
 
 
 @reads_column("instructions", _read)
@@ -118,18 +126,16 @@ def instructions_partial(
     completions: list[str], instructions: list[Any], stopped: list[bool] | None = None
 ) -> list[Verdict]:
     """The share of its instructions that a response follows; reasons as of `instructions`."""
-    found = []
-    wholes = stopped or [True] * len(completions)
-    for completion, is_whole, wanted in zip(
-        completions, wholes, read_rows("instructions", instructions, _read), strict=True
-    ):
-        text = (answer_of(completion) or "").strip()
-        if not text or not is_whole:  # an empty text has no commas
-            found.append(Verdict(0.0, NO_ANSWER if is_whole else CUT_OFF))
-            continue
-        broken = [kind.follows.__name__ for kind, parameters in wanted if not kind.follows(text, **parameters)]
-        found.append(Verdict(1 - len(broken) / len(wanted), broken[0] if broken else RIGHT))
-    return found
+    rows = read_rows("instructions", instructions, _read)
+    return verdicts(completions, stopped, rows, _judge, read=whole_response)
+
+
+def _judge(response: str, is_whole: bool, wanted: list[tuple[Kind, dict[str, Any]]]) -> Judged:
+    text = (answer_of(response) or "").strip()
+    if not text or not is_whole:  # an empty text has no commas
+        return NO_ANSWER
+    broken = [kind.follows.__name__ for kind, parameters in wanted if not kind.follows(text, **parameters)]
+    return Verdict(1 - len(broken) / len(wanted), broken[0] if broken else RIGHT)
 
 
 def _read_one(entry: object) -> tuple[Kind, dict[str, Any]]:

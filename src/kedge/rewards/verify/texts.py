@@ -18,12 +18,14 @@ from kedge.rewards.verify.checking import (
     RIGHT,
     TOO_SLOW,
     Expired,
+    Judged,
     deadline,
     decoded,
     read_rows,
     reads,
     reads_column,
     verdicts,
+    whole_response,
 )
 from kedge.rewards.verify.quantities import ANSWER, INVISIBLE, typed
 from kedge.system.thoughts import MARKS, answer_of
@@ -171,7 +173,7 @@ def choice(
     return verdicts(completions, stopped, check_choice(answer, choices), _judge_choice)
 
 
-def _judge_choice(text: str, is_whole: bool, reference: Choice) -> str | tuple[str, str]:
+def _judge_choice(text: str, is_whole: bool, reference: Choice) -> Judged:
     text = typed(text)
     content = boxed(text)
     found = _chosen(text if content is None else content, reference) if is_whole or content else None
@@ -247,8 +249,8 @@ def _texts(answer: object) -> list[str]:
     return texts
 
 
-def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], str | tuple[str, str]]:
-    def judge(text: str, is_whole: bool, answers: list[str]) -> str | tuple[str, str]:
+def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], Judged]:
+    def judge(text: str, is_whole: bool, answers: list[str]) -> Judged:
         if not text.strip() or not is_whole:
             return NO_ANSWER
         return RIGHT if form(text) in map(form, answers) else WRONG_TEXT, form(text)
@@ -293,11 +295,9 @@ def pattern(completions: list[str], pattern: list[str], stopped: list[bool] | No
 
     Thoughts are part of the response only to an expression that names their tag.
     """
-    return verdicts(completions, stopped, read_rows("pattern", pattern, _expression), _judge_pattern, read=_whole)
-
-
-def _whole(text: str) -> tuple[str, bool]:
-    return text, False
+    return verdicts(
+        completions, stopped, read_rows("pattern", pattern, _expression), _judge_pattern, read=whole_response
+    )
 
 
 def _judge_pattern(text: str, is_whole: bool, expression: re.Pattern[str]) -> str:
@@ -335,7 +335,7 @@ def tags(
         opening + text if prompt.rstrip().endswith(opening) and not text.startswith(opening) else text
         for text, prompt in zip(completions, prompts or [""] * len(completions), strict=True)
     ]
-    return verdicts(whole, stopped, [names] * len(whole), _judge_tags, read=_whole)
+    return verdicts(whole, stopped, [names] * len(whole), _judge_tags, read=whole_response)
 
 
 def _judge_tags(text: str, is_whole: bool, names: Sequence[str]) -> str:
@@ -428,6 +428,8 @@ def _judge_json(text: str, is_whole: bool, validator: Any) -> str:
         return TOO_SLOW
     except Unresolvable as error:
         raise RewardError(f"a schema refers to {error.ref!r}, which it does not contain") from error
+    except RewardError:  # there can be no time limit here
+        raise
     except Exception:  # no JSON, or a value with which a library cannot compute, such as 1e400
         return reason
 
