@@ -73,11 +73,7 @@ class Session:
             async def together() -> list[Any]:
                 return await asyncio.gather(*calls)
 
-            future = event_loop().submit(together())
-            try:
-                return future.result()
-            finally:
-                future.cancel()  # an interrupt ends the calls as well
+            return event_loop().run(together())
 
     async def _guarded(self, what: str, episode: int, **arguments: Any) -> Any:
         try:
@@ -189,7 +185,7 @@ def _adapter(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUser
             return adapter_of(kind, name)
 
     if inspect.getmembers(kind, inspect.iscoroutinefunction):
-        return event_loop().submit(in_loop()).result()
+        return event_loop().run(in_loop())
     with _one_line_errors(name):
         return adapter_of(kind, name)
 

@@ -224,7 +224,7 @@ class FunctionReward:
         def scores() -> list[Score]:
             returned = result()
             if inspect.isawaitable(returned):
-                returned = event_loop().submit(self._await(returned)).result()
+                returned = event_loop().run(self._await(returned))
             return check(returned, name=self.name, lengths=responses.lengths)
 
         return scores

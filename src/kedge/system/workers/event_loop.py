@@ -36,6 +36,24 @@ class _EventLoop:
         """Start a call."""
         return asyncio.run_coroutine_threadsafe(call, self._loop)
 
+    def run(self, call: Coroutine[Any, Any, _T]) -> _T:
+        """Return the result of a call; an interrupt of the waiting thread, at whatever moment, cancels the call."""
+        tasks: list[asyncio.Task[_T]] = []
+        is_awaited = True
+
+        async def cancellable() -> _T:
+            tasks.append(task := asyncio.ensure_future(call))
+            if not is_awaited:
+                task.cancel()
+            return await task
+
+        try:
+            return self.submit(cancellable()).result()
+        finally:
+            is_awaited = False
+            for task in tasks:
+                self._loop.call_soon_threadsafe(task.cancel)
+
     def _run(self) -> None:
         is_open = True
         while is_open:

@@ -1,0 +1,48 @@
+"""The event loop of users' async code."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from kedge.system.workers.event_loop import event_loop
+
+
+@pytest.mark.parametrize("when", ["before it starts", "while it is awaited"])
+def test_an_interrupt_cancels_a_call_at_whatever_moment(when, monkeypatch):
+    """A signal may arrive between the start of a call and the wait for it, before there is anything to cancel."""
+    loop = event_loop()
+    submit = type(loop).submit
+    reached = []
+    started, ended = threading.Event(), threading.Event()
+
+    async def call():
+        started.set()
+        try:
+            await asyncio.sleep(5)
+            reached.append("acted")
+        except asyncio.CancelledError:
+            reached.append("cancelled")
+            raise
+        finally:
+            ended.set()
+
+    def interrupted(self, coroutine):
+        if when == "before it starts":  # the loop is busy until the interrupt is over
+            blocked = threading.Event()
+            self._loop.call_soon_threadsafe(blocked.wait)
+            threading.Timer(0.2, blocked.set).start()
+        submit(self, coroutine)
+        if when == "while it is awaited":
+            started.wait(10)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(type(loop), "submit", interrupted)
+        loop.run(call())
+    assert submit(loop, asyncio.sleep(0, "done")).result(10) == "done"
+    if when == "while it is awaited":
+        assert ended.wait(10)
+    assert reached == (["cancelled"] if started.is_set() else [])
