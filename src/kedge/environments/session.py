@@ -43,6 +43,7 @@ class Session:
                 first = self._make()
         self.name = name
         self._timeout = timeout
+        self._has_reset = first.has_reset
         self._free: list[Game | ToolUser] = [first] * first.has_reset
         self._playing: dict[int, Game | ToolUser] = {}
         self._turns: dict[int, tuple[int, int]] = {}
@@ -97,8 +98,10 @@ class Session:
     async def _open(self, episode: int, row: Mapping[str, Any], seed: int) -> list[dict[str, str]]:
         if episode in self._playing:  # it starts again
             self._end(episode)
-        seed_generators(seed)
-        self._playing[episode] = self._free.pop() if self._free else self._make()
+        if not self._free:  # nothing of an instance for many episodes may depend on the first: a resumed run skips it
+            seed_generators(0 if self._has_reset else seed)
+            self._free.append(self._make())
+        self._playing[episode] = self._free.pop()
         self._turns[episode] = (seed, 0)
         return await self._run(episode, self._playing[episode].open(row, seed))
 

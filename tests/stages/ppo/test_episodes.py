@@ -429,7 +429,8 @@ def test_a_failed_call_may_stop_the_run(tmp_path, policy):
 DRAWING = """
 
 class Drawing(Guess):
-    # Draws with libraries that are imported in the middle of a call, and in its constructor.
+    # Draws with libraries that are imported in the middle of a call, and in its constructor: which episodes an instance
+    # has had depends on where the run was resumed.
 
     def __init__(self):
         import numpy
@@ -440,7 +441,7 @@ class Drawing(Guess):
         import numpy
         import torch
 
-        luck = numpy.random.rand() + torch.rand(1).item() + random.random()
+        luck = self.luck + numpy.random.rand() + torch.rand(1).item() + random.random()
         return Step("no.\\n", reward=luck)
 
 
