@@ -288,12 +288,12 @@ def said_to_delete(said, *, tokenizer=None, prompt=None, **limits):
 
 def test_only_a_call_that_was_closed_is_made():
     """A turn that the limit cuts off calls nothing with the path as far as it came, and is no answer."""
-    whole = "<delete>/home/me/tmp/old</delete>"
-    assert said_to_delete(whole) == (["/home/me/tmp/old"], "max_turns")
-    size = len(encode_completion(PLAIN, "<delete>/home/me", eos=False))
-    assert said_to_delete(("<delete>/home/me", False), tokens=size) == ([], "max_tokens")
-    assert said_to_delete(("<delete>/home/me", False), turn_tokens=size) == ([], "completed")
-    assert said_to_delete("<delete>/home/me") == ([], "completed"), "the stop token came in the middle"
+    whole = "<delete>/data/cache/old</delete>"
+    assert said_to_delete(whole) == (["/data/cache/old"], "max_turns")
+    size = len(encode_completion(PLAIN, "<delete>/data/cac", eos=False))
+    assert said_to_delete(("<delete>/data/cac", False), tokens=size) == ([], "max_tokens")
+    assert said_to_delete(("<delete>/data/cac", False), turn_tokens=size) == ([], "completed")
+    assert said_to_delete("<delete>/data/cac") == ([], "completed"), "the stop token came in the middle"
 
 
 def test_a_stop_token_may_be_what_closes_a_call():
