@@ -16,27 +16,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from numbers import Integral
-from operator import index
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from kedge.config import (
-    Config,
-    check_stage,
     config_from_settings,
-    field_advice,
     full_name,
-    full_settings,
-    parse_value,
 )
 from kedge.data import Preview
-from kedge.logs.progress import say
 from kedge.models import saving
 from kedge.models.tokenizers import save_tokenizer
 from kedge.rewards import RewardSpec
@@ -56,14 +46,9 @@ from kedge.stages.arguments import (
     with_named_models,
 )
 from kedge.training.runtime import default_modes
-from kedge_base.errors import ConfigError
 from kedge_base.invocation import refuse_nested_run
 from kedge_base.output import Result, folder_of
 from kedge_base.stage import find_stage, imported, stages
-from kedge_hub.pushing import push_model
-from kedge_inspect.diagnosis import diagnose_run
-from kedge_inspect.doctor import Finding
-from kedge_inspect.report import write_report as make_report
 
 if TYPE_CHECKING:
     from kedge.stages.critic import CriticResult
@@ -71,30 +56,34 @@ if TYPE_CHECKING:
     from kedge.stages.reward import RewardResult
     from kedge.stages.rlhf import RlhfResult
     from kedge.stages.sft import SftResult
-    from kedge_lab.check_critic import CriticCheckResult
-    from kedge_lab.evaluate import EvaluateResult, PassResult
-    from kedge_lab.generate import GenerateResult
-    from kedge_lab.sweep import SweepResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _answering(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a stage's function: other libraries' names are answered before Python misses an argument."""
-    stage = "evaluate" if function.__name__ in ("check_critic", "pass_at_k") else function.__name__
-    own = inspect.signature(function).parameters
-
-    @functools.wraps(function)
-    def call(*args: P.args, **arguments: P.kwargs) -> R:
-        for name in (name for name in arguments if name not in own):
-            full_name(name, stage, value=arguments[name])
-        return function(*args, **arguments)
-
-    return call
+def answering(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a stage's function, by whose name it is called: see `answering_for`."""
+    return answering_for(function.__name__)(function)
 
 
-@_answering
+def answering_for(stage: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a function that runs a stage: other libraries' names are answered before Python misses an argument."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        own = inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def call(*args: P.args, **arguments: P.kwargs) -> R:
+            for name in (name for name in arguments if name not in own):
+                full_name(name, stage, value=arguments[name])
+            return function(*args, **arguments)
+
+        return call
+
+    return decorate
+
+
+@answering
 def sft(
     *,
     model: Model,
@@ -114,10 +103,10 @@ def sft(
         on_update: Called with an `Update` after each optimizer step.
         settings: Fields of the configuration.
     """
-    return _run("sft", locals())
+    return run_stage("sft", locals())
 
 
-@_answering
+@answering
 def reward(
     *,
     model: Model,
@@ -139,10 +128,10 @@ def reward(
         on_update: Called with an `Update` after each optimizer step.
         settings: Fields of the configuration.
     """
-    return _run("reward", locals())
+    return run_stage("reward", locals())
 
 
-@_answering
+@answering
 def critic(
     *,
     model: Model | None = None,
@@ -168,10 +157,10 @@ def critic(
         on_update: Called with an `Update` after each optimizer step.
         settings: Fields of the configuration, such as `num_responses`.
     """
-    return _run("critic", locals())
+    return run_stage("critic", locals())
 
 
-@_answering
+@answering
 def ppo(
     *,
     model: Model | None = None,
@@ -212,10 +201,10 @@ def ppo(
         on_update: Called with an `Update` after each update.
         settings: Fields of the configuration.
     """
-    return _run("ppo", locals())
+    return run_stage("ppo", locals())
 
 
-@_answering
+@answering
 def rlhf(
     *,
     model: Model,
@@ -243,113 +232,10 @@ def rlhf(
         on_update: Called with an `Update` after each optimizer step, and each update of PPO.
         settings: Fields of the configuration, such as `num_rounds`.
     """
-    return _run("rlhf", locals())
+    return run_stage("rlhf", locals())
 
 
-@_answering
-def generate(
-    *,
-    model: Model,
-    prompts: Data,
-    reward: Weighted | None = None,
-    environment: Callable[[], Any] | str | None = None,
-    out: StrPath | None = None,
-    **settings: Any,
-) -> GenerateResult:
-    """Sample and optionally score responses to prompts; see `kedge_lab.generate.run_generate`.
-
-    Args:
-        model: Folder or hub id of the policy.
-        prompts: As in `ppo`.
-        reward: As in `ppo`.
-        environment: As in `ppo`; the responses are episodes with it.
-        out: The run's folder; must be empty.
-        settings: Fields of the configuration, such as `temperature` or `best_of`.
-    """
-    return _run("generate", locals())
-
-
-@_answering
-def evaluate(
-    *,
-    model: Model,
-    prompts: Data,
-    judge: RewardSpec | LoadedModel | None = None,
-    against: Model | None = None,
-    environment: Callable[[], Any] | str | None = None,
-    out: StrPath | None = None,
-    **settings: Any,
-) -> EvaluateResult:
-    """Measure a policy's win rate against another policy or references; see `kedge_lab.evaluate.run_evaluate`.
-
-    Args:
-        model: Folder or hub id of the policy.
-        prompts: As in `ppo`.
-        judge: A reward model or a reward function; with `judge_mode="pairwise"` a function that compares two responses.
-        against: Folder or hub id of the policy to compare with; None for the references in the data (the columns
-            `completion`, `chosen` or `summary`).
-        environment: As in `ppo`: episodes are compared, by what they are paid unless there is a judge.
-        out: The run's folder; must be empty.
-        settings: Fields of the configuration, such as `judge_mode`.
-    """
-    return _run("evaluate", locals())
-
-
-@_answering
-def pass_at_k(
-    *,
-    model: Model,
-    prompts: Data,
-    judge: RewardSpec | LoadedModel | None = None,
-    num_responses: int = 8,
-    against: Model | None = None,
-    environment: Callable[[], Any] | str | None = None,
-    out: StrPath | None = None,
-    **settings: Any,
-) -> PassResult:
-    """Measure how many prompts a policy solves with k responses; see `kedge_lab.evaluate.run_pass_at_k`.
-
-    Args:
-        model: Folder or hub id of the policy.
-        prompts: As in `ppo`.
-        judge: A function such as `kedge_tasks.verify:gsm8k`, that scores right responses 1. Optional with an
-            environment.
-        num_responses: Responses to each prompt, at least 2: the largest k.
-        against: Folder or hub id of a policy to measure as well.
-        environment: As in `ppo`: an episode that is paid 1 or more is right.
-        out: The run's folder; must be empty.
-        settings: Fields of the configuration, such as `generate.temperature`.
-    """
-    check_whole("num_responses", num_responses, least=2)
-    return _run("evaluate", locals())
-
-
-@_answering
-def check_critic(
-    *,
-    critic: StrPath,
-    prompts: Data,
-    model: Model | None = None,
-    reward: Weighted | None = None,
-    out: StrPath | None = None,
-    **settings: Any,
-) -> CriticCheckResult:
-    """Compare a critic's values of prefixes with the returns of fresh continuations; see `run_check_critic`.
-
-    Args:
-        critic: A run of PPO or of `critic`, or a trained critic (folder or hub id).
-        prompts: As in `ppo`.
-        model: The policy, for a critic that is not a run's.
-        reward: As in `ppo`, instead of the run's.
-        out: The run's folder; must be empty.
-        settings: Fields of the configuration, such as `evaluate.num_prompts`.
-    """
-    if critic is None:
-        raise ConfigError("critic is missing: name a run of PPO or of critic, or a trained critic")
-    return _run("evaluate", locals())
-
-
-def _run(stage: str, arguments: dict[str, Any]) -> Any:
+def run_stage(stage: str, arguments: dict[str, Any]) -> Any:
     """Run a stage with the arguments of its function."""
     refuse_nested_run()
     described = find_stage(stage)
@@ -362,18 +248,6 @@ def _run(stage: str, arguments: dict[str, Any]) -> Any:
     with claims(), with_named_models(described, given) as named:
         config, objects = resolved_arguments(described, named)
         return imported(described.run)(config, **objects, **control)
-
-
-def doctor(run: StrPath | Result) -> list[Finding]:
-    """Problems of a run, most serious first; see `kedge_inspect.diagnosis.diagnose_run`.
-
-    Args:
-        run: The run's folder or result, or a folder with the runs of several stages.
-
-    Raises:
-        DataError: The folder holds no run, or a file in it is damaged.
-    """
-    return diagnose_run(folder_of(run), advice=field_advice)
 
 
 def preview_data(
@@ -417,24 +291,6 @@ def preview_data(
         )
 
 
-def push(model: StrPath | Result, repo: str, *, private: bool = False, existing: bool = False) -> str:
-    """Push a trained model to the Hugging Face hub; returns its address.
-
-    `kedge.ppo(..., push={"repo": "org/name"})` pushes as soon as the training has finished.
-
-    Args:
-        model: A run's folder or result, one of its checkpoints (`runs/ppo@8`), or a model's folder.
-        repo: `org/name`; created if it does not exist.
-        private: Whether a new repository is private.
-        existing: Whether a repository with content that kedge did not push may get a commit.
-
-    Raises:
-        ConfigError: The push is not possible; nothing is pushed.
-        PushError: The hub refused, or the connection failed.
-    """
-    return push_model(folder_of(model, "model"), repo, private=private, existing=existing, say=say)
-
-
 @default_modes()
 def merge(adapter: StrPath | Result, out: StrPath, *, trust_remote_code: bool = False) -> Path:
     """Save an adapter and its base, or the shards of a checkpoint, as one model; returns its folder.
@@ -449,132 +305,3 @@ def merge(adapter: StrPath | Result, out: StrPath, *, trust_remote_code: bool = 
         OutputError: The folder is not free, or cannot be written.
     """
     return saving.merge(folder_of(adapter, "adapter"), folder_of(out, "out"), trust_remote_code=trust_remote_code)
-
-
-def write_report(*runs: StrPath | Result, out: StrPath | None = None) -> Path:
-    """Write one HTML page about one or more runs; see `kedge_inspect.report.write_report`.
-
-    Args:
-        runs: Folders or results of runs, or folders with the runs of several stages; runs in progress are allowed.
-        out: Path of the page; by default `report.html`, in the run's folder for one run, else in the current folder.
-
-    Raises:
-        KedgeError: A folder holds no run or is damaged, or `out` exists and is not a kedge report.
-    """
-    page = None if out is None else folder_of(out, "out")
-    return make_report([folder_of(run) for run in runs], page, advice=field_advice)
-
-
-def sweep(
-    stage: str,
-    fields: Mapping[str, Sequence[object]],
-    *,
-    model: Model | None = None,
-    demonstrations: Data | None = None,
-    comparisons: Data | None = None,
-    prompts: Data | None = None,
-    reward: Weighted | None = None,
-    seeds: int | Sequence[int] | None = None,
-    num_random: int | None = None,
-    num_processes: int | None = None,
-    metric: str | None = None,
-    goal: str | None = None,
-    out: StrPath | None = None,
-    **settings: Any,
-) -> SweepResult:
-    """Run a stage with several settings and seeds, and compare them; see `kedge_lab.sweep.run_sweep`.
-
-    The runs are separate processes, so data, rewards and models are given by name.
-
-    Args:
-        stage: sft, reward, critic, ppo or control.
-        fields: The values to try, by dotted name; with `num_random` also a range, `["1e-6..1e-4"]`.
-        model: As in the stage's function, like the next four.
-        demonstrations: See `model`.
-        comparisons: See `model`.
-        prompts: See `model`.
-        reward: See `model`.
-        seeds: Number of seeds of each setting, or the seeds; None for that of `runtime.seed`.
-        num_random: Number of settings to draw; None tries every combination.
-        num_processes: Runs at a time; None for one per core on a CPU, one on a GPU.
-        metric: The metric to compare by; None for the stage's usual one.
-        goal: `max` or `min`; None to go by the metric's name.
-        out: The sweep's folder; `runs/sweep-STAGE` by default. The same call continues the sweep in it.
-        settings: Fields of the configuration that all runs share.
-    """
-    swept = [each.name for each in stages().values() if each.is_swept]
-    if stage not in swept:
-        raise ConfigError(f"a sweep runs {', '.join(swept)}, not {stage!r}")
-    if not isinstance(fields, Mapping) or not all(isinstance(field, str) for field in fields):
-        raise ConfigError(f"fields must be a mapping from fields to lists of values to try; it is {fields!r}")
-    for name, value in (("num_random", num_random), ("num_processes", num_processes)):
-        if value is not None:
-            check_whole(name, value, least=1)
-    if goal not in (None, "max", "min") or not isinstance(metric, (str, type(None))):
-        raise ConfigError(f"metric must be the name of one, and goal max or min; they are {metric!r} and {goal!r}")
-    from kedge_lab.sweep import plan_trials, run_sweep
-
-    given: dict[str, Any] = {
-        "model": model,
-        "data.demonstrations": demonstrations,
-        "data.comparisons": comparisons,
-        "data.prompts": prompts,
-        "reward": reward,
-    }
-    parts: list[Mapping[str, Any]] = [settings]
-    for field, value in ((field, value) for field, value in given.items() if value is not None):
-        values, kept = read_argument(field, value, field)
-        if kept is not None:
-            raise ConfigError(
-                f"the runs of a sweep are processes of their own: {field} must be a file or folder, by name"
-            )
-        parts.append(values)
-    shared = full_settings(stage, *parts)
-    full_settings(stage, *({name: values} for name, values in fields.items()))  # refuses two names of a field
-
-    def resolve(values: Mapping[str, str]) -> Config:
-        config = config_from_settings(stage, shared, {name: parse_value(text, name) for name, text in values.items()})
-        check_stage(config, stage)
-        return config
-
-    swept_texts = {field: _as_texts(field, values) for field, values in fields.items()}
-    trials = plan_trials(swept_texts, _seeds(seeds), resolve, num_random=num_random)
-    folder = folder_of(out or Path("runs") / f"sweep-{stage}", "out")
-    return run_sweep(trials, stage, folder, num_processes=num_processes, metric=metric, goal=goal)
-
-
-def _as_texts(field: str, values: object) -> list[str]:
-    """Values as on the command line, where a text such as `null` needs quotes.
-
-    Raises:
-        ConfigError: They are not in a list, or one has no text, such as a function.
-    """
-    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-        raise ConfigError(f"{field} must be a list of values to try; it is {values!r}")
-    try:
-        return [_as_text(value, field) for value in cast("Iterable[object]", values)]
-    except TypeError:
-        raise ConfigError(f"{field}: the runs of a sweep are processes of their own; {values!r} is not text") from None
-
-
-def _as_text(value: object, field: str) -> str:
-    value = os.fspath(value) if isinstance(value, os.PathLike) else value
-    with suppress(ConfigError):  # text that is not YAML needs quotes too
-        if isinstance(value, str) and parse_value(value, field) == value:
-            return value
-    return json.dumps(value, ensure_ascii=False, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    """A path or a number of NumPy as JSON has it."""
-    return os.fspath(value) if isinstance(value, os.PathLike) or not hasattr(value, "tolist") else value.tolist()
-
-
-def _seeds(seeds: int | Sequence[int] | None) -> Sequence[int] | None:
-    """The seeds; a number stands for that many."""
-    if seeds is None:
-        return None
-    try:
-        return range(index(seeds)) if isinstance(seeds, Integral) else [index(seed) for seed in cast("Any", seeds)]
-    except TypeError:
-        raise ConfigError(f"seeds must be a number of seeds or a list of them; it is {seeds!r}") from None

@@ -18,6 +18,7 @@ from typing import Any
 
 from kedge_base.errors import KedgeError, RunEnded
 from kedge_base.invocation import importing_user_code
+from kedge_base.packages import current_name, is_own_module
 from kedge_base.texts import DOTTED_NAME, place_of, typed_error_text
 
 _EXPECTED = "path/to/file.py:{0} or package.module:{0}"
@@ -57,7 +58,7 @@ def find_named(spec: str, *, word: str, error: type[KedgeError]) -> Callable[...
     kind = _Kind(word, error)
     if spec.startswith("python:"):
         raise error(f"{word} {spec} is a {kind.named} that was passed from Python; pass it again, or name its file")
-    source, _, attribute = spec.rpartition(":")
+    source, _, attribute = current_name(spec).rpartition(":")
     if not source or not DOTTED_NAME.fullmatch(attribute):
         raise error(f"{word} {spec!r} is not the name of a {kind.named}; expected {kind.expected}")
     from_file = source.endswith(".py")
@@ -73,13 +74,13 @@ def check_named(spec: str, *, word: str, error: type[KedgeError]) -> None:
 
     Names that a file may define while it runs, and those in other modules than kedge's, are left to `find_named`.
     """
-    source, _, attribute = spec.rpartition(":")
+    source, _, attribute = current_name(spec).rpartition(":")
     path = Path(os.path.expanduser(source))
     if source.endswith(".py") and path.is_file():
         text = path.read_text(encoding="utf-8", errors="replace")
         if not re.search(rf"\b({attribute.partition('.')[0]}|{_DEFINES})\b|import \*", text):
             raise _missing(_Kind(word, error), spec, re.findall(r"^(?:async def|def|class) (\w+)", text, re.MULTILINE))
-    elif source.endswith(".py") or spec.startswith("kedge.") or not _is_module(source.partition(".")[0]):
+    elif source.endswith(".py") or is_own_module(source) or not _is_module(source.partition(".")[0]):
         find_named(spec, word=word, error=error)
 
 

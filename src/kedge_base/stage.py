@@ -38,16 +38,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any
 
 from kedge_base.errors import ConfigError
+from kedge_base.registry import loaded, registered
 
 GROUP = "kedge.stages"
 """The entry points of other packages' stages."""
 
 OWN = "kedge.stages.descriptions:OWN"
-"""kedge's own stages, imported like everything that a description names: a checkout needs no entry points for them."""
+"""The stages of the package that trains, if it is installed: a checkout needs no entry points for them."""
 
 Config = Any
 """A `kedge.config.Config`, which is above this floor."""
@@ -121,7 +122,8 @@ class Stage:
             that follow from the other attributes.
         next_calls: The calls that usually follow: `(config, model, start, judge) -> list[Call]`.
         plan: Prints the memory of a run before it starts, and refuses one that cannot fit: `(config, name, *, anyway)`,
-            and its result is `planned=` of `run`. Empty for a stage without a plan.
+            and its result is `planned=` of `run`. Empty for a stage whose plan is registered in `kedge.plans`, or that
+            has none.
         looks: Its view in reports and in the doctor: a `kedge_inspect.look:Look`.
         adds_sections: Sections of the configuration that come with it: the name and its class.
         presets: A tuple of presets for this stage only; it takes no others.
@@ -164,6 +166,10 @@ class Stage:
     presets: str = ""
     python: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    def find_plan(self) -> Callable[..., Any] | None:
+        """Import the plan of this stage; None without one."""
+        return imported(self.plan) if self.plan else loaded("kedge.plans", self.name)
+
     def needed(self, config: Config) -> dict[str, str]:
         """The fields that it needs with this configuration, with their flags; not checked here."""
         for changing, names in self.needs_with.items():
@@ -198,17 +204,18 @@ def value_of(config: Config, dotted: str) -> Any:
 
 @cache
 def registered_stages() -> tuple[Stage, ...]:
-    """The stages of other packages; one that cannot be loaded is left out, with a line on standard error."""
+    """The stages that packages have registered, without those that cannot be loaded, which a line on stderr names."""
     return tuple(_loaded())
 
 
 def _loaded() -> Iterator[Stage]:
-    for entry in entry_points(group=GROUP):
+    for entry in registered(GROUP).values():
         try:
-            stage = entry.load()
-            if not isinstance(stage, Stage):
-                raise TypeError(f"it is a {type(stage).__name__}, not a Stage")
-            yield stage
+            found = entry.load()
+            for stage in found if isinstance(found, tuple) else [found]:
+                if not isinstance(stage, Stage):
+                    raise TypeError(f"it is a {type(stage).__name__}, not a Stage")
+                yield stage
         except Exception as error:  # another package's code must not cost kedge's own commands
             print(f"kedge: the stage {entry.name} of {entry.value} cannot be loaded: {error}", file=sys.stderr)
 
@@ -216,7 +223,8 @@ def _loaded() -> Iterator[Stage]:
 @cache
 def stages() -> Mapping[str, Stage]:
     """All stages by name: the ones that make a model, then the others; kedge's own come before registered ones."""
-    found = (*imported(OWN), *registered_stages())
+    own = imported(OWN) if find_spec("kedge") else ()
+    found = (*own, *registered_stages())
     return {each.name: each for each in sorted(found, key=lambda stage: not stage.makes_model)}
 
 

@@ -19,7 +19,7 @@ IN_MEMORY = "python:in_memory"
 
 _LIBRARY = re.compile(
     r"<frozen |.*[/\\](site|dist)-packages[/\\]|"
-    + "|".join(re.escape(f"{folder}{os.sep}") for folder in (Path(os.__file__).parent, Path(__file__).parents[2]))
+    + "|".join(re.escape(f"{folder}{os.sep}") for folder in (Path(os.__file__).parent, Path(__file__).parents[1]))
 )
 """Files of Python, of installed packages and of kedge: no user's."""
 

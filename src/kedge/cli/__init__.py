@@ -4,16 +4,16 @@ import atexit
 import errno
 import gc
 import sys
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
-from kedge.cli import chat, config, data, inspect, launch, models, plan, stages, sweep
-from kedge.cli.command import Command, Group
+from kedge.cli import config, data, launch, merging, stages
+from kedge.cli.command import Root
+from kedge_base.command import Command, RunCommand, add_registered, new_app
 from kedge_base.errors import ConfigError, KedgeError, OutputError, PushError, is_panic
 from kedge_base.invocation import mark_command_line, num_ranks
 from kedge_base.memory import Exhaustion, is_out_of_memory
-from kedge_base.stage import stages as known_stages
 from kedge_base.streams import lasting_streams, refused_output
 from kedge_base.texts import error_text, printable
 from kedge_base.version import __version__
@@ -23,20 +23,13 @@ __all__ = ["app", "main"]
 REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
 """Errors of a full or failing disk."""
 
-# Commands inherit the names of the help option.
-app = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app(Root)
 stages.add_stages(app)
-for _function in (chat.chat, models.push, models.merge, sweep.sweep):
+for _function in (merging.merge, data.data):
     app.command(cls=Command)(_function)
 app.command(cls=launch.Launch)(launch.launch)
-for _function in (plan.plan, inspect.doctor, inspect.report, inspect.watch, data.data):
-    app.command(cls=Command)(_function)
 app.add_typer(config.app, name="config")
+add_registered(app)
 
 
 @app.callback(invoke_without_command=True)
@@ -53,8 +46,12 @@ def _root(
             f"kedge {context.invoked_subcommand} runs as a single process; {', '.join(launch.RANKED)} can have several "
             "ranks"
         )
-    if context.invoked_subcommand not in (*known_stages(), "sweep"):  # of other commands, the output is the result
+    if not isinstance(_command(context), RunCommand):
         context.call_on_close(_check_shown)
+
+
+def _command(context: typer.Context) -> Any:
+    return cast("Any", context.command).get_command(context, context.invoked_subcommand)
 
 
 def _check_shown() -> None:

@@ -1,82 +1,27 @@
-"""The classes of kedge's commands: flags without a type in the help, and one line for an option that does not exist."""
+"""Commands that read the configuration: one line for an option or a command that does not exist."""
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from typing import Any
-
-from typer.core import TyperCommand, TyperGroup
-
 from kedge.config import advice_for, full_name
+from kedge_base import command
 from kedge_base.errors import ConfigError
 from kedge_base.stage import stages
 
 
-class Command(TyperCommand):
-    """A command."""
+class StageCommand(command.RunCommand):
+    """A stage's command: a field, or another library's argument, that is written as an option gets its spelling."""
 
-    def get_params(self, ctx: Any) -> Any:
-        """The parameters; flags and arguments are shown without a Python type such as `<bool>`."""
-        return _without_types(super().get_params(ctx))
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments.
-
-        Raises:
-            ConfigError: An option that takes one value is given twice, or under two names; or a field or another
-                library's argument is written as an option.
-        """
-        for option in self.params:
-            _check_given_once(option, args)
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            # The class is click's NoSuchOption, which typer imports from different places in different versions.
-            option = str(getattr(error, "option_name", ""))
-            missing = not any(option in param.opts for param in self.params)  # otherwise its value is
-            if missing and (hint := _hint(option, str(ctx.info_name))):
-                raise ConfigError(hint) from None
-            raise
-
-
-class Group(TyperGroup):
-    """A group of commands."""
-
-    def get_params(self, ctx: Any) -> Any:
+    def advice_on(self, option: str, command: str) -> str | None:
         """As in `Command`."""
-        return _without_types(super().get_params(ctx))
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the arguments start with.
-
-        Raises:
-            ConfigError: There is no such command; the line says if it is an algorithm, and else which ones there are.
-        """
-        if self.get_command(ctx, args[0]) is None and (advice := advice_for(args[0])):
-            raise ConfigError(f"kedge has no command {args[0]}; {advice}")
-        is_complete = not ctx.resilient_parsing  # otherwise a shell completes it
-        if is_complete and self.get_command(ctx, args[0]) is None and not get_close_matches(args[0], self.commands):
-            group = f"kedge {ctx.info_name}" if ctx.parent else "kedge"
-            commands = ", ".join(self.list_commands(ctx))
-            raise ConfigError(f"{group} has no command {args[0]!r:.40}; its commands are {commands}")
-        return super().resolve_command(ctx, args)
+        return _hint(option, command)
 
 
-def _without_types(params: Any) -> Any:
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-        elif param.param_type_name == "argument":
-            param.display_type_rich = lambda ctx: None  # typer would show `<list[str]>` behind FIELD=VALUE
-    return params
+class Root(command.Group):
+    """The commands of `kedge`: the name of an algorithm gets its preset."""
 
-
-def _check_given_once(option: Any, args: list[str]) -> None:
-    given = [name for name in option.opts for arg in args if arg == name or arg.startswith(f"{name}=")]
-    if len(set(given)) > 1:
-        raise ConfigError(f"{' and '.join(dict.fromkeys(given))} are the same option; give one of them")
-    if len(given) > 1 and not (option.multiple or option.is_flag):
-        raise ConfigError(f"{given[0]} is given twice; give it once")
+    def advice_on(self, command: str) -> str | None:
+        """As in `Group`."""
+        return advice_for(command)
 
 
 def _hint(option: str, command: str) -> str | None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli.command import Command, Group
+from kedge.cli.command import Root
 from kedge.cli.options import AnyPreset, ConfigFile, Overrides
 from kedge.config import (
     Config,
@@ -18,10 +18,11 @@ from kedge.config import (
     schedule_in_words,
     stage_of,
 )
+from kedge_base.command import Command
 from kedge_base.errors import ConfigError
 from kedge_base.stage import registered_stages, value_of
 
-app = typer.Typer(cls=Group, no_args_is_help=True, help="Show, check and explain the configuration.")
+app = typer.Typer(cls=Root, no_args_is_help=True, help="Show, check and explain the configuration.")
 
 
 @app.command(cls=Command)

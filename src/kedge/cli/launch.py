@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kedge.cli.command import Command
+from kedge_base.command import Command
 from kedge_base.errors import ConfigError
 from kedge_base.stage import find_stage, stages
 

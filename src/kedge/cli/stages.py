@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kedge.cli.command import Command
+from kedge.cli.command import StageCommand
 from kedge.cli.options import (
     Anyway,
     Changes,
@@ -29,12 +29,10 @@ from kedge.cli.options import (
     settings_of,
 )
 from kedge.config import Config, check_stage, load_config, presets_of, with_values
-from kedge.runs.claim import claim_free_folder, claims
 from kedge_base.errors import ConfigError
 from kedge_base.output import CONFIG_FILE, check_output, is_run
 from kedge_base.stage import Stage, imported, stages
 from kedge_base.texts import IN_MEMORY, printable
-from kedge_lab.demo.recipe import DURATION
 
 
 def _command_of(stage: Stage) -> Callable[..., None]:
@@ -59,12 +57,12 @@ def _command_of(stage: Stage) -> Callable[..., None]:
                 extend = f" To extend it, raise {stage.length}." if stage.length else ""
                 typer.echo(f"{printable(str(folder))} has finished: there is nothing to resume.{extend}")
                 return
-        if stage.plan:
+        if plan := stage.find_plan():
             from kedge.runs.names import check_names
 
             if resume is None or not is_run(Path(str(config.out))):  # a run that is resumed looks its inputs up itself
                 check_names(config, stage.name)
-            arguments["planned"] = imported(stage.plan)(config, stage.name, anyway=given["anyway"])
+            arguments["planned"] = plan(config, stage.name, anyway=given["anyway"])
         imported(stage.run)(config, **arguments)
 
     run.__signature__ = Signature(_parameters(stage))  # pyright: ignore[reportFunctionMemberAccess]
@@ -86,25 +84,14 @@ def _parameters(stage: Stage) -> list[Parameter]:
         parameter("seed", Seed),
         *([parameter("push", Push), parameter("strict", Strict)] if trains_language else []),
         *([parameter("resume", ResumeFrom), parameter("allow_changes", Changes)] if stage.resumes else []),
-        *([parameter("anyway", Anyway, False)] if stage.plan else []),
+        *([parameter("anyway", Anyway, False)] if stage.find_plan() else []),
     ]
 
 
 def add_stages(app: typer.Typer) -> None:
-    """Add the commands of all stages, and the demo."""
+    """Add the commands of all stages."""
     for stage in stages().values():
-        app.command(stage.name, cls=Command, help=stage.help)(_command_of(stage))
-    about = f"Train a tiny summarizer from scratch with SFT, reward model and PPO, and evaluate it: {DURATION}."
-    app.command("demo", cls=Command, help=about)(_demo)
-
-
-def _demo(out: Out = None, seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0) -> None:
-    """Run the demo."""
-    with claims():
-        folder = claim_free_folder(Path("runs") / "demo") if out is None else check_output(out)
-        from kedge_lab.demo.main import run_demo
-
-        run_demo(folder, seed)
+        app.command(stage.name, cls=StageCommand, help=stage.help)(_command_of(stage))
 
 
 def resolve(

@@ -93,7 +93,7 @@ class FunctionReward:
         self.settings = dict(settings or {})
         self._parameters = _parameters(function, self.name)
         self._module = str(getattr(_inner(function), "__module__", ""))
-        self._is_ours = self._module.startswith("kedge.rewards.")
+        self._is_ours = self._module.startswith(("kedge.rewards.", "kedge_tasks."))
         self._only_settings = {
             parameter.name
             for parameter in self._parameters

@@ -24,6 +24,7 @@ from kedge.models.adapters import is_adapter, read_adapter
 from kedge.training.checkpoint.files import record_file
 from kedge_base.errors import DataError
 from kedge_base.output import FINISHED_FILE, MODEL_FOLDER, checkpoint_folder, is_run, kept_checkpoints
+from kedge_base.packages import is_own_module
 from kedge_base.stage import stages, value_of
 from kedge_base.texts import names_function
 
@@ -116,7 +117,7 @@ def _code(value: object) -> Iterator[bytes]:
     """The texts of functions and classes from the user's code. A lambda's lines hold the call around it as well."""
     for entry in value if isinstance(value, (list, tuple)) else [value]:
         given: Any = getattr(entry, "reward", entry)
-        is_own = (isfunction(given) or isclass(given)) and not str(given.__module__).startswith("kedge.")
+        is_own = (isfunction(given) or isclass(given)) and not is_own_module(str(given.__module__))
         if is_own and given.__name__ != "<lambda>":
             for part in (given, *filter(isfunction, vars(given).values())):  # of a notebook's class, its methods alone
                 with suppress(OSError, TypeError):

@@ -1,4 +1,4 @@
-"""kedge's own stages; see `kedge_base.stage` for the meaning of each attribute."""
+"""The stages that train; see `kedge_base.stage` for the meaning of each attribute."""
 
 from __future__ import annotations
 
@@ -24,14 +24,6 @@ MODEL = Flag(
 DEMONSTRATIONS = Flag(("--demonstrations",), "data.demonstrations", "DATA", f"Demonstrations: {SOURCE}", repeats=True)
 COMPARISONS = Flag(("--comparisons",), "data.comparisons", "DATA", f"Comparisons: {SOURCE}", repeats=True)
 PROMPTS = Flag(("--prompts",), "data.prompts", "DATA", f"Prompts: {ASKED}. Repeatable.", repeats=True)
-PROMPT_TEXTS = Flag(
-    ("--prompts",),
-    "data.prompts",
-    "DATA|TEXT",
-    f"Prompts: {ASKED}; or one text. Repeatable.",
-    repeats=True,
-    takes_text=True,
-)
 ENVIRONMENT = Flag(
     ("--environment",),
     "environment.source",
@@ -59,15 +51,9 @@ SHARED = ("data", "runtime", "checkpoint")
 TRAINED = ("optimization", *SHARED)
 SCORED = (*SHARED, "reward_functions")
 FOR_PPO = ("data.prompts", "data.eval_prompts", "data.pretraining", "data.curriculum", "data.rest", "data.draw")
-FOR_TRAINING = (
-    *("data.demonstrations", "data.comparisons", "data.eval_prompts", "data.pretraining", "data.mix"),
-    *("data.max_length", "data.curriculum", "data.rest", "data.draw", "data.train_on", "data.eval_fraction"),
-)
 NEEDS_MODEL = {"model": "--model"}
 NEEDS_PROMPTS = {"data.prompts": "--prompts"}
 NEEDS_REWARD = {"reward": "--reward"}
-
-PLAN = "kedge_plan.before:plan_before"
 
 HIGHER = True
 LOWER = False
@@ -230,7 +216,6 @@ SFT = Stage(
     is_swept=True,
     adapts=True,
     trains=("sft",),
-    plan=PLAN,
     next_calls="kedge.runs.calls:after_sft",
     length="sft.num_epochs",
     best_metrics={**SUPERVISED_BEST, "eval/token_accuracy": HIGHER, "token_accuracy": HIGHER},
@@ -252,7 +237,6 @@ REWARD_MODEL = Stage(
     is_swept=True,
     adapts=True,
     trains=("reward_model",),
-    plan=PLAN,
     next_calls="kedge.runs.calls:after_reward",
     length="reward_model.num_epochs",
     best_metrics={**SUPERVISED_BEST, "eval/accuracy": HIGHER, "accuracy": HIGHER},
@@ -280,7 +264,6 @@ CRITIC = Stage(
     adapts=True,
     samples=True,
     trains=("critic",),
-    plan=PLAN,
     next_calls="kedge.runs.calls:after_critic",
     length="critic.num_epochs",
     best_metrics={**SUPERVISED_BEST, "eval/explained_variance": HIGHER, "explained_variance": HIGHER},
@@ -335,7 +318,6 @@ PPO = Stage(
     samples=True,
     trains=("ppo",),
     unit="update",
-    plan=PLAN,
     next_calls="kedge.runs.calls:after_policy",
     length="ppo.num_updates",
     bounds=("ppo.eval_patience", "ppo.max_kl"),
@@ -372,92 +354,9 @@ RLHF = Stage(
     samples=True,
     trains=("sft", "reward_model", "critic", "ppo"),
     next_calls="kedge.runs.calls:after_policy",
-    plan="kedge_plan.before:plan_chain_before",
     best_metrics={**SFT.best_metrics, **REWARD_MODEL.best_metrics, **CRITIC.best_metrics, **PPO_BEST},
     check=_check_rlhf,
 )
 
-GENERATE = Stage(
-    "generate",
-    help="Write a model's responses to prompts, with their scores if a reward is given.",
-    title="Generation",
-    run="kedge_lab.generate:run_generate",
-    sections=(("generate",), SCORED, ("environment",)),
-    unread=FOR_TRAINING,
-    needs={**NEEDS_MODEL, **NEEDS_PROMPTS},
-    flags=(
-        MODEL,
-        PROMPT_TEXTS,
-        REWARD,
-        ENVIRONMENT,
-        Flag(
-            ("--best-of",),
-            "generate.best_of",
-            "N",
-            "Sample N responses to each prompt, and write the one that scores best; needs --reward or --environment.",
-        ),
-    ),
-    arguments={"prompts": "data.prompts", "reward": "reward", "environment": "environment.source"},
-    starts_from=("model",),
-    makes_model=False,
-    resumes=False,
-    is_ranked=True,
-)
-
-EVALUATE = Stage(
-    "evaluate",
-    help="Measure the win rate of a policy against another policy or the references; how many prompts it solves "
-    "(--samples); or check a critic (--critic).",
-    title="Evaluation",
-    run="kedge_lab.evaluate:evaluate_or_check",
-    sections=(("evaluate",), ("generate",), SCORED, ("environment",)),
-    unread=("generate.best_of", *FOR_TRAINING),
-    needs={**NEEDS_MODEL, **NEEDS_PROMPTS, "evaluate.judge": "--judge"},
-    needs_with={"evaluate.critic": ("data.prompts",), "environment.source": ("model", "data.prompts")},
-    flags=(
-        MODEL,
-        PROMPT_TEXTS,
-        Flag(
-            ("--against",),
-            "evaluate.against",
-            "MODEL",
-            "Policy to compare with; the references in the data by default.",
-        ),
-        Flag(
-            ("--samples",),
-            "generate.num_responses",
-            "N",
-            "Responses to each prompt: with several, measure pass@k and maj@k; the judge scores right ones 1.",
-        ),
-        Flag(
-            ("--critic",),
-            "evaluate.critic",
-            "CRITIC",
-            "Check this critic instead: a run, or a trained critic (folder or id).",
-        ),
-        replace(REWARD, only_with="evaluate.critic", otherwise="; policies are scored by --judge"),
-        Flag(
-            ("--judge",),
-            "evaluate.judge",
-            "JUDGE",
-            "Judge: a reward model (folder or id) or a function (file.py:name).",
-        ),
-        replace(
-            ENVIRONMENT,
-            help="Environment: the episodes of the policies are compared, or counted as solved, by what it pays.",
-        ),
-    ),
-    arguments={
-        "prompts": "data.prompts",
-        "reward": "reward",
-        "judge": "evaluate.judge",
-        "environment": "environment.source",
-    },
-    starts_from=("model",),
-    makes_model=False,
-    resumes=False,
-    is_ranked=True,
-)
-
-OWN = (SFT, REWARD_MODEL, CRITIC, PPO, RLHF, GENERATE, EVALUATE)
-"""kedge's own stages, in the order of the help."""
+OWN = (SFT, REWARD_MODEL, CRITIC, PPO, RLHF)
+"""The stages that train, in the order of the help."""

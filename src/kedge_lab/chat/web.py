@@ -15,10 +15,10 @@ from kedge_base.local_server import CLOSED_POLICY, PAGE_POLICY, Answer, LocalSer
 from kedge_lab.chat.chat import Chat, Interrupted
 
 ASSETS = {
-    "": ("stages.chat", "chat.html", "text/html"),
-    "style.css": ("inspect.page", "style.css", "text/css"),
-    "chat.css": ("stages.chat", "chat.css", "text/css"),
-    "chat.js": ("stages.chat", "chat.js", "text/javascript"),
+    "": ("kedge_lab.chat", "chat.html", "text/html"),
+    "style.css": ("kedge_inspect.page", "style.css", "text/css"),
+    "chat.css": ("kedge_lab.chat", "chat.css", "text/css"),
+    "chat.js": ("kedge_lab.chat", "chat.js", "text/javascript"),
 }
 POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; {PAGE_POLICY}"
 """The page runs its own script file and no other; nothing inline."""
@@ -135,7 +135,7 @@ def _read(body: bytes) -> Mapping[str, Any]:
 
 def _asset(path: str) -> Answer:
     package, name, kind = ASSETS[path]
-    content = (files(f"kedge.{package}") / "assets" / name).read_bytes()
+    content = (files(package) / "assets" / name).read_bytes()
     return Answer(HTTPStatus.OK, content, f"{kind}; charset=utf-8", policy=CLOSED_POLICY if path else POLICY)
 
 

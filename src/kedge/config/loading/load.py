@@ -18,6 +18,7 @@ from kedge.config.schedules import check_schedules
 from kedge.config.schema.rewards import RewardTermConfig
 from kedge.config.schema.root import Config
 from kedge_base.errors import ConfigError
+from kedge_base.packages import current_names
 from kedge_base.stage import find_stage
 from kedge_base.version import __version__
 
@@ -253,7 +254,7 @@ def validated(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
         ConfigError: One line with the first mistake, and the names of the other fields with one.
     """
     try:
-        config = Config.model_validate(values)
+        config = Config.model_validate(current_names(values))
     except ValidationError as error:
         raise ConfigError(_one_line(error, places)) from None
     check_schedules(config, lambda error: _one_line(error, {}))

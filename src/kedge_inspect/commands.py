@@ -3,16 +3,29 @@
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from kedge_base.command import Command
+from kedge_base.registry import loaded
 from kedge_base.texts import printable
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands of this package."""
+    for function in (doctor, report, watch):
+        app.command(cls=Command)(function)
 
 
 def _path(text: str) -> Path:
     """A path; the shell does not replace the `~` of `--out=~/page.html`."""
     return Path(os.path.expanduser(text))
+
+
+def field_advice() -> Any:
+    """What says the effect of a field's value; None without the package that trains."""
+    return loaded("kedge.advice", "fields")
 
 
 RunFolder = Annotated[
@@ -41,11 +54,10 @@ def doctor(
     """Find problems in a run and suggest fixes. Exits with 1 if a finding is serious."""
     from rich.console import Console
 
-    from kedge.config import field_advice
     from kedge_inspect.diagnosis import examine_run
     from kedge_inspect.doctor import merge, print_examinations
 
-    examined = examine_run(run, advice=field_advice)
+    examined = examine_run(run, advice=field_advice())
     findings = merge(examined.values()).findings
     if as_json:
         typer.echo(json.dumps(merge(examined.values()).as_json(), ensure_ascii=False, indent=2))
@@ -61,10 +73,9 @@ def report(
     ] = None,
 ) -> None:
     """Write an HTML report of one run, or a comparison of several. Also works while they are running."""
-    from kedge.config import field_advice
     from kedge_inspect.report import write_report
 
-    typer.echo(printable(str(write_report(runs, out, advice=field_advice))))
+    typer.echo(printable(str(write_report(runs, out, advice=field_advice()))))
 
 
 def watch(
@@ -75,7 +86,6 @@ def watch(
     import time
     from contextlib import suppress
 
-    from kedge.config import field_advice
     from kedge_inspect.live import has_run, serve_run
 
     with suppress(KeyboardInterrupt):
@@ -83,6 +93,6 @@ def watch(
             typer.echo(printable(f"{run} has no run yet: waiting for one to start"), err=True)
             while not has_run(run):
                 time.sleep(1.0)
-        with serve_run(run, port=port, advice=field_advice) as server:
+        with serve_run(run, port=port, advice=field_advice()) as server:
             typer.echo(f"{server.url}\nOnly this machine can open it. Ctrl-C exits.")
             server.wait()

@@ -1,9 +1,15 @@
-"""`kedge push` and `kedge merge`: publish a trained model, or merge its adapter."""
+"""`kedge push`: publishes a trained model."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from kedge_base.command import Command
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands of this package."""
+    app.command(cls=Command)(push)
 
 
 def push(
@@ -24,18 +30,3 @@ def push(
     from kedge_hub.pushing import push_model
 
     typer.echo(push_model(model, repo, private=private, existing=existing, dry_run=dry_run, say=say))
-
-
-def merge(
-    adapter: Annotated[
-        str, typer.Argument(metavar="ADAPTER", help="A folder saved by PEFT, or a checkpoint in shards, such as RUN@8.")
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The new model's folder.")],
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code from the base model's folder.")
-    ] = False,
-) -> None:
-    """Save an adapter and its base, or the shards of a checkpoint, as one model."""
-    from kedge.models.saving import merge as merged
-
-    typer.echo(f"Model:  {merged(adapter, out, trust_remote_code=trust_remote_code)}")

@@ -6,6 +6,7 @@ import typer
 
 from kedge.cli.options import ConfigFile, PresetName, weighted_rewards
 from kedge.config import initial_critic, load_config, preset_conflicts
+from kedge_base.command import Command
 from kedge_base.errors import ConfigError
 from kedge_base.stage import find_stage, stages
 
@@ -13,6 +14,11 @@ PLANNED = ("sft", "reward", "critic", "ppo", "rlhf")
 """The stages that can be planned."""
 
 Data = Annotated[list[str] | None, typer.Option(metavar="DATA", help="As of the stage's own command.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands of this package."""
+    app.command(cls=Command)(plan)
 
 
 def plan(

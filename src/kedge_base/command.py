@@ -1,0 +1,135 @@
+"""The `kedge` command: its classes of commands, and a command line with the commands that packages have registered."""
+
+from __future__ import annotations
+
+import sys
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from kedge_base.errors import ConfigError, KedgeError
+from kedge_base.registry import loaded, registered
+from kedge_base.version import __version__
+
+
+class Command(TyperCommand):
+    """A command whose output is its result: flags have no type in the help, and one value can be given once."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters; flags and arguments are shown without a Python type such as `<bool>`."""
+        return _without_types(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            ConfigError: An option that takes one value is given twice, or under two names; or the option does not
+                exist, and `advice_on` says what to write.
+        """
+        for option in self.params:
+            _check_given_once(option, args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # The class is click's NoSuchOption, which typer imports from different places in different versions.
+            option = str(getattr(error, "option_name", ""))
+            missing = not any(option in param.opts for param in self.params)  # otherwise its value is
+            if missing and (advice := self.advice_on(option, str(ctx.info_name))):
+                raise ConfigError(advice) from None
+            raise
+
+    def advice_on(self, option: str, command: str) -> str | None:
+        """One line for an option that does not exist; None to leave it to typer."""
+        return None
+
+
+class RunCommand(Command):
+    """A command that makes a run: its result is a folder."""
+
+
+class Group(TyperGroup):
+    """A group of commands."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """As in `Command`."""
+        return _without_types(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments start with.
+
+        Raises:
+            ConfigError: There is no such command; the line says if it is an algorithm, and else which ones there are.
+        """
+        if self.get_command(ctx, args[0]) is None and (advice := self.advice_on(args[0])):
+            raise ConfigError(f"kedge has no command {args[0]}; {advice}")
+        is_complete = not ctx.resilient_parsing  # otherwise a shell completes it
+        if is_complete and self.get_command(ctx, args[0]) is None and not get_close_matches(args[0], self.commands):
+            group = f"kedge {ctx.info_name}" if ctx.parent else "kedge"
+            commands = ", ".join(self.list_commands(ctx))
+            raise ConfigError(f"{group} has no command {args[0]!r:.40}; its commands are {commands}")
+        return super().resolve_command(ctx, args)
+
+    def advice_on(self, command: str) -> str | None:
+        """What to write instead of a command that does not exist; None if nothing is known about it."""
+        return None
+
+
+def _without_types(params: Any) -> Any:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+        elif param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: None  # typer would show `<list[str]>` behind FIELD=VALUE
+    return params
+
+
+def _check_given_once(option: Any, args: list[str]) -> None:
+    given = [name for name in option.opts for arg in args if arg == name or arg.startswith(f"{name}=")]
+    if len(set(given)) > 1:
+        raise ConfigError(f"{' and '.join(dict.fromkeys(given))} are the same option; give one of them")
+    if len(given) > 1 and not (option.multiple or option.is_flag):
+        raise ConfigError(f"{given[0]} is given twice; give it once")
+
+
+def new_app(group: type[Group]) -> typer.Typer:
+    """A command line without commands; they inherit the names of the help option."""
+    return typer.Typer(
+        cls=group,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def add_registered(app: typer.Typer) -> None:
+    """Add the commands of all packages that are installed."""
+    for entry in registered("kedge.commands").values():
+        entry.load()(app)
+
+
+def main() -> None:
+    """Run the command line: that of the package that trains, or without it the commands that others add."""
+    run = loaded("kedge.command_line", "kedge") or _run
+    run()
+
+
+def _run() -> None:
+    app = new_app(Group)
+    add_registered(app)
+    app.callback(invoke_without_command=True)(_root)
+    try:
+        app()
+    except KedgeError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+
+
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """PPO for language models: what looks at runs. `pip install kedge-rl` adds what trains."""
+    if version:
+        typer.echo(f"kedge {__version__}")
+        raise typer.Exit

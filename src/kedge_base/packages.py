@@ -1,0 +1,89 @@
+"""The packages that kedge consists of, and names that have moved between them: old ones work for one release."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import warnings
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+PACKAGES = frozenset(
+    {"kedge", "kedge_base", "kedge_control", "kedge_hub", "kedge_inspect", "kedge_lab", "kedge_plan", "kedge_tasks"}
+)
+
+MOVED = {
+    "kedge.environments": "kedge_tasks.environments",
+    "kedge.errors": "kedge_base.errors",
+    "kedge.inspect": "kedge_inspect",
+    "kedge.models.card": "kedge_hub.card",
+    "kedge.models.pushing": "kedge_hub.pushing",
+    "kedge.rewards.verify": "kedge_tasks.verify",
+    "kedge.rewards.worker.confined": "kedge_tasks.confined",
+    "kedge.rewards.worker.sandbox": "kedge_tasks.sandbox",
+    "kedge.runs.stage_card": "kedge_hub.stage_card",
+    "kedge.stages.chat": "kedge_lab.chat",
+    "kedge.stages.check_critic": "kedge_lab.check_critic",
+    "kedge.stages.demo": "kedge_lab.demo",
+    "kedge.stages.evaluate": "kedge_lab.evaluate",
+    "kedge.stages.evaluation": "kedge_lab.evaluation",
+    "kedge.stages.evaluation.judges": "kedge.stages.judges",
+    "kedge.stages.evaluation.policy": "kedge.stages.policy",
+    "kedge.stages.generate": "kedge_lab.generate",
+    "kedge.stages.planning": "kedge_plan",
+    "kedge.stages.sweep": "kedge_lab.sweep",
+    "kedge.system": "kedge_base",
+    "kedge.system.ranks": "kedge.ranks",
+}
+"""Modules and packages by their old name; what is in a package has moved with it."""
+
+_OLD = re.compile(rf"({'|'.join(re.escape(name) for name in sorted(MOVED, key=len, reverse=True))})(?![\w])")
+
+
+def is_own_module(name: str) -> bool:
+    """True for the dotted name of a module of one of kedge's packages."""
+    return name.partition(".")[0] in PACKAGES
+
+
+def current_name(name: str) -> str:
+    """The present name of a module, class or function, such as `kedge_tasks.verify:gsm8k`; with a line if it moved."""
+    old = _OLD.match(name)
+    if old is None:
+        return name
+    new = MOVED[old[0]] + name[old.end() :]
+    warnings.warn(f"{name} is now {new}; the old name works until the next release", FutureWarning, stacklevel=3)
+    return new
+
+
+def current_names(value: Any) -> Any:
+    """Settings with the present name of every function and class that a text in them refers to."""
+    if isinstance(value, str):
+        return current_name(value)
+    if isinstance(value, dict):
+        return {key: current_names(entry) for key, entry in value.items()}
+    return [current_names(entry) for entry in value] if isinstance(value, list) else value
+
+
+class _MovedModules(MetaPathFinder, Loader):
+    """Imports a module under its old name as the same object; asked first, since a parent's folder has it as well."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if _OLD.match(fullname) else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(current_name(spec.name))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+def accept_old_names() -> None:
+    """Let imports find modules under the names that they had before they moved to another package."""
+    if not any(isinstance(finder, _MovedModules) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _MovedModules())

@@ -1,0 +1,41 @@
+"""The functions of `kedge` that look at runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeAlias
+
+from kedge_base.output import Result, folder_of
+from kedge_inspect.commands import field_advice
+from kedge_inspect.diagnosis import diagnose_run
+from kedge_inspect.doctor import Finding
+from kedge_inspect.report import write_report as make_report
+
+StrPath: TypeAlias = "str | os.PathLike[str]"
+
+
+def doctor(run: StrPath | Result) -> list[Finding]:
+    """Problems of a run, most serious first; see `kedge_inspect.diagnosis.diagnose_run`.
+
+    Args:
+        run: The run's folder or result, or a folder with the runs of several stages.
+
+    Raises:
+        DataError: The folder holds no run, or a file in it is damaged.
+    """
+    return diagnose_run(folder_of(run), advice=field_advice())
+
+
+def write_report(*runs: StrPath | Result, out: StrPath | None = None) -> Path:
+    """Write one HTML page about one or more runs; see `kedge_inspect.report.write_report`.
+
+    Args:
+        runs: Folders or results of runs, or folders with the runs of several stages; runs in progress are allowed.
+        out: Path of the page; by default `report.html`, in the run's folder for one run, else in the current folder.
+
+    Raises:
+        KedgeError: A folder holds no run or is damaged, or `out` exists and is not a kedge report.
+    """
+    page = None if out is None else folder_of(out, "out")
+    return make_report([folder_of(run) for run in runs], page, advice=field_advice())
