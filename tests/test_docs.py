@@ -120,7 +120,7 @@ def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch
     played = SimpleNamespace(policy=lambda: SimpleNamespace(begin_episode=lambda: None, act=lambda observation: 0))
     monkeypatch.setattr(kedge_control.stage.run, "run_control", lambda config, **_: played)
     monkeypatch.setattr("kedge_lab.sweep.run_sweep", lambda *_, **__: None)
-    monkeypatch.setattr(kedge.api, "diagnose_run", lambda folder, **_: [])
+    monkeypatch.setattr("kedge_inspect.api.diagnose_run", lambda folder, **_: [])
     names: dict[str, Any] = {}
     exec(compile(example, "example", "exec"), names)  # examples from this repository
     for value in list(names.values()):

@@ -15,6 +15,7 @@ import pytest
 
 from kedge_base import errors
 from kedge_base.errors import install_line
+from kedge_base.packages import PACKAGES
 from kedge_base.version import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,7 +37,7 @@ def test_every_import_is_declared() -> None:
     # The plugin of vLLM runs in the server's environment, where kedge is not installed.
     paths = [path for path in (ROOT / "src").rglob("*.py") if "rollout/vllm/plugin" not in path.as_posix()]
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
-    foreign = {name for tree in trees for name in imported(tree)} - sys.stdlib_module_names - {"kedge", "kedge_control"}
+    foreign = {name for tree in trees for name in imported(tree)} - sys.stdlib_module_names - PACKAGES
     foreign -= {"IPython"}  # only imported in a notebook, which has it
     assert len(foreign) > 10
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -166,8 +166,13 @@ class Stage:
     presets: str = ""
     python: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def find_plan(self) -> Callable[..., Any] | None:
-        """Import the plan of this stage; None without one."""
+    @property
+    def has_plan(self) -> bool:
+        """True if its memory can be planned before it starts."""
+        return bool(self.plan) or self.name in registered("kedge.plans")
+
+    def find_plan(self) -> Callable[..., Any]:
+        """Import the plan of a stage that has one."""
         return imported(self.plan) if self.plan else loaded("kedge.plans", self.name)
 
     def needed(self, config: Config) -> dict[str, str]:

@@ -19,12 +19,12 @@ from kedge.stages.arguments import Data, Model, StrPath, Weighted, check_whole, 
 from kedge_base.errors import ConfigError
 from kedge_base.output import folder_of
 from kedge_base.stage import stages
-from kedge_lab.sweep import SweepResult, plan_trials, run_sweep
 
 if TYPE_CHECKING:
     from kedge_lab.check_critic import CriticCheckResult
     from kedge_lab.evaluate import EvaluateResult, PassResult
     from kedge_lab.generate import GenerateResult
+    from kedge_lab.sweep import SweepResult
 
 
 @answering
@@ -177,6 +177,8 @@ def sweep(
             check_whole(name, value, least=1)
     if goal not in (None, "max", "min") or not isinstance(metric, (str, type(None))):
         raise ConfigError(f"metric must be the name of one, and goal max or min; they are {metric!r} and {goal!r}")
+    from kedge_lab.sweep import plan_trials, run_sweep
+
     given: dict[str, Any] = {
         "model": model,
         "data.demonstrations": demonstrations,

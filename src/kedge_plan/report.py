@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from kedge.logs.progress import format_duration, format_figure, say
+from kedge.logs.progress import format_duration, format_figure
 from kedge.models.live_bytes import Label
 from kedge_base.memory import with_unit
 from kedge_plan.devices import Device
@@ -118,25 +114,6 @@ def _verdict(plan: MachinePlan, device: Device) -> str:
         return "the memory of this device is unknown"
     room = device.memory if device.free is None else min(device.free, device.memory)
     return "does not fit" if plan.needed > room else "may not fit" if plan.needed > NEAR * room else "fits"
-
-
-def compared(plan: MachinePlan | None, device: torch.device) -> dict[str, Any]:
-    """The planned and the measured peak in bytes, for the run's summary; empty without a plan."""
-    if plan is None:
-        return {}
-    if device.type == "cuda":
-        planned = plan.peak.bytes
-        measured = torch.cuda.max_memory_allocated(device)
-    elif sys.platform == "win32":  # has no record of the peak
-        return {}
-    else:
-        import resource
-
-        unit = 1 if sys.platform == "darwin" else 2**10
-        planned = plan.needed
-        measured = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    say(f"peak memory: {with_unit(planned)} planned, {with_unit(measured)} measured")
-    return {"memory": {"planned_bytes": round(planned), "measured_bytes": measured, "phase": plan.peak.name}}
 
 
 def _table(plan: MachinePlan) -> Iterator[str]:

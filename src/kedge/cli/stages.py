@@ -57,12 +57,12 @@ def _command_of(stage: Stage) -> Callable[..., None]:
                 extend = f" To extend it, raise {stage.length}." if stage.length else ""
                 typer.echo(f"{printable(str(folder))} has finished: there is nothing to resume.{extend}")
                 return
-        if plan := stage.find_plan():
+        if stage.has_plan:
             from kedge.runs.names import check_names
 
             if resume is None or not is_run(Path(str(config.out))):  # a run that is resumed looks its inputs up itself
                 check_names(config, stage.name)
-            arguments["planned"] = plan(config, stage.name, anyway=given["anyway"])
+            arguments["planned"] = stage.find_plan()(config, stage.name, anyway=given["anyway"])
         imported(stage.run)(config, **arguments)
 
     run.__signature__ = Signature(_parameters(stage))  # pyright: ignore[reportFunctionMemberAccess]
@@ -84,7 +84,7 @@ def _parameters(stage: Stage) -> list[Parameter]:
         parameter("seed", Seed),
         *([parameter("push", Push), parameter("strict", Strict)] if trains_language else []),
         *([parameter("resume", ResumeFrom), parameter("allow_changes", Changes)] if stage.resumes else []),
-        *([parameter("anyway", Anyway, False)] if stage.find_plan() else []),
+        *([parameter("anyway", Anyway, False)] if stage.has_plan else []),
     ]
 
 

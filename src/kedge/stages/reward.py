@@ -23,12 +23,12 @@ from kedge.runs.calls import shows_its_run
 from kedge.runs.frozen import hold_bases_of
 from kedge.runs.inputs import load_rows
 from kedge.runs.out_of_memory import stage_function
+from kedge.runs.planned import PlannedMemory
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, running
 from kedge.stages.supervised import SupervisedInputs, Trained, load_start, split_inputs, train_model
 from kedge.training.supervised.reward_model import RewardModelReport, train_reward_model
-from kedge_plan.report import MachinePlan
 
 
 @shows_its_run
@@ -63,7 +63,7 @@ def run_reward(
     demonstrations: Sequence[Any] | None = None,
     resume: Resume | None = None,
     callback: Callback | None = None,
-    planned: MachinePlan | None = None,
+    planned: PlannedMemory | None = None,
 ) -> RewardResult:
     """Train a reward model on `config.data.comparisons`, from `config.reward_model.base` or `config.model`.
 

@@ -32,6 +32,7 @@ from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import chain_report, publish, resumable, say_next
 from kedge.runs.inputs import Rewards, check_columns, configured_rewards, load_rewards, load_rows
 from kedge.runs.out_of_memory import stage_function
+from kedge.runs.planned import PlannedMemory
 from kedge.runs.run import Resume, Run, describe_in_memory, open_run
 from kedge.runs.training import Callback
 from kedge.stages.critic import CriticResult, run_critic
@@ -50,7 +51,6 @@ from kedge_base.output import SUMMARY_FILE, is_run, replace_file, write_summary,
 from kedge_base.stage import find_stage, value_of
 from kedge_inspect.record import read_json_object
 from kedge_lab.evaluation.evaluator import collect_rankings
-from kedge_plan.report import MachinePlan
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def run_rlhf(
     labeler: RewardSpec | None = None,
     resume: Resume | None = None,
     callback: Callback | None = None,
-    planned: Mapping[str, MachinePlan] | None = None,
+    planned: Mapping[str, PlannedMemory] | None = None,
 ) -> RlhfResult:
     """Fine-tune `config.model`, train a reward model on comparisons, run PPO against it; the last two in rounds.
 
@@ -164,7 +164,7 @@ def run_rlhf(
             config = with_values(config, {"data.comparisons": str(path)})
 
         then: Any = {"resume": resume and replace(resume, chain=run), "callback": callback}
-        plans: Mapping[str, MachinePlan] = planned or {}
+        plans: Mapping[str, PlannedMemory] = planned or {}
         sft = run_sft(stage_config(config, run, "sft"), demonstrations=demonstrations, planned=plans.get("sft"), **then)
         config = with_values(config, {"reward_model.base": config.reward_model.base or str(sft.model)})
 

@@ -24,13 +24,13 @@ from kedge.runs.calls import shows_its_run
 from kedge.runs.frozen import hold_bases_of
 from kedge.runs.inputs import load_rows
 from kedge.runs.out_of_memory import stage_function
+from kedge.runs.planned import PlannedMemory
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, running
 from kedge.stages.supervised import SupervisedInputs, Trained, load_start, split_inputs, train_model
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import CompletionLoss
-from kedge_plan.report import MachinePlan
 
 
 @shows_its_run
@@ -67,7 +67,7 @@ def run_sft(
     demonstrations: Sequence[Any] | None = None,
     resume: Resume | None = None,
     callback: Callback | None = None,
-    planned: MachinePlan | None = None,
+    planned: PlannedMemory | None = None,
 ) -> SftResult:
     """Fine-tune `config.model` on `config.data.demonstrations`.
 

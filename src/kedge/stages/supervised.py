@@ -18,6 +18,7 @@ from kedge.models import LanguageModel, ScalarModel, load_tokenizer
 from kedge.ranks.sharding import gathered_state
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.frozen import adapter_of, bases_of, say_loaded_whole
+from kedge.runs.planned import PlannedMemory, compared
 from kedge.runs.run import Run, offloads_optimizer
 from kedge.runs.training import Callback, logged_steps, stage_loop, watched
 from kedge.training.checkpoint.model_folder import CheckpointModel
@@ -25,7 +26,6 @@ from kedge.training.supervised.loop import Outcome, count_steps
 from kedge_base.output import MODEL_FOLDER, write_summary
 from kedge_base.stage import find_stage
 from kedge_hub.stage_card import stage_card
-from kedge_plan.report import MachinePlan, compared
 
 Model = TypeVar("Model", bound=LanguageModel | ScalarModel)
 
@@ -123,7 +123,7 @@ def train_model(
     shown: tuple[str, ...],
     order: Callable[[int], Sequence[int]] | None = None,
     callback: Callback | None = None,
-    planned: MachinePlan | None = None,
+    planned: PlannedMemory | None = None,
     trained: nn.Module | None = None,
     unfinished: Mapping[str, object] | None = None,
 ) -> dict[str, object]:

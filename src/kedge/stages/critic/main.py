@@ -22,6 +22,7 @@ from kedge.models import save_policy, save_scalar_model
 from kedge.runs.calls import shows_its_run
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
+from kedge.runs.planned import PlannedMemory
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, open_run
 from kedge.runs.training import Callback, running
@@ -29,7 +30,6 @@ from kedge.stages.critic.sampling import Sampled, load_critic_inputs, sample_ret
 from kedge.stages.supervised import Trained, train_model
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.returns import measure_explained, train_critic
-from kedge_plan.report import MachinePlan
 
 
 @shows_its_run
@@ -65,7 +65,7 @@ def run_critic(
     reward: Rewards | None = None,
     resume: Resume | None = None,
     callback: Callback | None = None,
-    planned: MachinePlan | None = None,
+    planned: PlannedMemory | None = None,
 ) -> CriticResult:
     """Train a critic on the returns of `config.model`'s responses to `config.data.prompts`, scored by `config.reward`.
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
-from kedge.algorithm.experience import Experience, Rollout
+from kedge.algorithm.experience import Experience
 from kedge.config import Config, field_advice, schedule_in_words
 from kedge.logs.experience_metrics import (
     DETAILS_FILE,
@@ -43,7 +43,6 @@ from kedge.training.runtime import memory_in_use
 from kedge.training.update import UpdateResult
 from kedge_base.output import ROLES_FILE, replace_file
 from kedge_inspect.diagnosis import LiveDoctor
-from kedge_plan.rows import Rows
 
 SHOWN = {
     "score": "reward/score_mean",
@@ -59,6 +58,25 @@ SHOWN = {
 
 MAX_REFERENCE_ERROR = 0.01
 """Nats per token; over a response of 100 tokens the usual KL is a few nats."""
+
+
+class Sizes(Protocol):
+    """The sizes of a `Rollout`, or those that a plan expects."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompts and responses."""
+        ...
+
+    @property
+    def num_actions(self) -> int:
+        """Tokens of the policy."""
+        ...
+
+    @property
+    def num_distinct_tokens(self) -> int:
+        """Tokens if the prompt of several responses is read once."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -366,9 +384,9 @@ class Costs:
 
     def metrics(
         self,
-        rollout: Rollout | Rows,
+        rollout: Sizes,
         *,
-        sampled: Sequence[Rollout | Rows] = (),
+        sampled: Sequence[Sizes] = (),
         evaluated: Evaluated,
         num_passes: float,
         train_policy: bool,
@@ -391,7 +409,7 @@ class Costs:
         """
         sampled = sampled or (rollout,)
 
-        def read(responses: Rollout | Rows) -> int:
+        def read(responses: Sizes) -> int:
             return responses.num_distinct_tokens if shares_prompts else responses.num_tokens
 
         size = (read(rollout), rollout.num_actions)

@@ -16,6 +16,7 @@ from typing import Any
 from kedge.config import Config
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
+from kedge.runs.planned import PlannedMemory, compared
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, running, stage_loop, watched
 from kedge.stages.ppo.ahead import check_ahead, open_sampling, with_background
@@ -33,7 +34,6 @@ from kedge.training.controllers import EarlyEnd
 from kedge.training.guard import Guard
 from kedge.training.runtime import Stopwatch
 from kedge_base.memory import give_back
-from kedge_plan.report import MachinePlan, compared
 
 
 @stage_function("ppo", PpoResult.read)
@@ -47,7 +47,7 @@ def run_ppo(
     resume: Resume | None = None,
     callback: Callback | None = None,
     on_update: Callable[[int, Roles], None] | None = None,
-    planned: MachinePlan | None = None,
+    planned: PlannedMemory | None = None,
     advantage: Callable[..., object] | None = None,
     surrogate: Callable[..., object] | None = None,
 ) -> PpoResult:

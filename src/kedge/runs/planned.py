@@ -1,0 +1,58 @@
+"""The memory that a run should hold, as planned before it started, and what it held."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol
+
+import torch
+
+from kedge.logs.progress import say
+from kedge_base.memory import with_unit
+
+
+class Peak(Protocol):
+    """The phase of an update or step that holds the most memory."""
+
+    @property
+    def name(self) -> str:
+        """As in `time/NAME` of the metrics, where there is one."""
+        ...
+
+    @property
+    def bytes(self) -> float:
+        """The size of its tensors."""
+        ...
+
+
+class PlannedMemory(Protocol):
+    """The memory that a run should hold, as planned before it started."""
+
+    @property
+    def peak(self) -> Peak:
+        """The phase that holds the most."""
+        ...
+
+    @property
+    def needed(self) -> float:
+        """Bytes of the process at its peak."""
+        ...
+
+
+def compared(plan: PlannedMemory | None, device: torch.device) -> dict[str, Any]:
+    """The planned and the measured peak in bytes, for the run's summary; empty without a plan."""
+    if plan is None:
+        return {}
+    if device.type == "cuda":
+        planned = plan.peak.bytes
+        measured = torch.cuda.max_memory_allocated(device)
+    elif sys.platform == "win32":  # has no record of the peak
+        return {}
+    else:
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 2**10
+        planned = plan.needed
+        measured = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    say(f"peak memory: {with_unit(planned)} planned, {with_unit(measured)} measured")
+    return {"memory": {"planned_bytes": round(planned), "measured_bytes": measured, "phase": plan.peak.name}}
