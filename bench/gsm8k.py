@@ -40,7 +40,7 @@ from bench.machine import describe_machine
 from bench.processes import BenchError, environment
 from bench.tables import renewed
 from kedge.errors import KedgeError
-from kedge.logs.json_lines import read_json_lines
+from kedge.logs.record_format import read_json_lines
 from kedge.system.intervals import Interval, mean_interval, share_interval
 from kedge.system.output import replace_file
 

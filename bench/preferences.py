@@ -51,7 +51,7 @@ from bench.processes import BenchError, environment, fresh
 from bench.tables import renewed
 from bench.tax import TEXTS, change, nats, percents, read_texts
 from kedge.errors import KedgeError
-from kedge.logs.json_lines import read_json_lines
+from kedge.logs.record_format import read_json_lines
 from kedge.models.sources import find_model
 from kedge.rewards import RewardTerm
 from kedge.system.intervals import Interval, mean_interval, resampled_interval, share_interval

@@ -11,7 +11,7 @@ import pytest
 
 from kedge.config import load_config
 from kedge.environments.client import Environment
-from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
+from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines
 from kedge.rewards.verify import code
 from kedge.stages.ppo import run_ppo
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer

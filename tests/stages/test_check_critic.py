@@ -15,7 +15,7 @@ from kedge.inspect.doctor import examine
 from kedge.inspect.page.checks import critic
 from kedge.inspect.page.verdict import describe_run
 from kedge.inspect.record import read_run
-from kedge.logs.json_lines import CRITIC_CHECKS_FILE, read_json_lines
+from kedge.logs.record_format import CRITIC_CHECKS_FILE, read_json_lines
 from kedge.stages.check_critic import run_check_critic
 from kedge.stages.ppo import run_ppo
 from tests.stages.ppo.test_critic_check import HELD_OUT, SETTINGS, vowels

@@ -7,7 +7,7 @@ import pytest
 
 import kedge
 from kedge.errors import OutputError
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from kedge.stages.demo import recipe
 from kedge.stages.demo.gold_evaluation import GoldScores, sample_summaries
 from kedge.stages.demo.main import collect_comparisons, run_demo, start_from_scratch

@@ -16,7 +16,7 @@ import kedge
 from kedge.config import Config, load_config
 from kedge.errors import ConfigError, DataError
 from kedge.inspect.diagnosis import diagnose_run
-from kedge.logs.json_lines import read_json_lines
+from kedge.logs.record_format import read_json_lines
 from kedge.rewards import Verdict
 from kedge.stages.evaluate import evaluate_or_check, run_evaluate
 from kedge.stages.generate import run_generate

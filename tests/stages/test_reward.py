@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 from kedge.config import load_config
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
 from kedge.errors import ConfigError, ModelError
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokenizer
 from kedge.models.packing.trunk import Trunk
 from kedge.stages.planning.plan import count_stage

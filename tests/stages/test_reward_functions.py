@@ -8,7 +8,7 @@ import pytest
 
 from kedge.config import config_from_settings
 from kedge.errors import RewardError, UnscoredError
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from kedge.stages.critic import run_critic
 from kedge.stages.generate import run_generate
 from kedge.stages.ppo import run_ppo

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.config import Config, check_stage, load_config, with_values
 from kedge.errors import ConfigError, KedgeError
-from kedge.logs.json_lines import read_json_lines
+from kedge.logs.record_format import read_json_lines
 from kedge.stages import rlhf
 from kedge.stages.planning.report import MachinePlan, PlannedPhase
 from kedge.stages.rlhf import run_rlhf

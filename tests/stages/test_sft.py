@@ -17,7 +17,7 @@ from kedge.data import Demonstration, encode_prompt
 from kedge.errors import ConfigError, DataError, KedgeError, OutputError
 from kedge.inspect.page.verdict import data_sentences
 from kedge.inspect.record import read_run
-from kedge.logs.json_lines import MEASURED, read_metrics
+from kedge.logs.record_format import MEASURED, read_metrics
 from kedge.models import LanguageModel, TokenRows, load_tokenizer
 from kedge.models.packing.trunk import Trunk
 from kedge.stages import sft

@@ -13,7 +13,7 @@ from kedge.config import load_config
 from kedge.errors import RewardError
 from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.record import read_run
-from kedge.logs.json_lines import read_samples
+from kedge.logs.record_format import read_samples
 from kedge.rewards import Verdict
 from kedge.stages.evaluate import run_evaluate
 from kedge.stages.generate import run_generate

@@ -13,7 +13,7 @@ from kedge.inspect.doctor.rewards import groups_of_one, reward_flat
 from kedge.inspect.doctor.steps import NUM_FIRST, first_update_too_large
 from kedge.inspect.page.looks import LOOKS
 from kedge.inspect.record import RunRecord, read_json_object, read_run, readable
-from kedge.logs.json_lines import CRITIC_CHECKS_FILE, METRICS_FILE, read_metrics, read_rows
+from kedge.logs.record_format import CRITIC_CHECKS_FILE, METRICS_FILE, read_metrics, read_rows
 from kedge.system.output import INCIDENTS_FILE, ROLES_FILE, is_run
 
 EVERY = 4

@@ -16,8 +16,7 @@ from kedge.inspect.doctor import Advice, no_advice
 from kedge.inspect.page.document import render_page
 from kedge.inspect.record import RESULTS
 from kedge.inspect.report import collect_page, runs_in
-from kedge.logs.experience_metrics import DETAILS_FILE
-from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE
+from kedge.logs.record_format import DETAILS_FILE, METRICS_FILE, SAMPLES_FILE
 from kedge.system.local_server import PAGE_POLICY, Answer, LocalServer, Request
 from kedge.system.output import (
     CONFIG_FILE,

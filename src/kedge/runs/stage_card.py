@@ -15,7 +15,7 @@ from kedge.errors import KedgeError
 from kedge.inspect.diagnosis import diagnose_run
 from kedge.inspect.doctor import one_line
 from kedge.inspect.resolved import CRITIC_FREE
-from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE, read_samples
+from kedge.logs.record_format import METRICS_FILE, SAMPLES_FILE, read_samples
 from kedge.models import ModelCard
 from kedge.models.card import CardSample, hub_id, public_name, public_settings
 from kedge.runs.resuming import CHANGED

@@ -21,8 +21,9 @@ from kedge.errors import ConfigError
 from kedge.inspect.page.checks import FIGURES
 from kedge.inspect.record import read_config
 from kedge.logs.critic_checks import check_row
-from kedge.logs.json_lines import CRITIC_CHECKS_FILE, RunLog
+from kedge.logs.json_lines import RunLog
 from kedge.logs.progress import Progress, say
+from kedge.logs.record_format import CRITIC_CHECKS_FILE
 from kedge.logs.table import Cell, print_table
 from kedge.models import ActorCritic, find_model
 from kedge.runs.calls import shows_its_run

@@ -37,8 +37,8 @@ from kedge.config import (
 from kedge.errors import ConfigError, KedgeError
 from kedge.inspect.report import write_report
 from kedge.inspect.sweeps import Goal, Row, compare, find_goal, last_line, leaders, metrics_in, read_sweep
-from kedge.logs.json_lines import METRICS_FILE, read_metrics
 from kedge.logs.progress import Progress, format_figure, say
+from kedge.logs.record_format import METRICS_FILE, read_metrics
 from kedge.logs.table import print_table
 from kedge.runs.fingerprint import input_hashes_of_all
 from kedge.runs.names import check_names

@@ -9,7 +9,7 @@ import pytest
 import kedge
 from kedge.environments import Step
 from kedge.errors import ConfigError
-from kedge.logs.json_lines import read_json_lines
+from kedge.logs.record_format import read_json_lines
 from kedge.rewards import verify
 from tests.environments.worlds import Guess
 from tests.stages.evaluation.speakers import save_speaker

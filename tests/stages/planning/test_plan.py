@@ -18,7 +18,7 @@ from kedge.algorithm.experience import Experience
 from kedge.cli import main
 from kedge.config import Config, load_config, with_values
 from kedge.errors import ConfigError
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.stages.critic import run_critic
 from kedge.stages.planning.devices import find_device

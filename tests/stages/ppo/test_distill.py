@@ -20,7 +20,7 @@ from kedge.errors import ConfigError, DataError, ModelError
 from kedge.inspect.diagnosis import diagnose_run
 from kedge.inspect.page.sentences import of_ppo
 from kedge.inspect.record import read_run
-from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines, read_samples
+from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge.runs.run import Resume, open_run
 from kedge.stages.planning.plan import count_stage
 from kedge.stages.ppo import roles, run_ppo

@@ -16,7 +16,7 @@ from kedge.errors import ConfigError, DataError, EnvError
 from kedge.inspect.doctor import diagnose
 from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.record import read_run
-from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines, read_samples
+from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.trainer import Trainer

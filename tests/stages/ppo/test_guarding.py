@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kedge.errors import NumericsError
-from kedge.logs.json_lines import read_json_lines, read_metrics, read_samples
+from kedge.logs.record_format import read_json_lines, read_metrics, read_samples
 from kedge.models import ActorCritic
 from kedge.rollout import Sampler, collect
 from kedge.runs.run import Resume

@@ -10,7 +10,7 @@ import pytest
 import kedge
 from kedge.config.schema.ppo import NEED_GROUPS
 from kedge.errors import ConfigError
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time"]

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 import kedge
 from kedge.errors import ConfigError, DataError, OutputError, RewardError
-from kedge.logs.json_lines import MEASURED, read_samples
+from kedge.logs.record_format import MEASURED, read_samples
 from kedge.runs.claim import claim
 from kedge.training.stopping import Terminated
 from tests.forking import fork_context

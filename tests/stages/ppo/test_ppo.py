@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from kedge.config import config_from_settings
 from kedge.errors import ConfigError, DataError, KedgeError, ModelError, OutputError, RewardError
-from kedge.logs.json_lines import MEASURED, read_json_lines, read_samples
+from kedge.logs.record_format import MEASURED, read_json_lines, read_samples
 from kedge.models import load_language_model
 from kedge.models.packing.trunk import Trunk
 from kedge.stages.ppo import critics, roles, run_ppo

@@ -16,7 +16,7 @@ from kedge.algorithm.experience import Rollout
 from kedge.config import config_from_settings, schedule_in_words
 from kedge.data import Prompt
 from kedge.errors import ConfigError, UnscoredError
-from kedge.logs.json_lines import read_samples
+from kedge.logs.record_format import read_samples
 from kedge.rewards import CallLimits, load_reward
 from kedge.rewards.score import ScoredRollout, score_rollout
 from kedge.runs.run import Resume

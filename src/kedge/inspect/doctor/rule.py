@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from kedge.inspect.doctor.series import read
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import learns_from_teacher
-from kedge.logs.json_lines import OF_SCORES
+from kedge.logs.record_format import OF_SCORES
 from kedge.system.texts import printable
 
 Severity = Literal["serious", "warning", "note"]

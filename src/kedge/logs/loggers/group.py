@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import ConfigError, install_line
-from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE, Sample, plain_json, read_json_lines
+from kedge.logs.json_lines import Sample, plain_json
 from kedge.logs.loggers.logger import LoggedRun, Logger, LoggerState
+from kedge.logs.record_format import METRICS_FILE, SAMPLES_FILE, read_json_lines
 from kedge.system.stage import imported
 
 LOGGERS = ("tensorboard", "wandb", "trackio")
