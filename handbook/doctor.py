@@ -7,7 +7,7 @@ import re
 
 from bench.tables import renewed
 from kedge.inspect.doctor import RULES, Rule
-from kedge.inspect.look import look_of
+from kedge.inspect.page.looks import look_of
 
 MEANS_BEFORE = "Try: "
 

@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 from kedge.errors import DataError
-from kedge.inspect.look import look_of
+from kedge.inspect.page.looks import look_of
 from kedge.system.intervals import Interval, mean_interval
 from kedge.system.output import SWEEP_FILE
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.inspect.doctor import RULES
-from kedge.inspect.look import look_of
+from kedge.inspect.page.looks import look_of
 from kedge.inspect.record import RunRecord
 
 ALL_RULES = (*RULES, *look_of("control").rules)

@@ -10,11 +10,11 @@ from functools import partial
 import pytest
 
 from kedge.inspect.doctor import Direction, Finding, Severity
-from kedge.inspect.look import look_of
 from kedge.inspect.page.checks import FrontierPoint, critic, frontier, held_out
 from kedge.inspect.page.clipping import clipping, share_below
 from kedge.inspect.page.curves import curves, drawn_metrics
 from kedge.inspect.page.data import Headline, ReportedRun, page_data
+from kedge.inspect.page.looks import look_of
 from kedge.inspect.page.numbers import typographic
 from kedge.inspect.page.responses import shown_responses
 from kedge.inspect.page.scores import cost, policy_scores, reward_model

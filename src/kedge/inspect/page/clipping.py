@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kedge.inspect.look import has_part
+from kedge.inspect.page.looks import has_part
 from kedge.inspect.page.numbers import as_number, evenly_spaced, rounded
 from kedge.inspect.record import RunRecord
-from kedge.logs.experience_metrics import WIDEST
+from kedge.logs.record_format import WIDEST
 
 MOST_UPDATES = 40
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kedge.inspect.look import look_of, matches
+from kedge.inspect.look import matches
+from kedge.inspect.page.looks import look_of
 from kedge.inspect.page.numbers import Reduce, as_number, blocks, mean_of, rounded
 from kedge.inspect.record import RunRecord
 from kedge.inspect.resolved import KL_COSTS, charges_kl

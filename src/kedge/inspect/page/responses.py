@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kedge.inspect.look import has_part
+from kedge.inspect.page.looks import has_part
 from kedge.inspect.page.numbers import as_number, distributions, evenly_spaced, fitting, rounded, shortened
 from kedge.inspect.page.sentences import why_no_result
 from kedge.inspect.record import RunRecord

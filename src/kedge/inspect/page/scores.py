@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kedge.inspect.look import has_part
 from kedge.inspect.page.clipping import NO_DETAILS
+from kedge.inspect.page.looks import has_part
 from kedge.inspect.page.numbers import as_number, distributions, histogram, mean_of, numbers_of, rounded
 from kedge.inspect.record import RunRecord
 
