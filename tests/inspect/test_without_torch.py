@@ -26,9 +26,9 @@ from pathlib import Path
 
 sys.modules |= dict.fromkeys(json.loads(sys.argv[2]))  # importing one of them raises ModuleNotFoundError
 
-from kedge.inspect.diagnosis import examine_run
-from kedge.inspect.live import serve_run
-from kedge.inspect.report import collect_page, write_report
+from kedge_inspect.diagnosis import examine_run
+from kedge_inspect.live import serve_run
+from kedge_inspect.report import collect_page, write_report
 
 folder = Path(sys.argv[1])
 page = collect_page([folder])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import OutputError
 from kedge.logs.json_lines import JsonLines
 from kedge.logs.record_format import read_json_lines
+from kedge_base.errors import OutputError
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no RLIMIT_FSIZE")

@@ -15,7 +15,7 @@ from kedge.algorithm.experience import Experience, Rollout
 from kedge.data.tokens import turn_pieces
 from kedge.logs.json_lines import JsonLines, plain_json
 from kedge.logs.record_format import parsed_row
-from kedge.system.output import INCIDENTS_FILE, replace_file
+from kedge_base.output import INCIDENTS_FILE, replace_file
 
 
 def add_incident(folder: Path, incident: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The format of a run's record: its files and how their rows are read. Needs neither torch nor numpy.
 
-The logs write these files, and everything that inspects a run reads them. `kedge.system.output` has the names of the
+The logs write these files, and everything that inspects a run reads them. `kedge_base.output` has the names of the
 files that are not logs.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import DataError
+from kedge_base.errors import DataError
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
