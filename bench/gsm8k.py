@@ -39,7 +39,7 @@ import kedge
 from bench.machine import describe_machine
 from bench.processes import BenchError, environment
 from bench.tables import renewed
-from kedge.logs.json_lines import read_json_lines
+from kedge.logs.record_format import read_json_lines
 from kedge_base.errors import KedgeError
 from kedge_base.intervals import Interval, mean_interval, share_interval
 from kedge_base.output import replace_file

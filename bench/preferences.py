@@ -50,7 +50,7 @@ from bench.machine import describe_machine
 from bench.processes import BenchError, environment, fresh
 from bench.tables import renewed
 from bench.tax import TEXTS, change, nats, percents, read_texts
-from kedge.logs.json_lines import read_json_lines
+from kedge.logs.record_format import read_json_lines
 from kedge.models.sources import find_model
 from kedge.rewards import RewardTerm
 from kedge_base.errors import KedgeError

@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.processes import BenchError, environment, fresh
 from bench.tables import renewed
-from kedge.logs.json_lines import read_json_lines
+from kedge.logs.record_format import read_json_lines
 from kedge.models.untrained import save_untrained_llama
 from kedge.rewards import RewardTerm
 from kedge.stages.ppo import run_ppo

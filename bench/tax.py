@@ -37,7 +37,7 @@ from bench.machine import describe_machine
 from bench.processes import BenchError, environment, run_alone
 from bench.tables import renewed
 from kedge.algorithm.logprobs import token_logprobs
-from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
+from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines
 from kedge.models import TokenRows, autocast, load_language_model, load_tokenizer, resolve_precision
 from kedge.models.sources import find_model
 from kedge_base.errors import KedgeError

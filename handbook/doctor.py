@@ -7,7 +7,7 @@ import re
 
 from bench.tables import renewed
 from kedge_inspect.doctor import RULES, Rule
-from kedge_inspect.look import look_of
+from kedge_inspect.page.looks import look_of
 
 MEANS_BEFORE = "Try: "
 

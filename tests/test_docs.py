@@ -20,7 +20,7 @@ from kedge.config import Config, config_from_settings, load_config
 from kedge.config.explain.describe import all_fields, find_field, section_type
 from kedge.data import read_rows
 from kedge.data.fields import Role
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from kedge.rewards import FunctionReward, RewardTerm
 from kedge.stages.judges import PairwiseJudge
 from kedge.stages.ppo import run_ppo

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kedge.config import load_config
-from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
+from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines
 from kedge.stages.ppo import run_ppo
 from kedge_tasks.environments.client import Environment
 from kedge_tasks.verify import code

@@ -12,7 +12,7 @@ from typing import Any
 from bench.defaults.starts import SETTINGS, Start
 from bench.faults.running import run_apart
 from kedge.config import config_from_settings
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from kedge.stages.ppo import run_ppo
 
 ADVANTAGES: Mapping[str, Any] = {"ppo.gae_lambda": 0.95}

@@ -98,7 +98,7 @@ class Stage:
         needs: Required fields, each with its flag.
         needs_with: Fields that change its work if they are set, and the needs that follow.
         flags: Its own options, in the order of the help. All stages have --config, --preset, --out and --seed.
-        title: Its name in sentences.
+        title: Its name in sentences of a report; kedge's own stages have it in `kedge_inspect.page.looks`.
         arguments: Parameters of its function that may be Python objects, and the fields that they replace.
         starts_from: The fields that name the model to start from, the first that is set; empty without such a model.
         inputs: Its own fields that name a file or function; a resumed run checks that it is unchanged.

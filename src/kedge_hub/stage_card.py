@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config, field_advice, word
 from kedge.config.presets import FAMILY
 from kedge.data import encode_prompt, prompt_form
-from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE, read_samples
+from kedge.logs.record_format import METRICS_FILE, SAMPLES_FILE, read_samples
 from kedge.models import ModelCard
 from kedge.runs.resuming import CHANGED
 from kedge.runs.run import Run

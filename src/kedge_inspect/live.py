@@ -11,8 +11,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from kedge.logs.experience_metrics import DETAILS_FILE
-from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE
+from kedge.logs.record_format import DETAILS_FILE, METRICS_FILE, SAMPLES_FILE
 from kedge_base.errors import DataError, KedgeError
 from kedge_base.local_server import PAGE_POLICY, Answer, LocalServer, Request
 from kedge_base.output import (

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from kedge_base.stage import imported, stages
 from kedge_inspect.record import RunRecord
 
 if TYPE_CHECKING:
@@ -71,6 +70,8 @@ class Look:
     """A stage's view in reports and in the doctor.
 
     Attributes:
+        title: The stage's name in sentences.
+        unit: Unit of a row of `metrics.jsonl`: an `update` or a `step`.
         rows: The table of first and last values.
         panels: The charts.
         sentences: Describes a run in one or more sentences, from its record and how far it is in words.
@@ -82,6 +83,8 @@ class Look:
         rules: The doctor's rules for this stage; it has no others.
     """
 
+    title: str = "The run"
+    unit: str = "step"
     rows: tuple[Row, ...] = ()
     panels: tuple[Panel, ...] = ()
     sentences: Callable[[RunRecord, str], list[str]] = lambda record, progress: [f"{progress}."]
@@ -106,21 +109,6 @@ class Look:
         """Responses or environment steps of an update, or rows of a step; None if the configuration lacks them."""
         sizes = [record.setting(name) for name in self.size]
         return math.prod(sizes) if sizes and all(isinstance(each, int) for each in sizes) else None
-
-
-def look_of(stage: str) -> Look:
-    """The look of a stage, kedge's own or a registered one."""
-    from kedge_inspect.page.looks import LOOKS, OTHER
-
-    if stage in LOOKS:
-        return LOOKS[stage]
-    known = stages().get(stage)
-    return imported(known.looks) if known and known.looks else OTHER
-
-
-def has_part(record: RunRecord, part: str) -> bool:
-    """True if the runs of a record's stage can fill a section of the page."""
-    return part in look_of(record.stage).parts
 
 
 def matches(pattern: str, name: str) -> bool:

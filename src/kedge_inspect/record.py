@@ -15,10 +15,16 @@ from typing import Any, Literal
 
 import yaml
 
-from kedge.logs.experience_metrics import DETAILS_FILE
-from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE, read_rows
-from kedge.logs.phases import JUDGING
 from kedge.logs.progress import say
+from kedge.logs.record_format import (
+    CRITIC_CHECKS_FILE,
+    DETAILS_FILE,
+    EVALUATIONS_FILE,
+    JUDGING,
+    METRICS_FILE,
+    SAMPLES_FILE,
+    read_rows,
+)
 from kedge_base.errors import DataError, KedgeError
 from kedge_base.output import (
     BEST_FILE,

@@ -13,7 +13,7 @@ from typing import Any
 from kedge_base.errors import DataError
 from kedge_base.intervals import Interval, mean_interval
 from kedge_base.output import SWEEP_FILE
-from kedge_inspect.look import look_of
+from kedge_inspect.page.looks import look_of
 
 MOST_ERROR = 300
 """Characters of a failed run's error."""

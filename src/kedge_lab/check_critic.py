@@ -18,8 +18,9 @@ from kedge.algorithm.prefix_test import PrefixTest
 from kedge.config import Config, load_config, with_values
 from kedge.config.schedules import config_at
 from kedge.logs.critic_checks import check_row
-from kedge.logs.json_lines import CRITIC_CHECKS_FILE, RunLog
+from kedge.logs.json_lines import RunLog
 from kedge.logs.progress import Progress, say
+from kedge.logs.record_format import CRITIC_CHECKS_FILE
 from kedge.logs.table import Cell, print_table
 from kedge.models import ActorCritic, find_model
 from kedge.runs.calls import shows_its_run

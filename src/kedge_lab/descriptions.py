@@ -23,7 +23,6 @@ FOR_TRAINING = (
 GENERATE = Stage(
     "generate",
     help="Write a model's responses to prompts, with their scores if a reward is given.",
-    title="Generation",
     run="kedge_lab.generate:run_generate",
     sections=(("generate",), SCORED, ("environment",)),
     unread=FOR_TRAINING,
@@ -51,7 +50,6 @@ EVALUATE = Stage(
     "evaluate",
     help="Measure the win rate of a policy against another policy or the references; how many prompts it solves "
     "(--samples); or check a critic (--critic).",
-    title="Evaluation",
     run="kedge_lab.evaluate:evaluate_or_check",
     sections=(("evaluate",), ("generate",), SCORED, ("environment",)),
     unread=("generate.best_of", *FOR_TRAINING),

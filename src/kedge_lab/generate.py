@@ -14,8 +14,9 @@ from statistics import mean
 from typing import Any
 
 from kedge.config import Config
-from kedge.logs.json_lines import JsonLines, read_json_lines
+from kedge.logs.json_lines import JsonLines
 from kedge.logs.progress import say
+from kedge.logs.record_format import read_json_lines
 from kedge.logs.table import print_table
 from kedge.rewards import Responses, ScoredTerms, Scores, WeightedReward
 from kedge.rewards.source import free_names

@@ -34,8 +34,8 @@ from kedge.config import (
     suggestion,
     with_values,
 )
-from kedge.logs.json_lines import METRICS_FILE, read_metrics
 from kedge.logs.progress import Progress, format_figure, say
+from kedge.logs.record_format import METRICS_FILE, read_metrics
 from kedge.logs.table import print_table
 from kedge.runs.fingerprint import input_hashes_of_all
 from kedge.runs.names import check_names

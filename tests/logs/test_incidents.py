@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kedge.logs.incidents import add_incident, describe_row, truncate_incidents
-from kedge.logs.json_lines import read_json_lines
+from kedge.logs.record_format import read_json_lines
 from kedge_base.output import DIAGNOSTIC_FILES, INCIDENTS_FILE
 from tests.tiny import tiny_tokenizer
 from tests.training.test_update import make_experience, make_models

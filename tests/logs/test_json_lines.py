@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge.logs.json_lines import JsonLines, read_json_lines
+from kedge.logs.json_lines import JsonLines
+from kedge.logs.record_format import read_json_lines
 from kedge_base.errors import OutputError
 
 

@@ -12,17 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.logs.json_lines import (
-    METRICS_FILE,
-    SAMPLES_FILE,
-    MetricsLog,
-    Sample,
-    SamplesLog,
-    plain_json,
-    read_metrics,
-    read_samples,
-    rows_until,
-)
+from kedge.logs.json_lines import MetricsLog, Sample, SamplesLog, plain_json, rows_until
+from kedge.logs.record_format import METRICS_FILE, SAMPLES_FILE, read_metrics, read_samples
 from kedge_base.errors import DataError, ShapeError
 from kedge_base.output import replace_file
 

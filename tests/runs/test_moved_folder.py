@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from tests.stages.ppo.test_ppo import PROMPTS, configure

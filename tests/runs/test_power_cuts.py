@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kedge.config import Config, config_from_settings
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from kedge.runs.resuming import damage, finished_run
 from kedge.runs.run import Resume
 from kedge.stages.sft import run_sft

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import kedge
 from kedge.data import encode_example
-from kedge.logs.json_lines import read_samples
+from kedge.logs.record_format import read_samples
 from kedge.models import (
     AdapterSettings,
     ModelCard,

@@ -10,7 +10,7 @@ import pytest
 import kedge
 from kedge.cli import main
 from kedge.config import config_from_settings
-from kedge.logs.json_lines import CRITIC_CHECKS_FILE, read_json_lines
+from kedge.logs.record_format import CRITIC_CHECKS_FILE, read_json_lines
 from kedge.stages.ppo import run_ppo
 from kedge_base.errors import ConfigError, KedgeError
 from kedge_inspect.doctor import examine

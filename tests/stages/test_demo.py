@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from kedge_base.errors import OutputError
 from kedge_lab.demo import recipe
 from kedge_lab.demo.gold_evaluation import GoldScores, sample_summaries

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from kedge.config import Config, load_config
-from kedge.logs.json_lines import read_json_lines
+from kedge.logs.record_format import read_json_lines
 from kedge_base.errors import ConfigError, DataError, KedgeError, ModelError, RewardError
 from kedge_lab.evaluate import evaluate_or_check, run_evaluate
 from tests.forking import forked_kedge

@@ -14,7 +14,7 @@ import pytest
 
 import kedge
 from kedge.config import Config, load_config
-from kedge.logs.json_lines import read_json_lines
+from kedge.logs.record_format import read_json_lines
 from kedge.rewards import Verdict
 from kedge_base.errors import ConfigError, DataError
 from kedge_inspect.diagnosis import diagnose_run

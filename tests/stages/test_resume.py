@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from kedge.config import Config, config_from_settings, load_config
-from kedge.logs.json_lines import MetricsLog, read_json_lines
+from kedge.logs.json_lines import MetricsLog
+from kedge.logs.record_format import read_json_lines
 from kedge.runs import resuming
 from kedge.runs.run import Resume, resumed
 from kedge.stages.ppo import guarding, run_ppo

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 from kedge.config import load_config
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokenizer
 from kedge.models.packing.trunk import Trunk
 from kedge.stages.reward import run_reward, train_reward_model

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kedge.config import config_from_settings
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from kedge.stages.critic import run_critic
 from kedge.stages.ppo import run_ppo
 from kedge_base.errors import RewardError, UnscoredError

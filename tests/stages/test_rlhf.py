@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.config import Config, check_stage, load_config, with_values
-from kedge.logs.json_lines import read_json_lines
+from kedge.logs.record_format import read_json_lines
 from kedge.stages import rlhf
 from kedge.stages.rlhf import run_rlhf
 from kedge_base.errors import ConfigError, KedgeError

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.config import load_config
 from kedge.data import Demonstration, encode_prompt
-from kedge.logs.json_lines import MEASURED, read_metrics
+from kedge.logs.record_format import MEASURED, read_metrics
 from kedge.models import LanguageModel, TokenRows, load_tokenizer
 from kedge.models.packing.trunk import Trunk
 from kedge.stages import sft

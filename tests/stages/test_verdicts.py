@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kedge.config import load_config
-from kedge.logs.json_lines import read_samples
+from kedge.logs.record_format import read_samples
 from kedge.rewards import Verdict
 from kedge.stages.ppo import run_ppo
 from kedge_base.errors import RewardError

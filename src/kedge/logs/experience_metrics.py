@@ -16,14 +16,10 @@ from kedge.algorithm.experience import ENDINGS, Experience, Rollout
 from kedge.algorithm.logprobs import response_log_ratios, sampler_mismatch
 from kedge.algorithm.shaping import GroupScores
 from kedge.data.tokens import turn_pieces
-from kedge.logs.json_lines import OF_SCORES, Sample
+from kedge.logs.json_lines import Sample
+from kedge.logs.record_format import NUM_BINS, OF_SCORES, WIDEST
 
-DETAILS_FILE = "details.jsonl"
-"""The distributions of each update, a row per update."""
 NUM_QUANTILES = 21
-NUM_BINS = 41
-WIDEST = 1.0
-"""Largest |log ρ| of the bins; values beyond count in the outermost bins."""
 
 GRAM = 4
 """Length of the repeated sequences that count: shorter ones recur in good prose too."""

@@ -17,18 +17,10 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import Self
 
+from kedge.logs.record_format import MEASURED, METRICS_FILE, SAMPLES_FILE
 from kedge_base.durable import replace_contents, sync, sync_folder
 from kedge_base.errors import DataError, ShapeError
 from kedge_base.output import writing
-
-METRICS_FILE = "metrics.jsonl"
-EVALUATIONS_FILE = "evaluations.jsonl"
-CRITIC_CHECKS_FILE = "critic_checks.jsonl"
-SAMPLES_FILE = "samples.jsonl"
-MEASURED = ("time/", "tokens_per_second", "memory/")
-"""Prefixes of the metrics that differ between two runs with the same seed."""
-OF_SCORES = ("reward/score_", "reward/length_correlation", "group/")
-"""Prefixes of the metrics that a run without a reward does not have: every score would be 0."""
 
 PIECE_BYTES = 1 << 16
 
@@ -190,67 +182,6 @@ def _whole_rows(file: io.FileIO) -> int:
     return 0
 
 
-def parsed_row(line: bytes, *, numbered: bool) -> dict[str, Any] | None:
-    """A line as a row; None if it is damaged, or to be `numbered` but without an update."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):  # also for too many digits or levels
-        return None
-    return row if isinstance(row, dict) and (not numbered or _is_update(row.get("update"))) else None
-
-
-def read_rows(path: Path, *, numbered: bool, on_skipped: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Read the rows of a run's file, which may still be written to; empty without a file.
-
-    Args:
-        path: The file.
-        numbered: Whether rows have an update.
-        on_skipped: Called with a message about damaged lines; the last one may be incomplete.
-    """
-    if not path.is_file():  # a pipe would be waited for
-        return []
-    *lines, last = path.read_bytes().split(b"\n")
-    found = [parsed_row(line, numbered=numbered) for line in lines]
-    skipped = [number for number, (line, row) in enumerate(zip(lines, found, strict=True), 1) if row is None and line]
-    if skipped:
-        first = f"line {skipped[0]}" if len(skipped) == 1 else f"{len(skipped):,} lines, first line {skipped[0]}"
-        on_skipped(f"{path}: {first}: damaged, left out")
-    return [row for row in [*found, parsed_row(last, numbered=numbered) if last else None] if row is not None]
-
-
-def _is_update(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 53
-
-
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """All rows of a file, which may still be written to.
-
-    Raises:
-        DataError: The file does not exist, or a line before the last is not JSON.
-    """
-    if not path.is_file():
-        raise DataError(f"{str(path)!r} does not exist; expected a run's folder")
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows += [json.loads(line)] if line else []
-        except json.JSONDecodeError as error:
-            # Only the last line may be incomplete: the run is writing it, or was killed while writing.
-            if number < len(lines):
-                raise DataError(f"{str(path)!r}, line {number}: not JSON ({error.msg})") from error
-    return rows
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `metrics.jsonl`, also of a running run.
-
-    Raises:
-        DataError: As `read_json_lines`.
-    """
-    return read_json_lines(folder / METRICS_FILE)
-
-
 def rows_until(path: Path, last_update: int) -> list[bytes]:
     """The lines of a log up to and including an update; those after it, and an incomplete last line, are left out.
 
@@ -371,11 +302,6 @@ class SamplesLog(RunLog):
         self.append(update, *_rounded(plain_json(rows)))
         if self._also is not None and samples:
             self._also(update, samples)
-
-
-def read_samples(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `samples.jsonl`; raises `DataError` as `read_json_lines`."""
-    return read_json_lines(folder / SAMPLES_FILE)
 
 
 def _rounded(value: Any) -> Any:

@@ -9,9 +9,6 @@ from pathlib import Path
 from kedge.logs.json_lines import JsonLines
 from kedge_base.output import PROGRESS_FILE
 
-JUDGING = "judge"
-"""The phase where a judge reads all responses of a side at once."""
-
 OnPhase = Callable[[str, int, int], None]
 """Called with the name of a phase, the responses done, and their total."""
 

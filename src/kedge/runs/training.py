@@ -13,20 +13,12 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from kedge.config import Config, best_metric
-from kedge.logs.experience_metrics import DETAILS_FILE
 from kedge.logs.incidents import truncate_incidents
-from kedge.logs.json_lines import (
-    CRITIC_CHECKS_FILE,
-    EVALUATIONS_FILE,
-    METRICS_FILE,
-    SAMPLES_FILE,
-    MetricsLog,
-    plain_json,
-    rows_until,
-)
+from kedge.logs.json_lines import MetricsLog, plain_json, rows_until
 from kedge.logs.loggers import PROJECT, LoggedRun, LoggerGroup, LoggerState
 from kedge.logs.phases import PhaseLog
 from kedge.logs.progress import Progress, say
+from kedge.logs.record_format import CRITIC_CHECKS_FILE, DETAILS_FILE, EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE
 from kedge.ranks import AdaptiveTokens
 from kedge.runs.ending import end_stage, resumable
 from kedge.runs.out_of_memory import memory_in_one_line

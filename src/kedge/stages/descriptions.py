@@ -204,7 +204,6 @@ def _check_trained_critic(config: Config) -> None:
 SFT = Stage(
     "sft",
     help="Fine-tune a language model on demonstrations.",
-    title="Fine-tuning",
     run="kedge.stages.sft:run_sft",
     sections=(("sft",), TRAINED),
     unread=("data.comparisons", *FOR_PPO),
@@ -225,7 +224,6 @@ SFT = Stage(
 REWARD_MODEL = Stage(
     "reward",
     help="Train a reward model on comparisons. Its mean score on the demonstrations, if given, is set to 0.",
-    title="Reward model training",
     run="kedge.stages.reward:run_reward",
     sections=(("reward_model",), TRAINED),
     unread=FOR_PPO,
@@ -246,7 +244,6 @@ REWARD_MODEL = Stage(
 CRITIC = Stage(
     "critic",
     help="Train a critic for PPO on the returns of the policy's responses, so that PPO need not begin without one.",
-    title="The training of the critic",
     run="kedge.stages.critic:run_critic",
     sections=(
         ("critic",),
@@ -274,7 +271,6 @@ CRITIC = Stage(
 PPO = Stage(
     "ppo",
     help="Train a policy with PPO on one or more rewards: reward models and functions.",
-    title="PPO",
     run="kedge.stages.ppo:run_ppo",
     sections=(
         ("ppo", "rollout", "runtime"),
@@ -331,7 +327,6 @@ RLHF = Stage(
     "rlhf",
     help="Run SFT, reward modeling and PPO, once or in rounds. Each --reward is added to the reward model's score.\n\n"
     "rlhf.train_critic=true trains a critic before PPO.",
-    title="RLHF",
     run="kedge.stages.rlhf:run_rlhf",
     sections=(("rlhf", "ppo", "rollout", "sft", "reward_model"), ("optimization", *SCORED), ("critic",)),
     needs={

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.logs.json_lines import METRICS_FILE, read_metrics
+from kedge.logs.record_format import METRICS_FILE, read_metrics
 from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run

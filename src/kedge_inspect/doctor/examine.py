@@ -12,7 +12,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kedge_base.stage import stages
 from kedge_base.texts import printable
 from kedge_inspect.doctor import (
     critic,
@@ -39,7 +38,7 @@ from kedge_inspect.doctor.rule import (
     no_advice,
     severity_rank,
 )
-from kedge_inspect.look import look_of
+from kedge_inspect.page.looks import look_of
 from kedge_inspect.record import RunRecord
 
 RULES: tuple[Rule, ...] = (
@@ -293,11 +292,9 @@ def gaps_in_words(run: RunRecord, gaps: Sequence[Gap]) -> str:
 def _too_short(run: RunRecord, needed: Sequence[int]) -> str:
     low = min(needed)
     high = max(needed)
-    stage = stages().get(run.stage)
-    unit = f"{stage.unit}s" if stage else "updates"
     span = f"{high}" if low == high else f"{low} to {high}"
     verb = "needs" if len(needed) == 1 else "need"
-    return f"{len(needed)} {verb} {span} {unit}, and the run has {len(run.metrics)}"
+    return f"{len(needed)} {verb} {span} {look_of(run.stage).unit}s, and the run has {len(run.metrics)}"
 
 
 def merge(parts: Iterable[Examination]) -> Examination:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kedge_base.intervals import score_interval
-from kedge_inspect.look import has_part
+from kedge_inspect.page.looks import has_part
 from kedge_inspect.page.numbers import (
     as_number,
     blocks,
@@ -19,6 +18,7 @@ from kedge_inspect.page.numbers import (
     rounded,
     shortened,
 )
+from kedge_inspect.page.sentences import before_and_after, paired_responses
 from kedge_inspect.record import RunRecord
 from kedge_inspect.resolved import critic_of, learns_from_teacher
 
@@ -164,14 +164,9 @@ def held_out(record: RunRecord) -> dict[str, Any]:
 
 def _pairs(record: RunRecord) -> list[dict[str, Any]]:
     """The responses of the first and of the last evaluation to each prompt, with their scores and lengths."""
-    rows = record.evaluations
-    if len(rows) < 2:
-        return []
-    first, last = ({each["number"]: each for each in row.get("responses") or ()} for row in (rows[0], rows[-1]))
     return [
-        {"prompt": shortened(str(after["prompt"])), "before": _side(first[number]), "after": _side(after)}
-        for number, after in last.items()
-        if number in first
+        {"prompt": shortened(str(after["prompt"])), "before": _side(before), "after": _side(after)}
+        for before, after in paired_responses(record)
     ]
 
 
@@ -179,20 +174,6 @@ def _side(response: Mapping[str, Any]) -> dict[str, Any]:
     figures = rounded({name: as_number(response[name]) for name in ("score", "length")})
     reason = {"reason": shortened(response["reason"])} if isinstance(response.get("reason"), str) else {}
     return {"text": shortened(str(response["completion"])), **figures, **reason}
-
-
-def before_and_after(record: RunRecord) -> list[str]:
-    """A sentence on the mean scores of the first and the last evaluation, with intervals over prompts, if known."""
-    scores = [(pair["before"]["score"], pair["after"]["score"]) for pair in _pairs(record)]
-    known = [pair for pair in scores if None not in pair]
-    if not known:
-        return []
-    before, after = (score_interval([[score] for score in side]) for side in zip(*known, strict=True))
-    first, last = (record.evaluations[at]["update"] for at in (0, -1))
-    start = f"after update {first:,}" if first else "at the start"  # a resumed run may begin to evaluate later
-    return [
-        f"The mean score on {len(known):,} held-out prompts is {after} after update {last:,}, and was {before} {start}."
-    ]
 
 
 def _best(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kedge_base.intervals import mean_interval
-from kedge_inspect.look import look_of, matches
+from kedge_inspect.look import matches
+from kedge_inspect.page.looks import look_of
 from kedge_inspect.page.numbers import Reduce, as_number, blocks, mean_of, rounded
 from kedge_inspect.record import RunRecord
 from kedge_inspect.resolved import KL_COSTS, charges_kl

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from kedge_base.stage import imported, registered_stages
 from kedge_base.texts import read_table
 from kedge_inspect.look import Look, Panel, Row
 from kedge_inspect.page import sentences
@@ -71,6 +72,8 @@ OTHER = Look(rows=SUPERVISED_ROWS, sentences=sentences.of_fine_tuning)
 """The look of a stage without its own."""
 
 PPO = Look(
+    title="PPO",
+    unit="update",
     rows=PPO_ROWS,
     panels=PANELS["ppo"],
     sentences=sentences.of_ppo,
@@ -80,11 +83,12 @@ PPO = Look(
     total=_updates,
     goals=("eval/score", "reward/score_mean", "eval/total", "reward/total"),
 )
-SFT = replace(OTHER, panels=PANELS["sft"], size=("sft.batch_size",), goals=("eval/loss", "loss"))
+SFT = replace(OTHER, title="Fine-tuning", panels=PANELS["sft"], size=("sft.batch_size",), goals=("eval/loss", "loss"))
 LOOKS = {
     "sft": SFT,
     "reward": replace(
         SFT,
+        title="Reward model training",
         panels=PANELS["reward"],
         sentences=sentences.of_reward_model,
         parts=frozenset({"reward_model"}),
@@ -92,6 +96,7 @@ LOOKS = {
         goals=("eval/accuracy", "accuracy"),
     ),
     "critic": Look(
+        title="The training of the critic",
         rows=CRITIC_ROWS,
         panels=PANELS["critic"],
         sentences=sentences.of_critic,
@@ -99,7 +104,23 @@ LOOKS = {
         goals=("eval/explained_variance", "explained_variance"),
     ),
     "ppo": PPO,
-    "evaluate": replace(OTHER, sentences=sentences.of_evaluation, parts=frozenset({"evaluation"})),
-    "generate": replace(OTHER, sentences=sentences.of_generation, parts=frozenset({"generation"})),
+    "evaluate": replace(OTHER, title="Evaluation", sentences=sentences.of_evaluation, parts=frozenset({"evaluation"})),
+    "generate": replace(OTHER, title="Generation", sentences=sentences.of_generation, parts=frozenset({"generation"})),
 }
 """By stage, in the order of a chain."""
+
+
+def look_of(stage: str) -> Look:
+    """The look of a stage, kedge's own or one that another package registers."""
+    if stage in LOOKS:
+        return LOOKS[stage]
+    registered = next((each for each in registered_stages() if each.name == stage), None)
+    if registered is None:
+        return OTHER
+    look = imported(registered.looks) if registered.looks else OTHER
+    return replace(look, title=registered.title, unit=registered.unit)
+
+
+def has_part(record: RunRecord, part: str) -> bool:
+    """True if the runs of a record's stage can fill a section of the page."""
+    return part in look_of(record.stage).parts

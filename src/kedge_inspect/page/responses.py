@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kedge_inspect.look import has_part
+from kedge_inspect.page.looks import has_part
 from kedge_inspect.page.numbers import as_number, distributions, evenly_spaced, fitting, rounded, shortened
 from kedge_inspect.page.sentences import why_no_result
 from kedge_inspect.record import RunRecord

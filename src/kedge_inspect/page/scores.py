@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kedge_inspect.look import has_part
 from kedge_inspect.page.clipping import NO_DETAILS
+from kedge_inspect.page.looks import has_part
 from kedge_inspect.page.numbers import as_number, distributions, histogram, mean_of, numbers_of, rounded
 from kedge_inspect.record import RunRecord
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kedge_inspect.page.checks import before_and_after
-from kedge_inspect.page.numbers import as_number, figure, mean_of, noise, numbers_of
+from kedge_base.intervals import score_interval
+from kedge_inspect.page.numbers import as_number, figure, mean_of, noise, numbers_of, rounded
 from kedge_inspect.record import RunRecord
 from kedge_inspect.resolved import learns_from_teacher
 
@@ -64,6 +64,29 @@ def of_ppo(record: RunRecord, progress: str) -> list[str]:
     """The score and the KL; held-out scores; what else changed; responses that were thrown away, if there are any."""
     measured = [_reward_sentence(record, progress), *before_and_after(record), _behavior_sentence(record)]
     return [*measured, *_unused_sentence(record)]
+
+
+def paired_responses(record: RunRecord) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """The responses of the first and of the last evaluation to each prompt of both."""
+    rows = record.evaluations
+    if len(rows) < 2:
+        return []
+    first, last = ({each["number"]: each for each in row.get("responses") or ()} for row in (rows[0], rows[-1]))
+    return [(first[number], after) for number, after in last.items() if number in first]
+
+
+def before_and_after(record: RunRecord) -> list[str]:
+    """A sentence on the mean scores of the first and the last evaluation, with intervals over prompts, if known."""
+    scores = [[rounded(as_number(side["score"])) for side in pair] for pair in paired_responses(record)]
+    known = [pair for pair in scores if None not in pair]
+    if not known:
+        return []
+    before, after = (score_interval([[score] for score in side]) for side in zip(*known, strict=True))
+    first, last = (record.evaluations[at]["update"] for at in (0, -1))
+    start = f"after update {first:,}" if first else "at the start"  # a resumed run may begin to evaluate later
+    return [
+        f"The mean score on {len(known):,} held-out prompts is {after} after update {last:,}, and was {before} {start}."
+    ]
 
 
 def of_fine_tuning(record: RunRecord, progress: str) -> list[str]:

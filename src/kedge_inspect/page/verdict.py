@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kedge_base.stage import stages
-from kedge_inspect.look import Row, look_of
+from kedge_inspect.look import Row
+from kedge_inspect.page.looks import look_of
 from kedge_inspect.page.numbers import numbers_of, rounded, typographic
 from kedge_inspect.page.sentences import Ends, ends_of
 from kedge_inspect.record import RESULTS, RunRecord
@@ -62,20 +62,18 @@ def _judged(row: Row, ends: Ends) -> str:
 def _progress(record: RunRecord) -> str:
     """The run's progress: `PPO is at update 12 of 60`."""
     look = look_of(record.stage)
-    stage = stages().get(record.stage)
-    name, step = (stage.title, stage.unit) if stage else ("The run", "step")
     count = len(record.metrics)
     total = look.total(record)
     of = "" if total is None else f" of {total:,}"
     if record.state == "running":
-        return f"{name} is at {step} {count:,}{of}"
+        return f"{look.title} is at {look.unit} {count:,}{of}"
     if record.state == "stopped":
-        return f"{name} stopped after {step} {count:,}{of}"
+        return f"{look.title} stopped after {look.unit} {count:,}{of}"
     each = look.items_per_update(record)
     items = f", {count * each:,} {look.items}" if each and look.items else ""
     seconds = sum(numbers_of(record.metrics, "time/update"))
-    steps = f"{of} {step}s" if record.ended_early and of else f" {step}" if count == 1 else f" {step}s"
-    return f"{name} ran {count:,}{steps} ({_duration(seconds)}{items})"
+    steps = f"{of} {look.unit}s" if record.ended_early and of else f" {look.unit}" if count == 1 else f" {look.unit}s"
+    return f"{look.title} ran {count:,}{steps} ({_duration(seconds)}{items})"
 
 
 def _duration(seconds: float) -> str:

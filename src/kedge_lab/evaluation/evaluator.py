@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kedge.data import Prompt, Rendered
-from kedge.logs.phases import JUDGING, OnPhase
+from kedge.logs.phases import OnPhase
+from kedge.logs.record_format import JUDGING
 from kedge.rewards import MESSAGES_COLUMN, Responses, Scores, WeightedReward
 from kedge.rewards.model import share_tokens
 from kedge.stages.judges import Judge, PairOutcomes, ScoredResponses

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge_inspect.doctor import RULES
-from kedge_inspect.look import look_of
+from kedge_inspect.page.looks import look_of
 from kedge_inspect.record import RunRecord
 
 ALL_RULES = (*RULES, *look_of("control").rules)

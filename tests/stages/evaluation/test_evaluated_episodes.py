@@ -7,7 +7,7 @@ from math import comb
 import pytest
 
 import kedge
-from kedge.logs.json_lines import read_json_lines
+from kedge.logs.record_format import read_json_lines
 from kedge_base.errors import ConfigError
 from kedge_tasks import verify
 from kedge_tasks.environments import Step

@@ -17,7 +17,7 @@ from bench.plan.shallow import save_shallow, text_of
 from kedge.algorithm.experience import Experience
 from kedge.cli import main
 from kedge.config import Config, load_config, with_values
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.stages.critic import run_critic
 from kedge.stages.ppo import run_ppo

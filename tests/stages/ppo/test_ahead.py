@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from kedge.config import config_from_settings
-from kedge.logs.json_lines import read_samples
+from kedge.logs.record_format import read_samples
 from kedge.rewards import Verdict
 from kedge.runs.run import Resume
 from kedge.runs.training import Callback, Update

@@ -12,7 +12,7 @@ import torch
 
 from kedge.algorithm.prefix_test import prefix_test
 from kedge.config import schedule_in_words
-from kedge.logs.json_lines import CRITIC_CHECKS_FILE, read_json_lines
+from kedge.logs.record_format import CRITIC_CHECKS_FILE, read_json_lines
 from kedge.models import response_logprobs
 from kedge.ranks import ALONE
 from kedge.stages.ppo import measurements, run_ppo

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kedge.logs.json_lines import MEASURED
+from kedge.logs.record_format import MEASURED
 from kedge.stages.ppo import run_ppo
 from tests.stages.ppo.test_ppo import PROMPTS, configure, vowels
 from tests.tiny import save_tiny_policy

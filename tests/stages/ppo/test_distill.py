@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import kedge
 from kedge.config import Config, check_stage, config_from_settings
-from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines, read_samples
+from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge.runs.run import Resume, open_run
 from kedge.stages.ppo import roles, run_ppo
 from kedge.stages.ppo.roles import load_roles

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
-from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines, read_samples
+from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.trainer import Trainer

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kedge.logs.json_lines import read_json_lines, read_metrics, read_samples
+from kedge.logs.record_format import read_json_lines, read_metrics, read_samples
 from kedge.models import ActorCritic
 from kedge.rollout import Sampler, collect
 from kedge.runs.run import Resume

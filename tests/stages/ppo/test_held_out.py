@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from kedge.config import load_config, schedule_in_words
-from kedge.logs.json_lines import EVALUATIONS_FILE, MetricsLog, read_json_lines
+from kedge.logs.json_lines import MetricsLog
+from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines
 from kedge.models import find_model
 from kedge.rewards import RewardTerm, Verdict
 from kedge.runs.run import Resume

@@ -9,7 +9,7 @@ import pytest
 
 import kedge
 from kedge.config.schema.ppo import NEED_GROUPS
-from kedge.logs.json_lines import read_metrics
+from kedge.logs.record_format import read_metrics
 from kedge_base.errors import ConfigError
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from kedge.algorithm.experience import ENDINGS, Experience
-from kedge.logs.json_lines import read_json_lines, read_samples
+from kedge.logs.record_format import read_json_lines, read_samples
 from kedge.rewards import ScoredTerms, Verdict
 from kedge.rewards.score import ScoredRollout
 from kedge.runs.run import Resume

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
-from kedge.logs.json_lines import MEASURED, read_samples
+from kedge.logs.record_format import MEASURED, read_samples
 from kedge.runs.claim import claim
 from kedge.training.stopping import Terminated
 from kedge_base.errors import ConfigError, DataError, OutputError, RewardError

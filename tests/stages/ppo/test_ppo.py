@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
 from kedge.config import config_from_settings
-from kedge.logs.json_lines import MEASURED, read_json_lines, read_samples
+from kedge.logs.record_format import MEASURED, read_json_lines, read_samples
 from kedge.models import load_language_model
 from kedge.models.packing.trunk import Trunk
 from kedge.stages.ppo import critics, roles, run_ppo

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kedge.algorithm.experience import Rollout
 from kedge.config import config_from_settings, schedule_in_words
 from kedge.data import Prompt
-from kedge.logs.json_lines import read_samples
+from kedge.logs.record_format import read_samples
 from kedge.rewards import CallLimits, load_reward
 from kedge.rewards.score import ScoredRollout, score_rollout
 from kedge.runs.run import Resume

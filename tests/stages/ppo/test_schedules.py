@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kedge.config import config_from_settings
-from kedge.logs.json_lines import MEASURED, read_metrics
+from kedge.logs.record_format import MEASURED, read_metrics
 from kedge.stages.ppo import run_ppo
 from tests.tiny import save_tiny_policy
 

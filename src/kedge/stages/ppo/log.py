@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from kedge.algorithm.experience import Experience
 from kedge.config import Config, field_advice, schedule_in_words
 from kedge.logs.experience_metrics import (
-    DETAILS_FILE,
     describe_experience,
     describe_masked,
     describe_samples,
@@ -23,8 +22,9 @@ from kedge.logs.experience_metrics import (
     reference_error,
     without_scores,
 )
-from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EVALUATIONS_FILE, MetricsLog, RunLog, SamplesLog
+from kedge.logs.json_lines import MetricsLog, RunLog, SamplesLog
 from kedge.logs.progress import Progress
+from kedge.logs.record_format import CRITIC_CHECKS_FILE, DETAILS_FILE, EVALUATIONS_FILE
 from kedge.models import LanguageModel, ScalarModel
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import num_weights

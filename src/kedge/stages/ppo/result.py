@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kedge.config import Config, word
 from kedge.config.schedules import config_at
-from kedge.logs.json_lines import METRICS_FILE, read_metrics
+from kedge.logs.record_format import METRICS_FILE, read_metrics
 from kedge.models import save_policy
 from kedge.ranks.sharding import gathered_state
 from kedge.runs.calls import shows_its_run

@@ -1,0 +1,100 @@
+"""The format of a run's record: its files and how their rows are read. Needs neither torch nor numpy.
+
+The logs write these files, and everything that inspects a run reads them. `kedge_base.output` has the names of the
+files that are not logs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kedge_base.errors import DataError
+
+METRICS_FILE = "metrics.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+CRITIC_CHECKS_FILE = "critic_checks.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+DETAILS_FILE = "details.jsonl"
+"""The distributions of each update, a row per update."""
+
+MEASURED = ("time/", "tokens_per_second", "memory/")
+"""Prefixes of the metrics that differ between two runs with the same seed."""
+OF_SCORES = ("reward/score_", "reward/length_correlation", "group/")
+"""Prefixes of the metrics that a run without a reward does not have: every score would be 0."""
+
+JUDGING = "judge"
+"""The phase in `progress.jsonl` where a judge reads all responses of a side at once."""
+
+NUM_BINS = 41
+WIDEST = 1.0
+"""The ratios in `details.jsonl` are counted in NUM_BINS equal bins of log ρ from −WIDEST to WIDEST; values beyond count
+in the outermost bins."""
+
+
+def parsed_row(line: bytes, *, numbered: bool) -> dict[str, Any] | None:
+    """A line as a row; None if it is damaged, or to be `numbered` but without an update."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # also for too many digits or levels
+        return None
+    return row if isinstance(row, dict) and (not numbered or _is_update(row.get("update"))) else None
+
+
+def read_rows(path: Path, *, numbered: bool, on_skipped: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Read the rows of a run's file, which may still be written to; empty without a file.
+
+    Args:
+        path: The file.
+        numbered: Whether rows have an update.
+        on_skipped: Called with a message about damaged lines; the last one may be incomplete.
+    """
+    if not path.is_file():  # reading a pipe would block
+        return []
+    *lines, last = path.read_bytes().split(b"\n")
+    found = [parsed_row(line, numbered=numbered) for line in lines]
+    skipped = [number for number, (line, row) in enumerate(zip(lines, found, strict=True), 1) if row is None and line]
+    if skipped:
+        first = f"line {skipped[0]}" if len(skipped) == 1 else f"{len(skipped):,} lines, first line {skipped[0]}"
+        on_skipped(f"{path}: {first}: damaged, left out")
+    return [row for row in [*found, parsed_row(last, numbered=numbered) if last else None] if row is not None]
+
+
+def _is_update(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 53
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """All rows of a file, which may still be written to.
+
+    Raises:
+        DataError: The file does not exist, or a line before the last is not JSON.
+    """
+    if not path.is_file():
+        raise DataError(f"{str(path)!r} does not exist; expected a run's folder")
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows += [json.loads(line)] if line else []
+        except json.JSONDecodeError as error:
+            # Only the last line may be incomplete: the run is writing it, or was killed while writing.
+            if number < len(lines):
+                raise DataError(f"{str(path)!r}, line {number}: not JSON ({error.msg})") from error
+    return rows
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's `metrics.jsonl`, also of a running run.
+
+    Raises:
+        DataError: As `read_json_lines`.
+    """
+    return read_json_lines(folder / METRICS_FILE)
+
+
+def read_samples(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's `samples.jsonl`; raises `DataError` as `read_json_lines`."""
+    return read_json_lines(folder / SAMPLES_FILE)
