@@ -385,11 +385,11 @@ def test_small_files_that_expand_beyond_memory(bomb: str, tmp_path: Path, monkey
     ("template", "said"),
     [
         ("{% for i in range(1000000000) %}x{% endfor %}", "rejects the conversation: Range too big"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "needs over 0.5 s"),
-        ("{{ 3 ** (10 ** 9) % 7 }}", "needs over 0."),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "took over 0.5 s"),
+        ("{{ 3 ** (10 ** 9) % 7 }}", " over 0."),
         # Single operations of C, which no signal ends.
-        ("{% set l = range(99999) | list * 100 %}{{ range(99999) | select('in', l) | list * 0 }}", "needs over 0.5 s"),
-        ("{{ 7 ** 3000000 % 3 ** 1500000 }}", "needs over 0.5 s"),
+        ("{% set l = range(99999) | list * 100 %}{{ range(99999) | select('in', l) | list * 0 }}", "took over 0.5 s"),
+        ("{{ 7 ** 3000000 % 3 ** 1500000 }}", "took over 0.5 s"),
         ("{{ 'a' * 10000000000 }}", "needs over 0.125 GiB of memory"),
         ("{{ 'a' * 3000000 }}", "renders 3,000,000 characters"),
         ("{{ '%10000000000d' % 1 }}", "needs over 0.125 GiB of memory"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -18,8 +17,8 @@ from kedge.data.records import RowError
 from kedge.data.tokens import Rendered, num_shared, special_wrapping
 from kedge_base.errors import DataError
 from kedge_base.texts import error_text
-from kedge_base.workers.codec import decode, encode
-from kedge_base.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
+from kedge_base.workers.log import CallLog
+from kedge_base.workers.process import Request, WorkerEnded, WorkerError, WorkerProcess
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -402,7 +401,7 @@ def apply_template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **set
             template = tokenizer.get_chat_template(settings.get("chat_template"))
             settings = {"eos_token": "", **tokenizer.special_tokens_map, **settings, "chat_template": template}
             limits = {"memory": TEMPLATE_MEMORY, "longest": LONGEST_TEXT}
-            reply = _renderer().ask({"messages": messages, "settings": settings, "day": _day, **limits})
+            reply = _renderer().render(messages=messages, settings=settings, day=_day, **limits)
     except DataError:
         raise
     except Exception as error:  # of the template, or of values that JSON cannot hold
@@ -427,38 +426,37 @@ def _has_usual_method(tokenizer: PreTrainedTokenizerBase) -> bool:
 class _Renderer:
     """The process that renders; it is started when it is needed, and may have exited since."""
 
+    _NAME = "the chat template"
+
     def __init__(self) -> None:
         self._process: WorkerProcess | None = None
         self._lock = threading.Lock()
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a request.
+    def render(self, **arguments: Any) -> dict[str, Any]:
+        """The rendered text, or the reason why rendering failed.
 
         Raises:
-            DataError: None came in time, or the process ended.
+            DataError: There was no reply in time, or the process ended.
         """
-        limit = "the chat template needs over {:g} s for one conversation"
-        with self._lock:
-            if self._process is not None and self._process.is_running:
-                # Perhaps it ends now, since it had nothing to do for too long; another one shows.
-                with suppress(WorkerEnded):
-                    return _exchange(self._process, request, TEMPLATE_SECONDS, limit)
-            self._process = WorkerProcess("kedge_base.workers.chat_templates", lambda output: None)
-            try:
-                _exchange(
-                    self._process, {}, STARTUP_SECONDS, "the process of chat templates did not start within {:g} s"
-                )
-                return _exchange(self._process, request, TEMPLATE_SECONDS, limit)
-            except WorkerEnded as error:
-                raise DataError(f"the process that renders the chat template {error}") from error
+        request = Request.of(self._NAME, "render", **arguments)
+        try:
+            with self._lock:
+                if self._process is not None and self._process.is_running:
+                    # Perhaps it ends now, since it had nothing to do for too long; another one shows.
+                    with suppress(WorkerEnded):
+                        return self._reply(self._process, request)
+                self._process = WorkerProcess("kedge_base.workers.chat_templates", CallLog(None, self._NAME))
+                load = Request.of(self._NAME, "load")
+                self._process.send(load)
+                self._process.reply(load, STARTUP_SECONDS, "starting its process")
+                return self._reply(self._process, request)
+        except WorkerError as error:
+            raise DataError(str(error)) from error
 
-
-def _exchange(process: WorkerProcess, request: dict[str, Any], seconds: float, fault: str) -> dict[str, Any]:
-    process.send(encode(request))
-    try:
-        return decode(process.receive(time.monotonic() + seconds))
-    except WorkerTimeout as error:
-        raise DataError(fault.format(seconds)) from error
+    @staticmethod
+    def _reply(process: WorkerProcess, request: Request) -> dict[str, Any]:
+        process.send(request)
+        return process.reply(request, TEMPLATE_SECONDS, "rendering one conversation")
 
 
 @cache

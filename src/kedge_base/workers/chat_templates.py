@@ -24,24 +24,26 @@ def main(descriptor: int, tie: int) -> None:
         descriptor: The worker's end of the connection, an open file descriptor.
         tie: The reading end of a pipe that closes when kedge ends.
     """
-    serve(descriptor, tie, _reply, idle=IDLE)
+    serve(descriptor, tie, {"load": _load, "render": _render}, idle=IDLE)
 
 
-def _reply(request: dict[str, Any]) -> dict[str, Any]:
+def _load() -> None:
+    """Import what rendering needs."""
+    _tokenizer()
+
+
+def _render(messages: Any, settings: dict[str, Any], *, day: str | None, memory: int, longest: int) -> dict[str, Any]:
     """The rendered text, or the reason why rendering failed."""
-    if "messages" not in request:
-        _tokenizer()
-        return {"ready": True}
     try:
-        _set_clock(request["day"])
-        with memory_limit(private_memory() + request["memory"]):
-            text = str(_tokenizer().apply_chat_template(request["messages"], tokenize=False, **request["settings"]))
+        _set_clock(day)
+        with memory_limit(private_memory() + memory):
+            text = str(_tokenizer().apply_chat_template(messages, tokenize=False, **settings))
             text.encode()  # not half of a surrogate pair, which no tokenizer takes
     except MemoryError:
         return {"error": "memory"}
     except Exception as error:  # template code may raise anything
         return {"error": "rejected", "reason": error_text(error, limit=200)}
-    return {"length": len(text)} if len(text) > request["longest"] else {"text": text}
+    return {"length": len(text)} if len(text) > longest else {"text": text}
 
 
 def _set_clock(day: str | None) -> None:

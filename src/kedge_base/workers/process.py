@@ -1,8 +1,9 @@
-"""Starts, talks to and stops a worker process: its own process group, line-based messages, hard deadlines."""
+"""Starts, asks and stops a worker process: its own process group, a reply to each request, hard deadlines."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import signal
 import socket
@@ -12,8 +13,11 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, cast
+from dataclasses import dataclass
+from typing import IO, Any, cast
 
+from kedge_base.workers.codec import decode, encode
+from kedge_base.workers.log import CallLog
 from kedge_base.workers.serving import GRACE
 
 # The worker gets kedge's own `sys.path`, so that names refer to the same modules in both.
@@ -24,16 +28,48 @@ _POLL_INTERVAL = 0.2
 _CHUNK = 1 << 16
 
 
-class WorkerEnded(Exception):
+class WorkerError(Exception):
+    """A request failed; the message is one line that begins with the worker's name.
+
+    Attributes:
+        row: The row of a batch that the request failed on; None if it is not known.
+    """
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+class WorkerEnded(WorkerError):
     """The process exited, crashed or was killed."""
 
 
-class WorkerTimeout(Exception):
+class WorkerTimeout(WorkerError):
     """The process did not reply before the deadline; its process group was killed."""
 
 
+@dataclass(frozen=True)
+class Request:
+    """An encoded request, and the number that its reply has."""
+
+    number: int
+    line: bytes
+
+    @classmethod
+    def of(cls, name: str, do: str, /, **arguments: Any) -> Request:
+        """A request; raises the errors of `encode`.
+
+        Args:
+            name: The worker's name, for errors.
+            do: Which of the worker's functions to call, see `serving.serve`.
+            arguments: The function's arguments.
+        """
+        number = secrets.randbits(64)  # user code in the worker cannot find it by counting
+        return cls(number, encode({"id": number, "name": name, "do": do, "arguments": arguments}))
+
+
 class WorkerProcess:
-    """A Python subprocess that exchanges lines over a socket.
+    """A Python subprocess that answers requests over a socket.
 
     It has its own session and process group: Ctrl-C in a terminal does not reach it, and its children are killed with
     it. It cannot block the caller, whether it never replies, never reads a request or prints without end. It is killed
@@ -42,11 +78,11 @@ class WorkerProcess:
 
     Args:
         module: Its `main(descriptor, tie)` runs in the process; see `serving.serve`.
-        on_output: Called with the process's output as it is read.
+        log: Gets the process's output, and the error of each request that fails; has the worker's name.
     """
 
-    def __init__(self, module: str, on_output: Callable[[bytes], None]) -> None:
-        self._on_output = on_output
+    def __init__(self, module: str, log: CallLog) -> None:
+        self._log = log
         self._outgoing = bytearray()
         self._incoming = bytearray()
         self._connection, theirs = socket.socketpair()
@@ -84,26 +120,67 @@ class WorkerProcess:
         """True if the process is running."""
         return self._finalizer.alive and self._process.poll() is None
 
-    def send(self, line: bytes) -> None:
-        """Send as much of a line as the socket takes without blocking; `receive` sends the rest."""
-        self._outgoing += line
+    def send(self, *requests: Request) -> None:
+        """Send as much of some requests as the socket takes without blocking; `reply` sends the rest."""
+        self._outgoing += b"".join(request.line for request in requests)
         self._send()
 
-    def receive(self, deadline: float) -> bytes:
-        """The next line from the process.
+    def reply(
+        self,
+        request: Request,
+        seconds: float,
+        doing: str = "a call",
+        *,
+        is_valid: Callable[[Any], bool] = lambda result: True,
+    ) -> Any:
+        """Wait for the result of a request; replies to abandoned requests are skipped.
 
         Args:
-            deadline: On the clock of `time.monotonic`, seconds.
+            request: A request that was sent.
+            seconds: The time limit, from now.
+            doing: What the process does meanwhile, for the error.
+            is_valid: Checks the form of the result, which user code could have written.
 
         Raises:
-            WorkerTimeout: No line arrived in time.
-            WorkerEnded: The process ended; the message describes how.
+            WorkerTimeout: There was no reply in time; the process was killed.
+            WorkerEnded: The process ended.
+            WorkerError: The request failed, or the process sent something else than a reply, and was killed.
         """
+        deadline = time.monotonic() + seconds
+        reply: dict[str, Any] = {}
+        try:
+            while reply.get("id") != request.number:
+                reply = decode(self._line(deadline))
+            match reply:
+                case {"error": str(message), "traceback": str(traceback), "row": int() | None as row}:
+                    raise self._failed(WorkerError(message, row), traceback)
+                case {"result": result} if is_valid(result):
+                    self._log.end()
+                    return result
+                case _:
+                    raise ValueError("not a reply")
+        except WorkerTimeout as error:
+            raise self._failed(
+                WorkerTimeout(f"{self._log.name}: {doing} took over {seconds:g} s; it was killed")
+            ) from error
+        except WorkerEnded as error:
+            raise self._failed(WorkerEnded(f"{self._log.name}: its process {error}")) from error
+        except (ValueError, RecursionError) as error:
+            self.kill()
+            text = f"{self._log.name}: its process sent something other than an answer"
+            raise self._failed(WorkerError(text)) from error
+
+    def _failed(self, error: WorkerError, traceback: str = "") -> WorkerError:
+        self._log.end(*traceback.splitlines(), f"[{error}]")
+        return error
+
+    def _line(self, deadline: float) -> bytes:
+        """The next line from the process; raises `WorkerTimeout`, or `WorkerEnded` with how it ended."""
         try:
             while b"\n" not in self._incoming:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    raise WorkerTimeout
+                    raise WorkerTimeout("")
                 self._exchange(min(remaining, _POLL_INTERVAL))
         except BaseException:  # includes Ctrl-C: a late reply must not be read as the next one
             self.kill()
@@ -159,7 +236,7 @@ class WorkerProcess:
         with suppress(BlockingIOError):
             printed = os.read(self._output.fileno(), _CHUNK)
             if printed:
-                self._on_output(printed)
+                self._log.add(printed)
             elif self._output.fileno() in self._watched:
                 self._watched.remove(self._output.fileno())
 

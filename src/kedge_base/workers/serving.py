@@ -13,13 +13,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
+from kedge_base.errors import KedgeError
+from kedge_base.texts import traceback_text, typed_error_text
 from kedge_base.workers.codec import decode, encode
 
 GRACE = 1.0
@@ -27,14 +29,20 @@ GRACE = 1.0
 
 
 def serve(
-    descriptor: int, tie: int, reply: Callable[[dict[str, Any]], dict[str, Any]], *, idle: float | None = None
+    descriptor: int,
+    tie: int,
+    functions: Mapping[str, Callable[..., Any]],
+    *,
+    error: type[KedgeError] = KedgeError,
+    idle: float | None = None,
 ) -> None:
     """Answer requests until the connection closes.
 
     Args:
         descriptor: The worker's end of the connection, an open file descriptor.
         tie: The reading end of a pipe that closes when kedge ends.
-        reply: The answer to a request.
+        functions: What requests call, by name.
+        error: An error whose message is for the user as it is; others are named with the worker that raised them.
         idle: Seconds without a request after which the worker ends; None to stay.
     """
     _end_with_kedge(tie)
@@ -51,10 +59,25 @@ def serve(
     threading.Thread(target=_listen, args=(connection, requests, process, closed), daemon=True).start()
     with suppress(Empty):
         while (line := requests.get(timeout=idle)) is not None:
-            answer = reply(decode(line))
+            answer = _answer(decode(line), functions, error)
             if os.getpid() != process:
                 os._exit(0)  # a fork made by user code; only the original answers
             connection.sendall(encode(answer))
+
+
+def _answer(
+    request: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]], expected: type[KedgeError]
+) -> dict[str, Any]:
+    """The result of a request, or its error: user code can raise anything."""
+    try:
+        answer = {"result": functions[request["do"]](**request["arguments"])}
+    except expected as error:
+        trace = "" if error.__cause__ is None else traceback_text(error.__cause__)
+        answer = {"error": str(error), "traceback": trace, "row": getattr(error, "row", None)}
+    except BaseException as error:
+        text = f"{request['name']} raised {typed_error_text(error)}"
+        answer = {"error": text, "traceback": traceback_text(error), "row": None}
+    return {"id": request["id"], **answer}
 
 
 def _end_with_kedge(tie: int) -> None:

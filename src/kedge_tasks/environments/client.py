@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +10,8 @@ from typing import Any, cast
 
 from kedge_base.errors import DataError, EnvError
 from kedge_base.texts import error_text
-from kedge_base.workers.codec import decode, encode
 from kedge_base.workers.log import CallLog
-from kedge_base.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
+from kedge_base.workers.process import Request, WorkerError, WorkerProcess
 from kedge_tasks.environments.openenv import PREFIX
 from kedge_tasks.environments.session import Session
 from kedge_tasks.environments.shapes import Turn
@@ -57,7 +55,7 @@ class Environment:
         self._log = CallLog(log, self.name)
         self._worker: WorkerProcess | None = None
         if isinstance(given, str):
-            self._load = {"do": "load", "spec": given, "timeout": timeout}
+            self._spec = given
             about = self._started()
         else:
             self._session = Session(given, self.name)
@@ -106,8 +104,9 @@ class Environment:
 
     def _started(self) -> Any:
         """Start the worker process; what it says of the environment."""
-        self._worker = WorkerProcess("kedge_tasks.environments.session", self._log.add)
-        [about] = self._replies([self._load], STARTUP_SECONDS, "importing its module")
+        self._worker = WorkerProcess("kedge_tasks.environments.session", self._log)
+        load = Request.of(self.name, "load", spec=self._spec, name=self.name, timeout=self._timeout)
+        [about] = self._replies([load], STARTUP_SECONDS, "importing its module")
         return about
 
     def _call(self, what: str, episodes: list[dict[str, Any]]) -> list[Any]:
@@ -121,7 +120,13 @@ class Environment:
                 self._started()  # a call before was interrupted, or has failed, and the caller goes on
             # A request for each, so that each has its own deadline, unless all run at the same time.
             parts = [episodes] if self._is_async else [[episode] for episode in episodes]
-            requests = [{"do": what, "episodes": part} for part in parts]
+            try:
+                requests = [Request.of(self.name, "call", what=what, episodes=part) for part in parts]
+            except (TypeError, ValueError, RecursionError) as error:
+                raise DataError(
+                    f"the prompts have a value that cannot be sent to the process of {self.name} "
+                    f"({error_text(error)}); remove it, or pass the class as a Python object"
+                ) from error
             found = self._replies(requests, self._timeout + GRACE, "a call")
             return [self._noted(result) for part in found for result in part]
 
@@ -133,43 +138,13 @@ class Environment:
         self._log.end(*failure["traceback"].splitlines(), f"[{self.failure}]")
         return None
 
-    def _replies(self, requests: Sequence[Mapping[str, Any]], seconds: float, doing: str) -> list[Any]:
+    def _replies(self, requests: Sequence[Request], seconds: float, doing: str) -> list[Any]:
         assert self._worker is not None
-        numbers = [secrets.randbits(64) for _ in requests]
         try:
-            lines = [
-                encode({"id": number, "name": self.name, **request})
-                for number, request in zip(numbers, requests, strict=True)
-            ]
-        except (TypeError, ValueError, RecursionError) as error:
-            raise DataError(
-                f"the prompts have a value that cannot be sent to the process of {self.name} ({error_text(error)}); "
-                "remove it, or pass the class as a Python object"
-            ) from error
-        try:
-            self._worker.send(b"".join(lines))
-            return [self._reply(number, seconds, doing) for number in numbers]
-        except BaseException:  # also an interrupt, at any place: a late reply must not be read as the next one
-            self._worker.kill()  # the episodes are lost
+            self._worker.send(*requests)
+            return [self._worker.reply(request, seconds, doing) for request in requests]
+        except BaseException as error:  # also an interrupt: the episodes of a call that was left are lost
+            self._worker.kill()
+            if isinstance(error, WorkerError):
+                raise EnvError(str(error)) from error
             raise
-
-    def _reply(self, number: int, seconds: float, doing: str) -> Any:
-        assert self._worker is not None
-        try:
-            reply = decode(self._worker.receive(time.monotonic() + seconds))
-            if reply.get("id") != number or not {"result", "error"} & set(reply):
-                raise ValueError("not a reply")
-        except WorkerTimeout as error:
-            raise self._failed(f"{self.name}: {doing} took over {seconds:g} s; it was killed") from error
-        except WorkerEnded as error:
-            raise self._failed(f"{self.name}: its process {error}") from error
-        except (ValueError, RecursionError) as error:
-            raise self._failed(f"{self.name}: its process sent something other than an answer") from error
-        if "error" in reply:
-            raise self._failed(str(reply["error"]), str(reply.get("traceback", "")))
-        self._log.end()
-        return reply["result"]
-
-    def _failed(self, message: str, traceback: str = "") -> EnvError:
-        self._log.end(*traceback.splitlines(), f"[{message}]")
-        return EnvError(message)

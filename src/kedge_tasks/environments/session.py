@@ -215,20 +215,15 @@ def main(descriptor: int, tie: int) -> None:
     """
     sessions: list[Session] = []
 
-    def reply(request: dict[str, Any]) -> dict[str, Any]:
-        """The result of a request, or its error."""
-        try:
-            if request["do"] == "load":
-                spec = request["spec"]
-                is_served = spec.startswith(PREFIX)
-                seed_generators(0)  # for what its module draws
-                kind = find_served(spec) if is_served else find_named(spec, word="environment", error=EnvError)
-                sessions.append(Session(kind, request["name"], request["timeout"]))
-                return {"id": request["id"], "result": sessions[0].describe()}
-            return {"id": request["id"], "result": sessions[0].call(request["do"], request["episodes"])}
-        except BaseException as error:  # user code can raise anything
-            text = str(error) if isinstance(error, EnvError) else f"{request['name']} raised {type(error).__name__}"
-            return {"id": request["id"], "error": text, "traceback": traceback_text(error)}
+    def load(spec: str, name: str, timeout: float) -> dict[str, Any]:
+        seed_generators(0)  # for what its module draws
+        is_served = spec.startswith(PREFIX)
+        kind = find_served(spec) if is_served else find_named(spec, word="environment", error=EnvError)
+        sessions.append(Session(kind, name, timeout))
+        return sessions[0].describe()
+
+    def call(what: str, episodes: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return sessions[0].call(what, episodes)
 
     with loading_user_code():
-        serve(descriptor, tie, reply)
+        serve(descriptor, tie, {"load": load, "call": call}, error=EnvError)

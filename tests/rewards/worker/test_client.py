@@ -20,10 +20,9 @@ import pytest
 
 from kedge.rewards import CallLimits, Responses
 from kedge.rewards.function import CallTimeout
-from kedge.rewards.worker import client
 from kedge.rewards.worker.client import RemoteFunction
 from kedge_base.errors import DataError, NonfiniteScoreError, RewardError
-from kedge_base.workers import codec
+from kedge_base.workers import codec, process
 from tests.processes import children_with_a_group, members, processes
 
 FUNCTIONS = Path(__file__).with_name("misbehaving.py")
@@ -192,7 +191,7 @@ def test_it_has_a_process_group_of_its_own_and_keeps_it(remote):
         ("is_killed", r"is_killed: its process was killed by SIGKILL \(out of memory\?\)"),
         ("crashes", "crashes: its process was killed by SIGSEGV"),
         ("forks_and_exits", "forks_and_exits: its process exited with status 0"),
-        ("writes_everywhere", "writes_everywhere: its process sent something other than scores"),
+        ("writes_everywhere", "writes_everywhere: its process sent something other than an answer"),
         ("closes_everything", "closes_everything: its process (exited|was killed|closed)"),
         ("returns_one", "returned 1 scores for 3 responses"),
         ("returns_nan", "gave response 1 nan; expected a finite number"),
@@ -285,7 +284,7 @@ def test_a_reply_of_another_form_is_one_line(remote, monkeypatch):
     function = remote("lengths")
     for fake in ({"scores": [1.0], "memory": 1}, {"scores": "x", "memory": 1}, {"scores": [1.0, 2.0]}, 7, None):
         with monkeypatch.context() as patch:
-            patch.setattr(client, "decode", lambda line, fake=fake: {**codec.decode(line), "result": fake})
+            patch.setattr(process, "decode", lambda line, fake=fake: {**codec.decode(line), "result": fake})
             with pytest.raises(RewardError, match=r"lengths: its process sent|lengths returned"):
                 function.score(batch("a", "b"))
     assert function.score(batch("a", "b")) == [1.0, 1.0]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +13,9 @@ from kedge.rewards.source import Responses, Score, checked_scores
 from kedge_base.errors import DataError, NonfiniteScoreError, RewardError
 from kedge_base.term_names import source_name
 from kedge_base.texts import error_text
-from kedge_base.workers.codec import decode, encode
+from kedge_base.workers.codec import encode
 from kedge_base.workers.log import CallLog
-from kedge_base.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
+from kedge_base.workers.process import Request, WorkerError, WorkerProcess, WorkerTimeout
 
 ENCODE_ERRORS = (TypeError, ValueError, RecursionError)
 
@@ -73,7 +71,7 @@ class RemoteFunction:
             taken = self._argument_names
             given = given_columns(columns)
             sent = {name: column if taken is None or name in taken else [] for name, column in given.items()}
-        seconds = self._request("check", {"columns": sent}, self._limits.startup_timeout)()
+        seconds = self._request("check", self._limits.startup_timeout, columns=sent)()
         self._seconds = max(self._seconds, seconds)
 
     def score(self, responses: Responses) -> Sequence[Score]:
@@ -97,7 +95,7 @@ class RemoteFunction:
         columns = {name: column for name, column in given.items() if taken is None or name in taken}
         sent = vars(replace(responses, columns=columns))
         try:
-            collect = self._request("score", {"responses": sent, "timeout": seconds}, seconds)
+            collect = self._request("score", seconds, responses=sent, timeout=seconds)
         except ENCODE_ERRORS as error:
             bad = next(name for name, column in columns.items() if not _is_encodable(column))
             raise DataError(
@@ -123,11 +121,11 @@ class RemoteFunction:
         if _source_of(self._loading["spec"]) != self._source:
             raise RewardError(f"{self.name}: its file was changed during the run, and its process had to be restarted")
         self._first_memory = None
-        worker = WorkerProcess("kedge.rewards.worker.main", self._log.add)
-        number, line = self._message("load", self._loading)
+        worker = WorkerProcess("kedge.rewards.worker.main", self._log)
+        request = Request.of(self.name, "load", **self._loading)
         try:
-            worker.send(line)
-            loaded = self._reply(worker, number, "load", self._limits.startup_timeout)
+            worker.send(request)
+            loaded = _reply(worker, request, "load", self._limits.startup_timeout)
         except BaseException:
             worker.kill()  # the error's traceback refers to it: it would run until that is garbage-collected
             raise
@@ -136,61 +134,21 @@ class RemoteFunction:
         self._checks_rows = loaded["checks_rows"]
         return worker
 
-    def _request(self, what: str, arguments: Mapping[str, Any], seconds: float) -> Callable[[], Any]:
+    def _request(self, do: str, seconds: float, **arguments: Any) -> Callable[[], Any]:
         """Send a request, if the worker is running; the returned function waits for the result."""
-        number, line = self._message(what, arguments)
+        request = Request.of(self.name, do, **arguments)
         receiver = self._worker if self._worker.is_running else None
         if receiver is not None:
-            receiver.send(line)
+            receiver.send(request)
 
         def collect() -> Any:
             if receiver is None:
                 self._worker.kill()  # it has ended, but its children may still be running
                 self._worker = self._new_worker()
-                self._worker.send(line)
-            return self._reply(receiver or self._worker, number, what, seconds)
+                self._worker.send(request)
+            return _reply(receiver or self._worker, request, do, seconds)
 
         return collect
-
-    def _message(self, what: str, arguments: Mapping[str, Any]) -> tuple[int, bytes]:
-        number = secrets.randbits(64)  # which the function does not know by counting
-        message = {"id": number, "do": what, "name": self.name, "arguments": arguments}
-        return number, encode(message)
-
-    def _reply(self, worker: WorkerProcess, number: int, what: str, seconds: float) -> Any:
-        deadline = time.monotonic() + seconds
-        reply: dict[str, Any] = {}
-        try:
-            while reply.get("id") != number:  # skips replies to abandoned requests
-                reply = decode(worker.receive(deadline))
-            match what, reply:  # the function could have written it
-                case (
-                    (_, {"error": str(), "traceback": str(), "row": int() | None})
-                    | ("load", {"result": {"name": str(), "argument_names": list() | None, "checks_rows": bool()}})
-                    | ("score", {"result": {"scores": _, "memory": int()}})
-                    | ("check", {"result": float() | int()})
-                ):
-                    pass
-                case _:
-                    raise ValueError("not a reply")
-        except WorkerTimeout as error:
-            doing = "importing its module" if what == "load" else "a call"
-            raise self._failed(CallTimeout(f"{self.name}: {doing} took over {seconds:g} s; it was killed")) from error
-        except WorkerEnded as error:
-            raise self._failed(RewardError(f"{self.name}: its process {error}")) from error
-        except (ValueError, RecursionError) as error:
-            worker.kill()
-            raise self._failed(RewardError(f"{self.name}: its process sent something other than scores")) from error
-        if (message := reply.get("error")) is not None:
-            row = reply["row"]
-            error = RewardError(message) if row is None else NonfiniteScoreError(message, row)
-            raise self._failed(error, reply["traceback"])
-        self._log.end()
-        return reply.get("result")
-
-    def _failed(self, error: RewardError, traceback: str = "") -> RewardError:
-        self._log.end(*traceback.splitlines(), f"[{error}]")
-        return error
 
     def _check_memory(self, memory: int) -> None:
         """Stop a worker that has grown too much since its first call; the next call starts another."""
@@ -200,6 +158,27 @@ class RemoteFunction:
         if grown > self._limits.memory_growth:
             self._log.end(f"[replaced: its process has grown by {grown / 2**20:,.0f} MiB since its first call]")
             self._worker.close()
+
+
+def _reply(worker: WorkerProcess, request: Request, do: str, seconds: float) -> Any:
+    def is_valid(result: Any) -> bool:
+        match do, result:
+            case (
+                ("load", {"name": str(), "argument_names": list() | None, "checks_rows": bool()})
+                | ("score", {"scores": _, "memory": int()})
+                | ("check", float() | int())
+            ):
+                return True
+        return False
+
+    doing = "importing its module" if do == "load" else "a call"
+    try:
+        return worker.reply(request, seconds, doing, is_valid=is_valid)
+    except WorkerTimeout as error:
+        raise CallTimeout(str(error)) from error
+    except WorkerError as error:
+        text = str(error)
+        raise (RewardError(text) if error.row is None else NonfiniteScoreError(text, error.row)) from error
 
 
 def _source_of(spec: str) -> bytes | None:

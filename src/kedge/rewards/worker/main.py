@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kedge.rewards.function import FunctionReward, find_function
 from kedge.rewards.source import Responses, plain_scores
-from kedge_base.errors import NonfiniteScoreError, RewardError
+from kedge_base.errors import RewardError
 from kedge_base.generators import seed_generators
 from kedge_base.invocation import loading_user_code
-from kedge_base.texts import traceback_text, typed_error_text
 from kedge_base.workers.serving import serve
 
 LAST_RESORT = 3600.0
@@ -28,30 +26,16 @@ def main(descriptor: int, tie: int) -> None:
         descriptor: The worker's end of the connection, an open file descriptor.
         tie: The reading end of a pipe that closes when kedge ends.
     """
+    session = _Session()
+    functions = {"load": session.load, "check": session.check, "score": session.score}
     with loading_user_code():
-        serve(descriptor, tie, _Session().reply)
+        serve(descriptor, tie, functions, error=RewardError)
 
 
 class _Session:
-    """One function and its request handlers."""
+    """One function, and the requests about it."""
 
-    def __init__(self) -> None:
-        self._handlers: dict[str, Callable[..., Any]] = {"load": self._load, "check": self._check, "score": self._score}
-
-    def reply(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The result of a request, or its error: user code can raise anything."""
-        try:
-            result = self._handlers[request["do"]](**request["arguments"])
-        except RewardError as error:
-            row = error.row if isinstance(error, NonfiniteScoreError) else None
-            trace = "" if error.__cause__ is None else traceback_text(error.__cause__)
-            return {"id": request["id"], "error": str(error), "traceback": trace, "row": row}
-        except BaseException as error:
-            message = f"{request['name']} raised {typed_error_text(error)}"
-            return {"id": request["id"], "error": message, "traceback": traceback_text(error), "row": None}
-        return {"id": request["id"], "result": result}
-
-    def _load(
+    def load(
         self, *, spec: str, name: str | None, settings: dict[str, Any], skips_missing: bool = False
     ) -> dict[str, Any]:
         seed_generators(0)  # for what its module draws
@@ -59,11 +43,11 @@ class _Session:
         loaded = self._function
         return {"name": loaded.name, "argument_names": loaded.argument_names, "checks_rows": loaded.checks_rows}
 
-    def _check(self, *, columns: list[str] | dict[str, list[Any]]) -> float:
+    def check(self, *, columns: list[str] | dict[str, list[Any]]) -> float:
         self._function.check(columns)
         return self._function.seconds
 
-    def _score(self, *, responses: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def score(self, *, responses: dict[str, Any], timeout: float) -> dict[str, Any]:
         batch = Responses(**responses)
         seed_generators(batch.seed)  # also for an async function, which draws after its call
         # No handler: the default action needs no interpreter, so it also ends a loop in C.
