@@ -586,9 +586,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a-stop-of-the-policy-ends-the-critics-pass",
-        "_policy_pass",
-        "return minibatches[number:]",
-        "return ()",
+        "Steps.take_epoch",
+        "            if result.stopped_early:\n                self._take_critic_step(rows)",
+        "            if result.stopped_early:\n                break",
         "tests/training/test_critic_steps.py::test_a_stop_of_the_policy_is_none_of_a_separate_critic",
     ),
     Mutation(

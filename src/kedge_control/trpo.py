@@ -22,14 +22,7 @@ from kedge.training.learner import B, Batch, Learner
 from kedge.training.objective import Objective
 from kedge.training.optimizer import parameters_of
 from kedge.training.optimizer_kinds import Optimizer
-from kedge.training.update import (
-    MetricTotals,
-    UpdateResult,
-    critic_pass,
-    minibatches_of,
-    reduce_steps,
-    search_minibatch,
-)
+from kedge.training.update import MetricTotals, Steps, UpdateResult, minibatches_of, reduce_steps, search_minibatch
 
 MatrixProduct: TypeAlias = Callable[[Tensor], Tensor]
 """Multiplies a symmetric positive semi-definite matrix by a vector."""
@@ -98,20 +91,11 @@ def trpo_update(
 
     Source: TRPO (arXiv 1502.05477) eq. 14 and appendix C.
     """
-    result = UpdateResult()
+    steps = Steps(learner, optimizer, experience, objective, max_grad_norm=max_grad_norm, check_step=check_step)
+    result = steps.result
     _policy_step(learner, optimizer, objective.prepared(experience), objective, region, result, check_step)
     for _ in range(num_epochs):
-        if not result.refused:
-            critic_pass(
-                learner,
-                optimizer,
-                experience,
-                objective,
-                minibatches_of(len(experience.old_logprobs), num_minibatches, generator),
-                result,
-                max_grad_norm=max_grad_norm,
-                check_step=check_step,
-            )
+        steps.take_critic_epoch(minibatches_of(len(experience.old_logprobs), num_minibatches, generator))
     # All of the critic's training is in these passes: its metrics have the names that they have in PPO.
     critic = reduce_steps(result.critic_steps, {})
     result.steps = [{**each, **critic} for each in result.steps]

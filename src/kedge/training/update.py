@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Generic
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -176,7 +177,7 @@ def ppo_update(
         generator: Random generator of the shuffles.
         max_grad_norm: Maximum gradient norm, of the policy and, apart from it, of a critic that shares no gradient;
             None or 0 disables clipping.
-        num_critic_epochs: C ≥ 1, the critic's passes per epoch; see `critic_pass`.
+        num_critic_epochs: C ≥ 1, the critic's passes per epoch; see `Steps.take_critic_epoch`.
         critic_generator: Random generator of their shuffles; None for `generator`.
         early_stop_kl: Target d of the approximate KL, nats per action; above 1.5·d the policy's remaining steps are
             skipped. The critic's are taken: they do not move the policy.
@@ -191,172 +192,189 @@ def ppo_update(
     """
     if not (objective.train_policy or learner.needs_values):
         raise ConfigError("there is no critic to warm up: the policy has none")
-    result = UpdateResult()
-    num_rows = len(experience.old_logprobs)
+    steps = Steps(
+        learner,
+        optimizer,
+        experience,
+        objective,
+        max_grad_norm=max_grad_norm,
+        early_stop_kl=early_stop_kl,
+        extra_loss=extra_loss,
+        check_step=check_step,
+    )
+    shuffled = partial(minibatches_of, len(experience.old_logprobs), num_minibatches)
     for _ in range(num_epochs):
-        minibatches = minibatches_of(num_rows, num_minibatches, generator)
-        if not result.stopped_early:
-            minibatches = _policy_pass(
-                learner,
-                optimizer,
-                experience,
-                objective,
-                minibatches,
-                result,
-                max_grad_norm=max_grad_norm,
-                early_stop_kl=early_stop_kl,
-                extra_loss=extra_loss,
-                check_step=check_step,
-            )
-            visited = result.passes[-1]
-            learner.ranks.fill_in(visited.visited, visited.logprobs, visited.entropies)
-            if result.refused or (result.stopped_early and not learner.needs_values):
-                return result
-        for number in range(num_critic_epochs):
-            if number:
-                minibatches = minibatches_of(num_rows, num_minibatches, critic_generator or generator)
-            critic_pass(
-                learner,
-                optimizer,
-                experience,
-                objective,
-                minibatches,
-                result,
-                max_grad_norm=max_grad_norm,
-                check_step=check_step,
-            )
-            if result.refused:
-                return result
-    return result
+        steps.take_epoch(shuffled(generator))
+        for _ in range(num_critic_epochs - 1):
+            steps.take_critic_epoch(shuffled(critic_generator or generator))
+    return steps.result
 
 
-def _policy_pass(
-    learner: Learner[B],
-    optimizer: Optimizer,
-    experience: B,
-    objective: Objective,
-    minibatches: Sequence[Int[Tensor, " rows"]],
-    result: UpdateResult,
-    *,
-    max_grad_norm: float | None,
-    early_stop_kl: float | None,
-    extra_loss: ExtraLoss | None,
-    check_step: StepCheck,
-) -> Sequence[Int[Tensor, " rows"]]:
-    """Take a step on the total loss for each minibatch and record it; return the minibatches that were skipped."""
-    parameters = all_parameters(optimizer)
-    result.passes.append(EpochPass.empty(experience))
-    for number, rows in enumerate(each.to(experience.old_logprobs.device) for each in minibatches):
-        minibatch = experience if len(minibatches) == 1 else experience.select(rows)
-        if objective.whitens_minibatches:
-            minibatch = objective.prepared(minibatch)
-        more = next(extra_loss) if extra_loss else tuple
-        passes = partial(_gradients, learner, optimizer, objective, minibatch, rows, result.passes[-1], more)
-        totals = learner.repeated(minibatch, passes)
-        learner.ranks.sum_gradients(parameters)
-        metrics = {**totals.values(learner.ranks), **clip_by_owner(optimizer, max_grad_norm, learner.ranks)}
+@dataclass
+class Steps(Generic[B]):
+    """Takes the optimizer steps of an update and records them.
+
+    Once a step is refused, or the KL limit has ended the policy's steps and there is no critic, the epochs that follow
+    do nothing.
+
+    Attributes:
+        learner: See `ppo_update`, like all others but the last.
+        optimizer: See there.
+        experience: See there.
+        objective: See there; of a step of the critic alone, only the value term is used.
+        max_grad_norm: See there.
+        early_stop_kl: See there.
+        extra_loss: See there.
+        check_step: See there.
+        result: The result so far.
+    """
+
+    learner: Learner[B]
+    optimizer: Optimizer
+    experience: B
+    objective: Objective
+    max_grad_norm: float | None
+    early_stop_kl: float | None = None
+    extra_loss: ExtraLoss | None = None
+    check_step: StepCheck = refuse_nonfinite
+    result: UpdateResult = field(default_factory=UpdateResult)
+
+    def __post_init__(self) -> None:
+        self._parameters = all_parameters(self.optimizer)
+
+    def take_epoch(self, minibatches: Iterable[Int[Tensor, " rows"]]) -> None:
+        """Take a step on the total loss for each minibatch.
+
+        From the minibatch on that exceeds the KL limit, and in later epochs, a step of the critic alone.
+        """
+        result = self.result
+        if self._is_over:
+            return
+        if is_policys := not result.stopped_early:
+            result.passes.append(EpochPass.empty(self.experience))
+        for rows in minibatches:
+            if not result.stopped_early:
+                self._take_policy_step(rows)
+            if result.stopped_early:
+                self._take_critic_step(rows)
+        if is_policys:
+            epoch = result.passes[-1]
+            self.learner.ranks.fill_in(epoch.visited, epoch.logprobs, epoch.entropies)
+
+    def take_critic_epoch(self, minibatches: Iterable[Int[Tensor, " rows"]]) -> None:
+        """Take one step on the value term per minibatch, on the parameters that only the critic has.
+
+        The policy is not evaluated, and no gradient reaches it: of a shared trunk only the forward pass is computed.
+        Its weights, moments and step counts stay as they are.
+
+        Source: SAO (arXiv 2607.07508) §3.2: two passes. Open-Reasoner-Zero (arXiv 2503.24290) takes 12 critic steps for
+            each one of the policy, on the minibatches of one pass. Spec §6.31.
+        """
+        for rows in minibatches:
+            self._take_critic_step(rows)
+
+    @property
+    def _is_over(self) -> bool:
+        return self.result.refused or (self.result.stopped_early and not self.learner.needs_values)
+
+    def _take_policy_step(self, rows: Int[Tensor, " rows"]) -> None:
+        if self._is_over:
+            return
+        result = self.result
+        minibatch = self._minibatch(rows)
+        if self.objective.whitens_minibatches:
+            minibatch = self.objective.prepared(minibatch)
+        more = next(self.extra_loss) if self.extra_loss else tuple
+        totals = self._summed(minibatch, partial(self._gradients, minibatch, rows.to(self._device), more))
+        ranks = self.learner.ranks
+        metrics = {**totals.values(ranks), **clip_by_owner(self.optimizer, self.max_grad_norm, ranks)}
         result.num_gradients += 1
         result.reductions.update(totals.reductions)
-        search = partial(search_minibatch, learner, objective, minibatch, rows.tolist(), parameters)
-        if not check_step(result.num_steps, metrics, search):
-            result.refused = True
-        elif early_stop_kl is not None and metrics["policy/approx_kl"] > EARLY_STOP_MARGIN * early_stop_kl:
-            result.steps.append(metrics)
-            result.stopped_early = True
-        if result.refused or result.stopped_early:
-            return minibatches[number:]
-        optimizer.step()
+        if not self._is_allowed(result.num_steps, metrics, self.objective, minibatch, rows):
+            return
         result.steps.append(metrics)
+        if self.early_stop_kl is not None and metrics["policy/approx_kl"] > EARLY_STOP_MARGIN * self.early_stop_kl:
+            result.stopped_early = True
+            return
+        self.optimizer.step()
         result.num_steps += 1
-    return ()
 
-
-def _gradients(
-    learner: Learner[B],
-    optimizer: Optimizer,
-    objective: Objective,
-    minibatch: B,
-    rows: Int[Tensor, " rows"],
-    epoch: EpochPass,
-    more: Callable[[], Iterable[Tensor]],
-) -> MetricTotals:
-    """The gradients of this rank's micro-batches and of the additional loss; note its rows in the epoch."""
-    optimizer.zero_grad(set_to_none=True)
-    divisors = objective.divisors(minibatch)
-    totals = MetricTotals()
-    for part_rows, part in learner.micro_batches(minibatch):
-        outputs = learner.evaluate(part)
-        terms = objective(outputs, part, divisors)
-        terms = terms if len(part_rows) else terms.without_effect()
-        terms.loss.backward()
-        totals.add(terms.metrics)
-        epoch.record(rows[part_rows], outputs)
-    for share in more():
-        share.backward()
-        totals.add({"loss/ptx": Metric(share.detach())})
-    return totals
-
-
-def critic_pass(
-    learner: Learner[B],
-    optimizer: Optimizer,
-    experience: B,
-    objective: Objective,
-    minibatches: Iterable[Int[Tensor, " rows"]],
-    result: UpdateResult,
-    *,
-    max_grad_norm: float | None,
-    check_step: StepCheck,
-) -> None:
-    """Take one step on the value term per minibatch, on the parameters that only the critic has, and record it.
-
-    The policy is not evaluated, and no gradient reaches it: of a shared trunk only the forward pass is computed. Its
-    weights, moments and step counts stay as they are.
-
-    Args:
-        learner: Evaluates the critic.
-        optimizer: Of the learner's parameters.
-        experience: The batch.
-        objective: The total loss; only the value term is used.
-        minibatches: The rows of each step.
-        result: Of the update so far; it gets the critic's steps.
-        max_grad_norm: Maximum norm of the critic's gradient; None or 0 disables clipping.
-        check_step: Called before each step; False refuses the step and ends the pass.
-
-    Source: SAO (arXiv 2607.07508) §3.2: two passes. Open-Reasoner-Zero (arXiv 2503.24290) takes 12 critic steps for
-        each one of the policy, on the minibatches of one pass. Spec §6.31.
-    """
-    parameters = all_parameters(optimizer)
-    alone = replace(objective, train_policy=False)
-    for rows in (each.to(experience.old_logprobs.device) for each in minibatches):
-        minibatch = experience.select(rows)
-        totals = learner.repeated(minibatch, partial(_critic_gradients, learner, optimizer, objective, minibatch))
-        learner.ranks.sum_gradients(parameters)
-        scale_output_gradients(optimizer)
+    def _take_critic_step(self, rows: Int[Tensor, " rows"]) -> None:
+        if self._is_over:
+            return
+        result = self.result
+        minibatch = self._minibatch(rows)
+        totals = self._summed(minibatch, partial(self._critic_gradients, minibatch))
+        scale_output_gradients(self.optimizer)
+        ranks = self.learner.ranks
         metrics = {
-            **totals.values(learner.ranks),
-            "value/grad_norm": clip_gradients(parameters, max_grad_norm, learner.ranks),
+            **totals.values(ranks),
+            "value/grad_norm": clip_gradients(self._parameters, self.max_grad_norm, ranks),
         }
         result.num_critic_gradients += 1
-        search = partial(search_minibatch, learner, alone, minibatch, rows.tolist(), parameters)
-        if not check_step(result.num_steps + len(result.critic_steps), metrics, search):
-            result.refused = True
-            return
-        optimizer.step()
-        result.critic_steps.append(metrics)
+        number = result.num_steps + len(result.critic_steps)
+        if self._is_allowed(number, metrics, replace(self.objective, train_policy=False), minibatch, rows):
+            self.optimizer.step()
+            result.critic_steps.append(metrics)
 
+    @property
+    def _device(self) -> torch.device:
+        return self.experience.old_logprobs.device
 
-def _critic_gradients(learner: Learner[B], optimizer: Optimizer, objective: Objective, minibatch: B) -> MetricTotals:
-    """The critic's gradients of this rank's micro-batches."""
-    divisors = objective.divisors(minibatch)
-    totals = MetricTotals()
-    optimizer.zero_grad(set_to_none=True)
-    for part_rows, part in learner.micro_batches(minibatch):
-        terms = objective.critic_terms(learner.evaluate_critic(part), part, divisors)
-        terms = terms if len(part_rows) else terms.without_effect()
-        terms.loss.backward()
-        totals.add(terms.metrics)
-    return totals
+    def _minibatch(self, rows: Int[Tensor, " rows"]) -> B:
+        if len(rows) == len(self.experience.old_logprobs):
+            return self.experience
+        return self.experience.select(rows.to(self._device))
+
+    def _summed(self, minibatch: B, gradients: Callable[[], MetricTotals]) -> MetricTotals:
+        """Compute the gradients of a minibatch on every rank, and sum them over the ranks."""
+        totals = self.learner.repeated(minibatch, gradients)
+        self.learner.ranks.sum_gradients(self._parameters)
+        return totals
+
+    def _is_allowed(
+        self,
+        number: int,
+        metrics: Mapping[str, float],
+        objective: Objective,
+        minibatch: B,
+        rows: Int[Tensor, " rows"],
+    ) -> bool:
+        """True if the check allows a step of these metrics; otherwise the update ends here."""
+        search = partial(search_minibatch, self.learner, objective, minibatch, rows.tolist(), self._parameters)
+        self.result.refused = not self.check_step(number, metrics, search)
+        return not self.result.refused
+
+    def _gradients(
+        self, minibatch: B, rows: Int[Tensor, " rows"], more: Callable[[], Iterable[Tensor]]
+    ) -> MetricTotals:
+        """The gradients of this rank's micro-batches and of the additional loss; note its rows in the epoch."""
+        self.optimizer.zero_grad(set_to_none=True)
+        divisors = self.objective.divisors(minibatch)
+        totals = MetricTotals()
+        for part_rows, part in self.learner.micro_batches(minibatch):
+            outputs = self.learner.evaluate(part)
+            terms = self.objective(outputs, part, divisors)
+            terms = terms if len(part_rows) else terms.without_effect()
+            terms.loss.backward()
+            totals.add(terms.metrics)
+            self.result.passes[-1].record(rows[part_rows], outputs)
+        for share in more():
+            share.backward()
+            totals.add({"loss/ptx": Metric(share.detach())})
+        return totals
+
+    def _critic_gradients(self, minibatch: B) -> MetricTotals:
+        """The critic's gradients of this rank's micro-batches."""
+        self.optimizer.zero_grad(set_to_none=True)
+        divisors = self.objective.divisors(minibatch)
+        totals = MetricTotals()
+        for part_rows, part in self.learner.micro_batches(minibatch):
+            terms = self.objective.critic_terms(self.learner.evaluate_critic(part), part, divisors)
+            terms = terms if len(part_rows) else terms.without_effect()
+            terms.loss.backward()
+            totals.add(terms.metrics)
+        return totals
 
 
 def search_minibatch(
