@@ -21,10 +21,10 @@ from bench.peers import model_folder
 from bench.tables import Table
 from kedge.data import Prompt, Rendered
 from kedge.data.turns import TemplateTurns
-from kedge.environments import Step
-from kedge.environments.player import Limits, Player
 from kedge.models import load_language_model, load_tokenizer, named_stop_tokens, own_stop_tokens, resolve_precision
 from kedge.rollout import Sampler
+from kedge_tasks.environments import Step
+from kedge_tasks.environments.player import Limits, Player
 
 TURN = 8
 LONGEST = 32

@@ -8,7 +8,7 @@ import pytest
 
 from kedge.data import generated, read_rows
 from kedge.data.sources import rows_of
-from kedge.errors import DataError
+from kedge_base.errors import DataError
 from tests.reasoning import reasoning_gym
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 

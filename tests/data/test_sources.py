@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from kedge.data import Sources, read_rows
 from kedge.data.sources import rows_of
-from kedge.errors import DataError
-from kedge.system import hub
+from kedge_base import hub
+from kedge_base.errors import DataError
 from tests.tiny import tiny_tokenizer
 
 ROWS = [{"prompt": "a"}, {"prompt": "b"}]

@@ -10,10 +10,10 @@ from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from kedge.data.sources import rows_of
-from kedge.errors import DataError, ModelError
 from kedge.models import load_tokenizer
-from kedge.system import hub
-from kedge.system.hub import hub_fault
+from kedge_base import hub
+from kedge_base.errors import DataError, ModelError
+from kedge_base.hub import hub_fault
 
 
 @pytest.fixture

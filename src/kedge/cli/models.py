@@ -21,7 +21,7 @@ def push(
 ) -> None:
     """Push a trained model to the Hugging Face hub. Exits with 1 if the hub refuses halfway."""
     from kedge.logs.progress import say
-    from kedge.models.pushing import push_model
+    from kedge_hub.pushing import push_model
 
     typer.echo(push_model(model, repo, private=private, existing=existing, dry_run=dry_run, say=say))
 

@@ -16,10 +16,10 @@ from weakref import WeakKeyDictionary
 from kedge.data.fields import Messages
 from kedge.data.records import RowError
 from kedge.data.tokens import Rendered, num_shared, special_wrapping
-from kedge.errors import DataError
-from kedge.system.texts import error_text
-from kedge.system.workers.codec import decode, encode
-from kedge.system.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
+from kedge_base.errors import DataError
+from kedge_base.texts import error_text
+from kedge_base.workers.codec import decode, encode
+from kedge_base.workers.process import WorkerEnded, WorkerProcess, WorkerTimeout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -443,7 +443,7 @@ class _Renderer:
                 # Perhaps it ends now, since it had nothing to do for too long; another one shows.
                 with suppress(WorkerEnded):
                     return _exchange(self._process, request, TEMPLATE_SECONDS, limit)
-            self._process = WorkerProcess("kedge.system.workers.chat_templates", lambda output: None)
+            self._process = WorkerProcess("kedge_base.workers.chat_templates", lambda output: None)
             try:
                 _exchange(
                     self._process, {}, STARTUP_SECONDS, "the process of chat templates did not start within {:g} s"

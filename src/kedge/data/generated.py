@@ -13,8 +13,8 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from kedge.errors import DataError, install_line
-from kedge.system.texts import error_text
+from kedge_base.errors import DataError, install_line
+from kedge_base.texts import error_text
 
 PREFIX = "reasoning-gym:"
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from kedge.system.invocation import is_first_rank
-from kedge.system.texts import printable
+from kedge_base.invocation import is_first_rank
+from kedge_base.texts import printable
 
 PLAIN_INTERVAL = 1.0
 LONGEST_INTERVAL = 300.0

@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards.function import FunctionReward, find_function
 from kedge.rewards.source import Responses, plain_scores
-from kedge.system.generators import seed_generators
-from kedge.system.invocation import loading_user_code
-from kedge.system.texts import traceback_text, typed_error_text
-from kedge.system.workers.serving import serve
+from kedge_base.errors import NonfiniteScoreError, RewardError
+from kedge_base.generators import seed_generators
+from kedge_base.invocation import loading_user_code
+from kedge_base.texts import traceback_text, typed_error_text
+from kedge_base.workers.serving import serve
 
 LAST_RESORT = 3600.0
 """Seconds after a call's deadline at which the kernel ends a worker that kedge could not, because it died itself."""

@@ -22,10 +22,10 @@ from kedge.runs.run import Run
 from kedge.stages.critic.parts import Part, PartStore
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.trainer import Trainer
-from kedge.system.output import SAMPLED_FOLDER
 from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping
 from kedge.training.supervised.returns import ReturnsLoss, SampledReturns
+from kedge_base.output import SAMPLED_FOLDER
 
 ALL_HELD_OUT = 10**9
 """A bound on the held-out prompts that is never reached: `data.eval_fraction` decides."""

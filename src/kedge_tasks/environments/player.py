@@ -1,0 +1,427 @@
+"""Episodes of several turns: an environment as the other side of the policy's conversations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from kedge.algorithm.experience import ENDINGS, Rollout
+from kedge.data import Prompt, Rendered
+from kedge.data.records import RowError
+from kedge.data.turns import PlainTurns, TemplateTurns, Turns
+from kedge_base.errors import DataError, EnvError
+from kedge_base.thoughts import opened_thought
+from kedge_base.workers.codec import own_copy
+from kedge_tasks.environments.client import Environment
+from kedge_tasks.environments.shapes import Turn
+
+CUT_OFF = ("truncated", "context_overflow", "timeout")
+"""Endings that are not of the task: the state has a value, which the critic's stands for."""
+
+FAILED = ENDINGS.index("failed")
+LONGEST_MARK = 40
+"""Tokens that hold the mark of a thought at the end of a text."""
+
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of an episode.
+
+    Attributes:
+        turns: Turns of the policy.
+        tokens: Tokens of both sides after the prompt.
+        turn_tokens: Tokens of one turn of the policy; None for as many as are left.
+        prompt_tokens: Tokens that it may open with; None for no limit.
+        on_error: What follows a failed call: the run ends, or the episode has no score.
+    """
+
+    turns: int
+    tokens: int
+    turn_tokens: int | None = None
+    prompt_tokens: int | None = None
+    on_error: Literal["stop", "drop"] = "drop"
+
+
+@dataclass
+class _State:
+    """An episode that is being played.
+
+    `opening` is the mark of a thought that was opened for the policy's turn, with which calls of tools are read.
+    """
+
+    number: int
+    length: int = 0
+    turns: int = 0
+    calls: int = 0
+    errors: int = 0
+    ending: str = ""
+    opening: str = ""
+    rewards: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Waited:
+    """Seconds that sampling has waited for an environment."""
+
+    seconds: float = 0.0
+
+
+class Earned:
+    """A reward source that returns what an environment paid.
+
+    Args:
+        name: The environment's name.
+        by_turn: Each turn's reward is at the turn's last token; else their sum is the response's score.
+    """
+
+    def __init__(self, name: str, *, by_turn: bool) -> None:
+        self.name = name
+        self.models: Mapping[str, Any] = {}
+        self._by_turn = by_turn
+
+    def check(self, columns: Collection[str]) -> None:
+        """Do nothing: an environment reads the rows itself."""
+
+    def score(self, responses: Any) -> list[Any]:
+        """The rewards of each response's tokens, or their sum; None for responses from elsewhere, and failed ones."""
+        if not responses.paid:
+            return [None] * len(responses)
+        return [None if math.isnan(sum(row)) else row if self._by_turn else sum(row) for row in responses.paid]
+
+
+class Player:
+    """Plays episodes of an environment with the policy.
+
+    Args:
+        given: See `Environment`.
+        limits: The limits of an episode.
+        timeout: See `Environment`.
+        by_turn: See `Earned`.
+        log: See `Environment`.
+        say: Prints a line about what the user should know of the policy's chat template.
+
+    Raises:
+        EnvError: It cannot be imported, or is not an environment.
+    """
+
+    def __init__(
+        self,
+        given: str | Callable[[], Any],
+        limits: Limits,
+        *,
+        timeout: float,
+        by_turn: bool,
+        log: Path | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.environment = Environment(given, timeout=timeout, log=log)
+        self.reward = Earned(self.environment.name, by_turn=by_turn)
+        self._limits = limits
+        self._say = say
+        self._stop_ids: frozenset[int] = frozenset()
+        self._turns: dict[tuple[int, bool], Turns] = {}
+        self._waited = _Waited()
+        self._waited_before = 0.0
+
+    def begin(
+        self,
+        stop_ids: Collection[int],
+        prompt_tokens: int | None,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Sequence[Prompt],
+    ) -> None:
+        """Get to know the policy, and try to open an episode, before anything expensive starts.
+
+        Args:
+            stop_ids: The tokens that end a turn.
+            prompt_tokens: Tokens that an episode may open with; None for no limit.
+            tokenizer: The policy's.
+            prompts: A row to try, or none.
+
+        Raises:
+            EnvError: The environment failed.
+            DataError: A conversation cannot continue with this chat template, or opens with too many tokens.
+        """
+        self._stop_ids = frozenset(stop_ids)
+        self._limits = replace(self._limits, prompt_tokens=prompt_tokens)
+        if prompts:
+            trial = self.episodes(tokenizer, prompts, [0])
+            trial = replace(trial, limits=replace(trial.limits, on_error="stop"))
+            trial.open([0])
+            trial.end()
+
+    def episodes(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+    ) -> Episodes:
+        """The other side of a batch of conversations.
+
+        Args:
+            tokenizer: The policy's.
+            prompts: A row of the data for each.
+            seeds: A seed for each.
+            max_new_tokens: Tokens of both sides, where they are fewer than the player's limit, as by a schedule.
+        """
+        turns = [self._turns_of(tokenizer, prompt) for prompt in prompts]
+        limits = replace(self._limits, tokens=max_new_tokens or self._limits.tokens)
+        return Episodes(self.environment, turns, tokenizer, prompts, seeds, limits, self._stop_ids, self._waited)
+
+    def check(self, rollout: Rollout) -> Rollout:
+        """The episodes that were played.
+
+        Raises:
+            EnvError: The environment failed in all of them, as with a mistake in its code.
+        """
+        if rollout.ending is not None and bool((rollout.ending == FAILED).all()):
+            raise EnvError(f"{self.environment.failure or self.environment.name}: it failed in all episodes")
+        return rollout
+
+    def metrics(self, rollout: Rollout, sampled: Sequence[Rollout] = ()) -> dict[str, float]:
+        """How the episodes of an update went: turns, endings, tools, and seconds that the environment took.
+
+        Args:
+            rollout: The episodes that have a score. Responses from elsewhere have no metrics.
+            sampled: All that were played, with those in which the environment failed.
+        """
+        if rollout.ending is None:
+            return {}
+        endings = [
+            ending for each in sampled or [rollout] if each.ending is not None for ending in each.ending.tolist()
+        ]
+        own = rollout.action_mask
+        # A turn may follow the last one's stop token at once: an answer can be empty.
+        stops = torch.isin(rollout.response_ids, torch.tensor([*self._stop_ids], device=own.device))
+        starts = own & ~torch.nn.functional.pad(own & ~stops, (1, 0))[:, :-1]
+        calls, errors = (0, 0) if rollout.calls is None else rollout.calls.sum(0).tolist()
+        # Another thread may be sampling the next episodes, and adding to the sum.
+        waited = self._waited.seconds
+        before, self._waited_before = self._waited_before, waited
+        return {
+            "episode/turns": float(starts.sum(-1).float().mean()),
+            "episode/length": float(rollout.token_mask.sum(-1).float().mean()),
+            **{f"episode/{name}": endings.count(number) / len(endings) for number, name in enumerate(ENDINGS)},
+            "time/environment": waited - before,
+            **({"tools/calls": calls / len(own), "tools/failed": errors / calls} if calls else {}),
+        }
+
+    def _turns_of(self, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Turns:
+        """The turns of a conversation by the chat template, or of a plain text."""
+        is_chat = isinstance(prompt.text, Rendered)  # a column `messages` may stand beside a plain text
+        environment = self.environment
+        if environment.tools and not is_chat:
+            raise DataError(
+                f"{environment.name} has tools, and the prompt {prompt.text[:40]!r} is plain text; tools are called in "
+                'conversations: write the prompts as messages, such as {"prompt": [{"role": "user", "content": "…"}]}'
+            )
+        key = (id(tokenizer), is_chat)
+        if key not in self._turns:
+            self._turns[key] = self._chat_turns(tokenizer) if is_chat else PlainTurns(tokenizer)
+        return self._turns[key]
+
+    def _chat_turns(self, tokenizer: PreTrainedTokenizerBase) -> TemplateTurns:
+        tools = self.environment.tools
+        turns = TemplateTurns(tokenizer, self._stop_ids, tools=tools)
+        if tools and turns.misfit and self._say:
+            self._say(
+                f"{self.environment.name}: the chat template {turns.misfit}; they are described before the first "
+                f"question, and called as {tools.sample_text}"
+            )
+        return turns
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """The other side of a batch of conversations; see `kedge.rollout.engine.Dialogue`.
+
+    Args:
+        environment: The environment.
+        turns: For each, the tokens around what the policy says.
+        tokenizer: The policy's.
+        prompts: The row of each episode.
+        seeds: A seed for each.
+        limits: The limits.
+        stop_ids: The tokens that end a turn of the policy.
+        waited: Counts the environment's seconds.
+    """
+
+    environment: Environment
+    turns: Sequence[Turns]
+    tokenizer: PreTrainedTokenizerBase
+    prompts: Sequence[Prompt]
+    seeds: Sequence[int]
+    limits: Limits
+    stop_ids: Collection[int]
+    waited: _Waited
+    _states: dict[int, _State] = field(default_factory=dict)
+
+    @property
+    def longest_turn(self) -> int:
+        """See `Dialogue`."""
+        return min(self.limits.turn_tokens or self.limits.tokens, self.limits.tokens)
+
+    def among(self, rows: Sequence[int]) -> Episodes:
+        """See `Dialogue`."""
+
+        def chosen(entries: Sequence[Any]) -> list[Any]:
+            return [entries[row] for row in rows]
+
+        parts = {name: chosen(getattr(self, name)) for name in ("turns", "prompts", "seeds")}
+        return replace(self, **parts, _states={})
+
+    def open(self, rows: Sequence[int]) -> list[list[int]]:
+        """See `Dialogue`.
+
+        Raises:
+            EnvError: The environment failed, and the run is to stop.
+            DataError: An episode opens with more tokens than there is room for, or cannot be rendered.
+        """
+        for row in rows:
+            known = self._states.get(row)
+            self._states[row] = _State(next(_NUMBERS) if known is None else known.number)
+        # Copies: an environment may change its row, which other episodes and a resumed run read again.
+        given = {row: own_copy(self.prompts[row].row) for row in rows}
+        asked = {self._states[row].number: (given[row], self.seeds[row]) for row in rows}
+        with self._timed():
+            said = self.environment.open(asked)
+        return [self._opening(row, said[self._states[row].number]) for row in rows]
+
+    def answer(self, said: Mapping[int, Sequence[int]]) -> dict[int, list[int] | None]:
+        """See `Dialogue`."""
+        for row, tokens in said.items():
+            state = self._states[row]
+            state.length += len(tokens)
+            state.turns += 1
+        played = {self._states[row].number: row for row in said if not self._states[row].ending}
+        with self._timed():
+            turns = self.environment.step({number: self._text(row, said[row]) for number, row in played.items()})
+        answers: dict[int, list[int] | None] = dict.fromkeys(said)
+        answers |= {row: self._after(row, said[row], turns[number]) for number, row in played.items()}
+        # The environment itself has ended those with its own endings.
+        self._finish(row for number, row in played.items() if answers[row] is None and turns[number].ending is None)
+        return answers
+
+    def end(self) -> None:
+        """End episodes that are only tried."""
+        self._finish(self._states)
+
+    def finished(self, rollout: Rollout) -> Rollout:
+        """See `Dialogue`."""
+        rewards = torch.zeros_like(rollout.logprobs)
+        for row, state in self._states.items():
+            for slot, reward in state.rewards.items():
+                rewards[row, slot] = reward
+            if state.ending == "failed":
+                rewards[row] = math.nan
+        device = rewards.device
+        states = [self._states[row] for row in range(len(self.prompts))]
+        endings = [ENDINGS.index(state.ending) for state in states]
+        return replace(
+            rollout,
+            rewards=rewards,
+            ending=torch.tensor(endings, device=device),
+            cut_off=torch.tensor([ENDINGS[ending] in CUT_OFF for ending in endings], device=device),
+            calls=torch.tensor([[state.calls, state.errors] for state in states], device=device),
+        )
+
+    def _finish(self, rows: Iterable[int]) -> None:
+        """End episodes, and pay what the environment gives for them."""
+        numbers = {self._states[row].number: row for row in rows}
+        with self._timed():
+            found = self.environment.finish([*numbers])
+        for number, reward in found.items():
+            if reward is None:
+                self._fail(numbers[number])
+            else:
+                self._pay(numbers[number], reward)
+
+    def _fail(self, row: int) -> None:
+        """Note that the environment failed in an episode, which ends with the policy's turn."""
+        if self.limits.on_error == "stop":
+            raise EnvError(self.environment.failure)
+        self._states[row].ending = "failed"
+
+    def _opening(self, row: int, messages: list[dict[str, str]] | None) -> list[int]:
+        if messages is None:
+            self._fail(row)
+            messages = [{"role": "user", "content": "…"}]  # the policy says something before the episode is left
+        try:
+            tokens = self.turns[row].open(self.prompts[row], messages)
+        except RowError as error:
+            raise DataError(f"{self.environment.name} cannot open an episode: {error}") from error
+        most = self.limits.prompt_tokens
+        if not tokens or (most is not None and len(tokens) > most):
+            raise DataError(
+                f"an episode of {self.environment.name} opens with {len(tokens)} tokens (prompt, tools and what reset "
+                f"says); expected 1 to {most}: the model's context less rollout.max_new_tokens"
+            )
+        return self._read(row, tokens)
+
+    def _text(self, row: int, tokens: Sequence[int]) -> str:
+        """The text of a turn, without the token that ends it, unless that may be the tag that closes a call."""
+        ids = list(tokens)
+        closes = self.environment.tools and str(self.tokenizer.decode(ids[-1:])).startswith("</")
+        if ids and ids[-1] in self.stop_ids and not closes:
+            ids = ids[:-1]
+        return self._states[row].opening + str(self.tokenizer.decode(ids))
+
+    def _read(self, row: int, tokens: list[int]) -> list[int]:
+        """Note the thought that is opened for the turn after these tokens; return them."""
+        if self.environment.tools:
+            self._states[row].opening = opened_thought(str(self.tokenizer.decode(tokens[-LONGEST_MARK:])))
+        return tokens
+
+    def _after(self, row: int, said: Sequence[int], turn: Turn) -> list[int] | None:
+        """The tokens after a turn of the policy; None if the episode has ended."""
+        state = self._states[row]
+        self._pay(row, turn.reward)
+        state.calls += turn.num_calls
+        state.errors += turn.num_errors
+        if turn.ending == "failed":
+            self._fail(row)
+        has_room = state.length < self.limits.tokens or said[-1] in self.stop_ids
+        # An answer without a call ends an episode with tools, but not the start of one.
+        if turn.ending is not None and (has_room or turn.ending != "completed" or not self.environment.tools):
+            state.ending = turn.ending
+            return None
+        if state.length >= self.limits.tokens:
+            state.ending = "max_tokens"
+            return None
+        if state.turns >= self.limits.turns:
+            state.ending = "max_turns"
+            return None
+        try:
+            tokens = self.turns[row].after(said, turn.messages)
+        except RowError as error:
+            raise DataError(f"an answer of {self.environment.name} cannot be written as a message: {error}") from error
+        if state.length + len(tokens) >= self.limits.tokens:
+            state.ending = "context_overflow"
+            return None
+        state.length += len(tokens)
+        return self._read(row, tokens)
+
+    def _pay(self, row: int, reward: float) -> None:
+        """Add a reward at the policy's last token so far."""
+        state = self._states[row]
+        slot = state.length - 1
+        state.rewards[slot] = state.rewards.get(slot, 0.0) + reward
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.waited.seconds += time.perf_counter() - started
