@@ -715,8 +715,8 @@ MUTATIONS = (
     Mutation(
         "ratio-from-probabilities",
         "Tokens.of",
-        "log_rho.exp(), advantages",
-        "logprobs.exp() / (old_logprobs.exp() + 1e-8), advantages",
+        "rho=log_rho.exp()",
+        "rho=logprobs.exp() / (old_logprobs.exp() + 1e-8)",
         f"{POLICY}::test_absurd_ratios_stay_finite[1.0-100.0-clipped]",
     ),
     Mutation(

@@ -294,3 +294,16 @@ def test_gspo_agrees_with_a_loop_over_the_sequences(ragged, seed, low, high):
     torch.testing.assert_close(gradient, expected)
     assert found.loss.item() == pytest.approx(-objective.item() / len(batch.mask))
     assert found.clip_fraction.item() == pytest.approx(held / int(batch.mask.sum()))
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+@pytest.mark.parametrize("name", [*LOSSES, "cispo"])
+def test_prepared_tokens_give_the_loss_of_their_tensors(ragged, name, ratio):
+    batch = ragged(7)
+    loss = LOSSES.get(name, partial(cispo_policy_loss, clip_range_high=0.2))
+    options = {"ratio": ratio, "aggregation": "sequence", "importance_weights": batch.mask * 0.5}
+    prepared = algorithm.Tokens.of(*tensors(batch), **options)
+    named = dict(zip(("logprobs", "old_logprobs", "advantages", "mask"), tensors(batch), strict=True))
+    assert loss(prepared) == loss(*tensors(batch), **options)
+    if name != "penalty":  # a lambda of positional tensors
+        assert loss(prepared) == loss(**named, **options)

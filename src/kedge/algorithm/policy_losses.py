@@ -1,7 +1,7 @@
 """Policy losses: PPO's clipped surrogate, the unclipped and KL-penalty surrogates of the same paper, CISPO and masking.
 
-All have the tensors and options of the first; only the settings of the formula differ. In the formulas,
-ρ = exp(logprobs − old_logprobs) is the ratio of single tokens, or of whole responses as in GSPO; see `Ratio`.
+Each is a formula of the same prepared `Tokens`. In it, ρ = exp(logprobs − old_logprobs) is the ratio of single tokens,
+or of whole responses as in GSPO; see `Ratio`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from functools import partial, wraps
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, overload, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -59,187 +59,6 @@ def named_surrogate(
         "double_sided": partial(double_sided_policy_loss, clip_range=low, clip_range_high=high),
     }
     return surrogates[name]
-
-
-def clipped_policy_loss(
-    logprobs: Float[Tensor, "*batch time"],
-    old_logprobs: Float[Tensor, "*batch time"],
-    advantages: Float[Tensor, "*batch time"],
-    mask: Bool[Tensor, "*batch time"],
-    *,
-    clip_range: float,
-    clip_range_high: float | None = None,
-    dual_clip: float | None = None,
-    **options: Unpack[SurrogateOptions],
-) -> PolicyLoss:
-    """PPO's clipped surrogate.
-
-    loss = −aggregate min(ρ·A, clip(ρ, 1−ε, 1+ε_high)·A)
-
-    The gradient is 0 where A > 0 and ρ > 1+ε_high, or A < 0 and ρ < 1−ε: the token has moved far enough. At ρ = 1, in
-    the first minibatch, the gradient is REINFORCE's.
-
-    Args:
-        logprobs: of the sampled tokens under the current policy, nats; differentiable.
-        old_logprobs: of the same tokens at the start of the epochs; frozen.
-        advantages: frozen.
-        mask: True = counts.
-        clip_range: ε in (0, 1).
-        clip_range_high: upper ε if it differs ("clip higher").
-        dual_clip: c > 1 limits the loss of tokens with A < 0 to c·|A|, however large ρ is; None for no limit.
-        **options: see `SurrogateOptions` and `aggregate`.
-
-    Raises:
-        ShapeError: when the shapes differ or nothing counts.
-        ConfigError: for a clip range out of bounds.
-
-    Source: PPO eq. 7; dual clip: Ye et al. 2019 (arXiv 1912.09729); clip higher: DAPO eq. 10; spec §6.27.
-    """
-    low, high = _bounds(clip_range, clip_range_high)
-    tokens = Tokens.of(logprobs, old_logprobs, advantages, mask, **options)
-    unclipped = -tokens.rho * tokens.advantages
-    clipped = -tokens.rho.clamp(low, high) * tokens.advantages
-    losses = torch.maximum(unclipped, clipped)
-    held_by_dual_clip = None
-    if dual_clip is not None:
-        if not dual_clip > 1.0:
-            raise ConfigError(f"dual_clip must be above 1, got {dual_clip}")
-        bound = -dual_clip * tokens.advantages
-        held_by_dual_clip = (tokens.advantages < 0) & (losses > bound)
-        losses = torch.where(held_by_dual_clip, bound, losses)
-    return tokens.loss(losses, held_by_clip=clipped > unclipped, held_by_dual_clip=held_by_dual_clip)
-
-
-def unclipped_policy_loss(
-    logprobs: Float[Tensor, "*batch time"],
-    old_logprobs: Float[Tensor, "*batch time"],
-    advantages: Float[Tensor, "*batch time"],
-    mask: Bool[Tensor, "*batch time"],
-    **options: Unpack[SurrogateOptions],
-) -> PolicyLoss:
-    """The surrogate without a clip: REINFORCE with importance sampling. An ablation.
-
-    loss = −aggregate ρ·A
-
-    Source: PPO eq. 6 and §6.1; spec §6.27.
-    """
-    tokens = Tokens.of(logprobs, old_logprobs, advantages, mask, **options)
-    return tokens.loss(-tokens.rho * tokens.advantages)
-
-
-def kl_penalty_policy_loss(
-    logprobs: Float[Tensor, "*batch time"],
-    old_logprobs: Float[Tensor, "*batch time"],
-    advantages: Float[Tensor, "*batch time"],
-    mask: Bool[Tensor, "*batch time"],
-    *,
-    kl_coef: float,
-    **options: Unpack[SurrogateOptions],
-) -> PolicyLoss:
-    """The surrogate with a KL penalty to the old policy instead of the clip; β = `kl_coef` ≥ 0.
-
-    loss = −aggregate (ρ·A − β·KL_t),   KL_t = ρ_t − 1 − log ρ_t of the single tokens, unless `kl` is given
-
-    KL_t is an unbiased estimate of KL(π_old‖π) from the old policy's tokens, in value and in gradient. For the adaptive
-    form, pass the KL after the epochs to `adapt_kl_coef_schulman`. This KL keeps the steps small; `kl_loss`, or the KL
-    in the rewards, keeps the policy near the reference model.
-
-    Source: PPO eq. 8; spec §6.27.
-    """
-    tokens = Tokens.of(logprobs, old_logprobs, advantages, mask, **options)
-    return tokens.loss(-tokens.rho * tokens.advantages + kl_coef * tokens.kl)
-
-
-def cispo_policy_loss(
-    logprobs: Float[Tensor, "*batch time"],
-    old_logprobs: Float[Tensor, "*batch time"],
-    advantages: Float[Tensor, "*batch time"],
-    mask: Bool[Tensor, "*batch time"],
-    *,
-    clip_range_high: float,
-    **options: Unpack[SurrogateOptions],
-) -> PolicyLoss:
-    """REINFORCE with capped importance weights (CISPO): no token loses its gradient; ε_high = `clip_range_high` > 0.
-
-    loss = −aggregate sg(min(ρ, 1+ε_high))·A·log π
-
-    The weights have no lower bound. Implementations disagree on what the field means: TRL caps at ε_high itself.
-
-    Source: CISPO (MiniMax-M1, arXiv 2506.13585) eq. 4 and 5; spec §6.27.
-    """
-    check_positive(clip_range_high=clip_range_high)
-    tokens = Tokens.of(logprobs, old_logprobs, advantages, mask, **options)
-    rho = tokens.rho.detach()
-    cap = 1.0 + clip_range_high
-    losses = -rho.clamp(max=cap) * tokens.advantages * tokens.logprobs
-    return tokens.loss(losses, held_by_clip=(rho > cap) & (tokens.advantages != 0))
-
-
-def double_sided_policy_loss(
-    logprobs: Float[Tensor, "*batch time"],
-    old_logprobs: Float[Tensor, "*batch time"],
-    advantages: Float[Tensor, "*batch time"],
-    mask: Bool[Tensor, "*batch time"],
-    *,
-    clip_range: float,
-    clip_range_high: float | None = None,
-    **options: Unpack[SurrogateOptions],
-) -> PolicyLoss:
-    """The surrogate without the tokens that left the clip range, on either side and for either sign of A.
-
-    loss = −aggregate [1−ε ≤ ρ ≤ 1+ε_high]·ρ·A
-
-    PPO keeps the gradient of a token that moved against its advantage. For stale responses, such a token is more likely
-    the result of a mismatch than of the update. Masked tokens stay in the divisor. ε as in `clipped_policy_loss`.
-
-    Source: SAO (arXiv 2607.07508) §3.1; spec §6.27.
-    """
-    low, high = _bounds(clip_range, clip_range_high)
-    tokens = Tokens.of(logprobs, old_logprobs, advantages, mask, **options)
-    outside = (tokens.rho < low) | (tokens.rho > high)
-    losses = torch.where(outside, 0.0, -tokens.rho * tokens.advantages)
-    return tokens.loss(losses, held_by_clip=outside & (tokens.advantages != 0))
-
-
-def own_policy_loss(
-    logprobs: Float[Tensor, "*batch time"],
-    old_logprobs: Float[Tensor, "*batch time"],
-    advantages: Float[Tensor, "*batch time"],
-    mask: Bool[Tensor, "*batch time"],
-    *,
-    function: Callable[[Tensor, Tensor], object],
-    **options: Unpack[SurrogateOptions],
-) -> PolicyLoss:
-    """A policy loss of `function(log_ratios, advantages)`, which returns one loss per token.
-
-    loss = aggregate f(log π − log π_old, A)
-
-    With `ratio=sequence`, the log ratios are those of the responses. Masked slots are 0 in both arguments, which are
-    copies.
-
-    Raises:
-        ShapeError: the function returns another shape, or a loss without a gradient.
-    """
-    tokens = Tokens.of(logprobs, old_logprobs, advantages, mask, **options)
-    log_ratios = keep_counted(tokens.rho.log(), mask) if options.get("ratio") == "sequence" else tokens.log_ratio
-    name = f"ppo.policy_loss: {function_name(function)}"
-    losses = own_values(function(log_ratios.clone(), tokens.advantages.clone()), mask, f"{name} returned losses")
-    if logprobs.requires_grad and not losses.requires_grad:
-        raise ShapeError(f"{name} returned losses without a gradient; compute them from the log ratios")
-    return tokens.loss(losses)
-
-
-def _bounds(clip_range: float, clip_range_high: float | None) -> tuple[float, float]:
-    """1 − ε and 1 + ε_high."""
-    low, high = clip_ranges(clip_range, clip_range_high)
-    if not torch.compiler.is_compiling() and not (0.0 < low < 1.0 and 0.0 < high < math.inf):
-        raise ConfigError(f"clip_range must be above 0 and below 1, clip_range_high above 0; got {low} and {high}")
-    return 1.0 - low, 1.0 + high
-
-
-def clip_ranges(clip_range: float, clip_range_high: float | None) -> tuple[float, float]:
-    """ε and ε_high, which is ε unless given."""
-    return clip_range, clip_range if clip_range_high is None else clip_range_high
 
 
 Ratio = Literal["token", "sequence"]
@@ -300,13 +119,6 @@ class PolicyLoss:
     num_tokens: Int[Tensor, ""]
 
 
-Surrogate = Callable[..., PolicyLoss]
-"""A policy loss with its own settings given, such as `partial(clipped_policy_loss, clip_range=0.2)`.
-
-It is called with the tensors of `clipped_policy_loss` and with `SurrogateOptions`.
-"""
-
-
 @dataclass(frozen=True)
 class Tokens:
     """The quantities of the formulas, per token; masked slots are 0, and 1 in ρ with the ratio `token`.
@@ -317,6 +129,7 @@ class Tokens:
         rho: ρ; differentiable.
         advantages: A.
         mask: True = counts.
+        ratio: the kind of ρ.
         importance_weights: factor of each token's loss.
         averaging: how the losses become one.
         exact_kl: KL(π_old‖π) of the distributions; None where only the tokens' probabilities are known.
@@ -327,6 +140,7 @@ class Tokens:
     rho: Float[Tensor, "*batch time"]
     advantages: Float[Tensor, "*batch time"]
     mask: Bool[Tensor, "*batch time"]
+    ratio: Ratio
     importance_weights: Float[Tensor, "*batch time"] | None
     averaging: Averaging
     exact_kl: Float[Tensor, "*batch time"] | None = None
@@ -344,25 +158,41 @@ class Tokens:
         kl: Float[Tensor, "*batch time"] | None = None,
         **averaging: Unpack[Averaging],
     ) -> Tokens:
-        """The arguments as in `clipped_policy_loss`."""
-        check_counted(
-            mask,
-            logprobs=logprobs,
-            old_logprobs=old_logprobs,
-            advantages=advantages,
-            importance_weights=importance_weights,
-            kl=kl,
-        )
-        logprobs = torch.where(mask, logprobs, 0.0)
-        log_ratio = logprobs - torch.where(mask, old_logprobs, 0.0).detach()
+        """Prepare the tokens of a batch.
+
+        Args:
+            logprobs: of the sampled tokens under the current policy, nats; differentiable.
+            old_logprobs: of the same tokens at the start of the epochs; frozen.
+            advantages: frozen.
+            mask: True = counts.
+            ratio: see `SurrogateOptions`.
+            importance_weights: see `SurrogateOptions`.
+            kl: see `SurrogateOptions`.
+            **averaging: see `aggregate`.
+
+        Raises:
+            ShapeError: when the shapes differ or nothing counts.
+        """
+        frozen = {"old_logprobs": old_logprobs, "advantages": advantages, "importance_weights": importance_weights}
+        check_counted(mask, logprobs=logprobs, **frozen, kl=kl)
+        logprobs = keep_counted(logprobs, mask)
+        log_ratio = logprobs - keep_counted(old_logprobs, mask).detach()
         log_ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
         log_rho = log_ratio
         if ratio != "token":
             check_choice("ratio", ratio, Ratio)
             log_rho = _of_sequences(log_ratio, mask)
-        advantages = torch.where(mask, advantages, 0.0).detach()
-        kl = None if kl is None else torch.where(mask, kl, 0.0)
-        return cls(logprobs, log_ratio, log_rho.exp(), advantages, mask, importance_weights, averaging, kl)
+        return cls(
+            logprobs=logprobs,
+            log_ratio=log_ratio,
+            rho=log_rho.exp(),
+            advantages=keep_counted(advantages, mask).detach(),
+            mask=mask,
+            ratio=ratio,
+            importance_weights=importance_weights,
+            averaging=averaging,
+            exact_kl=None if kl is None else keep_counted(kl, mask),
+        )
 
     @property
     def kl(self) -> Float[Tensor, "*batch time"]:
@@ -381,7 +211,7 @@ class Tokens:
         num_tokens = mask.sum()
 
         def mean(x: Tensor) -> Tensor:
-            return torch.where(mask, x, 0.0).sum() / num_tokens
+            return keep_counted(x, mask).sum() / num_tokens
 
         def share(event: Tensor | None) -> Tensor:
             return ratio.new_zeros(()) if event is None else mean(event.to(ratio.dtype))
@@ -402,6 +232,169 @@ def _of_sequences(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """The logarithm of ρ with the ratio `sequence`; see `Ratio`."""
     frozen = log_ratio.detach()
     return log_ratio - frozen + response_log_ratios(frozen, mask).unsqueeze(-1)
+
+
+Surrogate = Callable[[Tokens], PolicyLoss]
+"""A policy loss with its own settings filled in, such as `partial(clipped_policy_loss, clip_range=0.2)`."""
+
+Settings = ParamSpec("Settings")
+_ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", *SurrogateOptions.__annotations__)
+"""Of `Tokens.of`."""
+
+
+@runtime_checkable
+class PolicyLossOf(Protocol[Settings]):
+    """A policy loss, with the settings of its formula: of prepared tokens, or of the arguments of `Tokens.of`."""
+
+    @overload
+    def __call__(self, tokens: Tokens, /, *args: Settings.args, **settings: Settings.kwargs) -> PolicyLoss: ...
+
+    @overload
+    def __call__(
+        self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, **settings: Any
+    ) -> PolicyLoss: ...
+
+
+def _also_of_tensors(formula: Callable[Concatenate[Tokens, Settings], PolicyLoss]) -> PolicyLossOf[Settings]:
+    """Let a policy loss be called with the arguments of `Tokens.of` as well."""
+    of_tokens: Callable[..., PolicyLoss] = formula
+
+    @wraps(formula)
+    def loss(*inputs: Any, **settings: Any) -> PolicyLoss:
+        if inputs and isinstance(inputs[0], Tokens):
+            return of_tokens(*inputs, **settings)
+        prepared = {name: settings.pop(name) for name in _ARGUMENTS if name in settings}
+        return of_tokens(Tokens.of(*inputs, **prepared), **settings)
+
+    return loss
+
+
+@_also_of_tensors
+def clipped_policy_loss(
+    tokens: Tokens, *, clip_range: float, clip_range_high: float | None = None, dual_clip: float | None = None
+) -> PolicyLoss:
+    """PPO's clipped surrogate.
+
+    loss = −aggregate min(ρ·A, clip(ρ, 1−ε, 1+ε_high)·A)
+
+    The gradient is 0 where A > 0 and ρ > 1+ε_high, or A < 0 and ρ < 1−ε: the token has moved far enough. At ρ = 1, in
+    the first minibatch, the gradient is REINFORCE's.
+
+    Args:
+        tokens: the prepared tokens, or the arguments of `Tokens.of` in their place.
+        clip_range: ε in (0, 1).
+        clip_range_high: upper ε if it differs ("clip higher").
+        dual_clip: c > 1 limits the loss of tokens with A < 0 to c·|A|, however large ρ is; None for no limit.
+
+    Raises:
+        ConfigError: for a clip range out of bounds.
+
+    Source: PPO eq. 7; dual clip: Ye et al. 2019 (arXiv 1912.09729); clip higher: DAPO eq. 10; spec §6.27.
+    """
+    low, high = _bounds(clip_range, clip_range_high)
+    unclipped = -tokens.rho * tokens.advantages
+    clipped = -tokens.rho.clamp(low, high) * tokens.advantages
+    losses = torch.maximum(unclipped, clipped)
+    held_by_dual_clip = None
+    if dual_clip is not None:
+        if not dual_clip > 1.0:
+            raise ConfigError(f"dual_clip must be above 1, got {dual_clip}")
+        bound = -dual_clip * tokens.advantages
+        held_by_dual_clip = (tokens.advantages < 0) & (losses > bound)
+        losses = torch.where(held_by_dual_clip, bound, losses)
+    return tokens.loss(losses, held_by_clip=clipped > unclipped, held_by_dual_clip=held_by_dual_clip)
+
+
+@_also_of_tensors
+def unclipped_policy_loss(tokens: Tokens) -> PolicyLoss:
+    """The surrogate without a clip: REINFORCE with importance sampling. An ablation.
+
+    loss = −aggregate ρ·A
+
+    Source: PPO eq. 6 and §6.1; spec §6.27.
+    """
+    return tokens.loss(-tokens.rho * tokens.advantages)
+
+
+@_also_of_tensors
+def kl_penalty_policy_loss(tokens: Tokens, *, kl_coef: float) -> PolicyLoss:
+    """The surrogate with a KL penalty to the old policy instead of the clip; β = `kl_coef` ≥ 0.
+
+    loss = −aggregate (ρ·A − β·KL_t),   KL_t = ρ_t − 1 − log ρ_t of the single tokens, unless `kl` is given
+
+    KL_t is an unbiased estimate of KL(π_old‖π) from the old policy's tokens, in value and in gradient. For the adaptive
+    form, pass the KL after the epochs to `adapt_kl_coef_schulman`. This KL keeps the steps small; `kl_loss`, or the KL
+    in the rewards, keeps the policy near the reference model.
+
+    Source: PPO eq. 8; spec §6.27.
+    """
+    return tokens.loss(-tokens.rho * tokens.advantages + kl_coef * tokens.kl)
+
+
+@_also_of_tensors
+def cispo_policy_loss(tokens: Tokens, *, clip_range_high: float) -> PolicyLoss:
+    """REINFORCE with capped importance weights (CISPO): no token loses its gradient; ε_high = `clip_range_high` > 0.
+
+    loss = −aggregate sg(min(ρ, 1+ε_high))·A·log π
+
+    The weights have no lower bound. Implementations disagree on what the field means: TRL caps at ε_high itself.
+
+    Source: CISPO (MiniMax-M1, arXiv 2506.13585) eq. 4 and 5; spec §6.27.
+    """
+    check_positive(clip_range_high=clip_range_high)
+    rho = tokens.rho.detach()
+    cap = 1.0 + clip_range_high
+    losses = -rho.clamp(max=cap) * tokens.advantages * tokens.logprobs
+    return tokens.loss(losses, held_by_clip=(rho > cap) & (tokens.advantages != 0))
+
+
+@_also_of_tensors
+def double_sided_policy_loss(tokens: Tokens, *, clip_range: float, clip_range_high: float | None = None) -> PolicyLoss:
+    """The surrogate without the tokens that left the clip range, on either side and for either sign of A.
+
+    loss = −aggregate [1−ε ≤ ρ ≤ 1+ε_high]·ρ·A
+
+    PPO keeps the gradient of a token that moved against its advantage. For stale responses, such a token is more likely
+    the result of a mismatch than of the update. Masked tokens stay in the divisor. ε as in `clipped_policy_loss`.
+
+    Source: SAO (arXiv 2607.07508) §3.1; spec §6.27.
+    """
+    low, high = _bounds(clip_range, clip_range_high)
+    outside = (tokens.rho < low) | (tokens.rho > high)
+    losses = torch.where(outside, 0.0, -tokens.rho * tokens.advantages)
+    return tokens.loss(losses, held_by_clip=outside & (tokens.advantages != 0))
+
+
+def own_policy_loss(tokens: Tokens, *, function: Callable[[Tensor, Tensor], object]) -> PolicyLoss:
+    """A policy loss of `function(log_ratios, advantages)`, which returns one loss per token.
+
+    loss = aggregate f(log π − log π_old, A)
+
+    With `ratio=sequence`, the log ratios are those of the responses. Masked slots are 0 in both arguments, which are
+    copies.
+
+    Raises:
+        ShapeError: the function returns another shape, or a loss without a gradient.
+    """
+    log_ratios = tokens.log_ratio if tokens.ratio == "token" else keep_counted(tokens.rho.log(), tokens.mask)
+    name = f"ppo.policy_loss: {function_name(function)}"
+    losses = own_values(function(log_ratios.clone(), tokens.advantages.clone()), tokens.mask, f"{name} returned losses")
+    if tokens.logprobs.requires_grad and not losses.requires_grad:
+        raise ShapeError(f"{name} returned losses without a gradient; compute them from the log ratios")
+    return tokens.loss(losses)
+
+
+def _bounds(clip_range: float, clip_range_high: float | None) -> tuple[float, float]:
+    """1 − ε and 1 + ε_high."""
+    low, high = clip_ranges(clip_range, clip_range_high)
+    if not torch.compiler.is_compiling() and not (0.0 < low < 1.0 and 0.0 < high < math.inf):
+        raise ConfigError(f"clip_range must be above 0 and below 1, clip_range_high above 0; got {low} and {high}")
+    return 1.0 - low, 1.0 + high
+
+
+def clip_ranges(clip_range: float, clip_range_high: float | None) -> tuple[float, float]:
+    """ε and ε_high, which is ε unless given."""
+    return clip_range, clip_range if clip_range_high is None else clip_range_high
 
 
 def positive_nll(

@@ -245,9 +245,7 @@ def sequence_kl(
 
     Source: spec §10.
     """
-    check_counted(mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
-    blank = keep_counted(logprobs, mask), keep_counted(ref_logprobs, mask)
-    return kl_estimate(*blank, estimator=estimator).sum(-1)
+    return _counted_kl(logprobs, ref_logprobs, mask, estimator).sum(-1)
 
 
 def kl_loss(
@@ -276,7 +274,10 @@ def kl_loss(
     """
     if estimator == "k1":
         raise ConfigError("estimator k1 has an expected gradient of 0; a KL loss needs k2 or k3")
+    return aggregate(_counted_kl(logprobs, ref_logprobs, mask, estimator), mask, **averaging)
+
+
+def _counted_kl(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator: KLEstimator) -> Tensor:
+    """The KL estimate of the counted tokens, 0 elsewhere."""
     check_counted(mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
-    blank = keep_counted(logprobs, mask), keep_counted(ref_logprobs, mask)
-    estimate = kl_estimate(*blank, estimator=estimator)
-    return aggregate(estimate, mask, **averaging)
+    return kl_estimate(keep_counted(logprobs, mask), keep_counted(ref_logprobs, mask), estimator=estimator)

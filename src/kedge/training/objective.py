@@ -13,7 +13,7 @@ from torch import Tensor
 from kedge.algorithm.critic import Bins, clipped_value_loss, histogram_value_loss
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
 from kedge.algorithm.masking import Aggregation, Averaging, aggregate, aggregation_normalizer, masked_whiten
-from kedge.algorithm.policy_losses import Ratio, Surrogate, positive_nll
+from kedge.algorithm.policy_losses import Ratio, Surrogate, Tokens, positive_nll
 from kedge.algorithm.shaping import KLEstimator, kl_loss
 from kedge.training.learner import B, Batch
 
@@ -179,7 +179,7 @@ class Objective:
         self, outputs: PolicyOutputs, batch: Batch, divisors: Divisors
     ) -> tuple[Tensor, dict[str, Metric]]:
         mask = batch.action_mask
-        policy = self.surrogate(
+        tokens = Tokens.of(
             outputs.logprobs,
             batch.old_logprobs,
             batch.advantages,
@@ -189,6 +189,7 @@ class Objective:
             kl=outputs.kl,
             **self._averaging(divisors.policy),
         )
+        policy = self.surrogate(tokens)
         share = policy.num_tokens / divisors.actions
         held = policy.dual_clip_fraction
         return policy.loss, {
