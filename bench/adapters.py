@@ -30,7 +30,7 @@ from bench.study.stories_task import StoryFiles, stories_task
 from bench.study.summaries_task import SUMMARIES
 from bench.study.task import QUIET, Problem, start_folder
 from bench.systems import Job, Machine, Measurement, Runner
-from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines
+from kedge_base.run_folder.record_format import EVALUATIONS_FILE, read_json_lines
 
 RANK = 16
 ROUNDS = 3

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from bench.processes import BenchError
 from bench.tables import Table
-from kedge.logs.record_format import MEASURED
+from kedge_base.run_folder.record_format import MEASURED
 from tests.tiny import save_tiny_policy
 
 MEGABYTES = 24

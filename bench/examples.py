@@ -27,8 +27,8 @@ from handbook.lines import Level, Line, draw_lines
 from handbook.palette import MUTED, POLICY, REFERENCES, START, Quantity
 from handbook.style import label_axes, new_axes
 from handbook.svg import save_svg
-from kedge.logs.record_format import read_json_lines
 from kedge_base.intervals import Interval, mean_interval
+from kedge_base.run_folder.record_format import read_json_lines
 
 ROOT: Final = Path(__file__).parents[1]
 WORK: Final = ROOT / "bench" / ".work" / "examples"

@@ -39,10 +39,10 @@ import kedge
 from bench.machine import describe_machine
 from bench.processes import BenchError, environment
 from bench.tables import renewed
-from kedge.logs.record_format import read_json_lines
 from kedge_base.errors import KedgeError
 from kedge_base.intervals import Interval, mean_interval, share_interval
-from kedge_base.output import replace_file
+from kedge_base.run_folder.output import replace_file
+from kedge_base.run_folder.record_format import read_json_lines
 
 ROOT: Final = Path(__file__).parents[1]
 RECORD: Final = ROOT / "bench" / "results" / "gsm8k.json"

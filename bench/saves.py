@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kedge.models import ActorCritic, ModelCard, load_language_model, load_tokenizer, save_policy
+from kedge.models import ActorCritic, load_language_model, load_tokenizer, save_policy
 from kedge.models.sharded import shard_model
 from kedge.ranks import Ranks
 from kedge.ranks.start import join_ranks
@@ -42,6 +42,7 @@ from kedge.training.checkpoint.state import (
 )
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer import build_optimizer
+from kedge_hub.card import ModelCard
 from tests.tiny import tiny_tokenizer
 
 RANKS = 2

@@ -53,9 +53,9 @@ from bench.study.unit import Budget, Outcome, Unit, append_outcome, read_outcome
 from bench.tables import renewed
 from bench.tax import TEXTS, beginnings, change, nats, percents, read_texts
 from kedge.logs.critic_checks import describe_check
-from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines
 from kedge.models.sources import find_model
 from kedge_base.intervals import Interval, mean_interval
+from kedge_base.run_folder.record_format import EVALUATIONS_FILE, read_json_lines
 from kedge_tasks.verify import instruction_text
 
 ROOT: Final = Path(__file__).parents[1]

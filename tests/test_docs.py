@@ -20,12 +20,12 @@ from kedge.config import Config, config_from_settings, load_config
 from kedge.config.explain.describe import all_fields, find_field, section_type
 from kedge.data import read_rows
 from kedge.data.fields import Role
-from kedge.logs.record_format import read_metrics
 from kedge.rewards import FunctionReward, RewardTerm
 from kedge.stages.judges import PairwiseJudge
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
+from kedge_base.run_folder.record_format import read_metrics
 from kedge_base.stage import stages
 from tests.environments.worlds import Guess
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer

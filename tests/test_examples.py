@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kedge.config import load_config
-from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines
 from kedge.stages.ppo import run_ppo
+from kedge_base.run_folder.record_format import EVALUATIONS_FILE, read_json_lines
 from kedge_tasks.environments.client import Environment
 from kedge_tasks.verify import code
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer

@@ -12,8 +12,8 @@ from typing import Any
 from bench.defaults.starts import SETTINGS, Start
 from bench.faults.running import run_apart
 from kedge.config import config_from_settings
-from kedge.logs.record_format import read_metrics
 from kedge.stages.ppo import run_ppo
+from kedge_base.run_folder.record_format import read_metrics
 
 ADVANTAGES: Mapping[str, Any] = {"ppo.gae_lambda": 0.95}
 """Of every run: that of the recorded runs, which are compared with new ones."""

@@ -24,8 +24,8 @@ from bench.study.stories_task import StoryFiles, stories_task
 from bench.study.summaries_task import SUMMARIES
 from bench.study.task import QUIET, Problem, Task, critic_folder, start_folder
 from bench.study.unit import Budget, Outcome, Unit
-from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines
-from kedge_base.output import replace_file
+from kedge_base.run_folder.output import replace_file
+from kedge_base.run_folder.record_format import EVALUATIONS_FILE, read_json_lines
 
 EXPLAINED: Final = "value/explained_variance"
 KEPT: Final = (

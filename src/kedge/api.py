@@ -46,8 +46,8 @@ from kedge.stages.arguments import (
     with_named_models,
 )
 from kedge.training.runtime import default_modes
-from kedge_base.invocation import refuse_nested_run
-from kedge_base.output import Result, folder_of
+from kedge_base.machine.invocation import refuse_nested_run
+from kedge_base.run_folder.output import Result, folder_of
 from kedge_base.stage import find_stage, imported, stages
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ MOVED = {
     "kedge.environments": "kedge_tasks.environments",
     "kedge.errors": "kedge_base.errors",
     "kedge.inspect": "kedge_inspect",
+    "kedge.logs.progress": "kedge_base.machine.progress",
     "kedge.models.card": "kedge_hub.card",
     "kedge.models.pushing": "kedge_hub.pushing",
     "kedge.rewards.verify": "kedge_tasks.verify",
@@ -36,7 +37,15 @@ MOVED = {
     "kedge.stages.planning": "kedge_plan",
     "kedge.stages.sweep": "kedge_lab.sweep",
     "kedge.system": "kedge_base",
+    "kedge.system.durable": "kedge_base.machine.durable",
+    "kedge.system.hub": "kedge.downloads",
+    "kedge.system.invocation": "kedge_base.machine.invocation",
+    "kedge.system.local_server": "kedge_base.machine.local_server",
+    "kedge.system.memory": "kedge_base.machine.memory",
+    "kedge.system.output": "kedge_base.run_folder.output",
     "kedge.system.ranks": "kedge.ranks",
+    "kedge.system.streams": "kedge_base.machine.streams",
+    "kedge.system.workers.chat_templates": "kedge.models.template_worker",
 }
 """Modules and packages by their old name; what is in a package has moved with it."""
 

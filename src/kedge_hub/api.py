@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kedge.logs.progress import say
 from kedge.stages.arguments import StrPath
-from kedge_base.output import Result, folder_of
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import Result, folder_of
 from kedge_hub.pushing import push_model
 
 

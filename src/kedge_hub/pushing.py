@@ -16,11 +16,12 @@ from huggingface_hub.utils import validate_repo_id
 
 from kedge.models.adapters import ADAPTER_CONFIG, is_adapter, read_adapter
 from kedge.models.adapters.folder import SHIFT_FILE
+from kedge.models.origin import CARD, ORIGIN_FILE
 from kedge.models.sources import check_source
 from kedge_base.errors import ConfigError, ModelError, PushError
-from kedge_base.memory import with_unit
+from kedge_base.machine.memory import with_unit
 from kedge_base.texts import error_text, printable
-from kedge_hub.card import CARD, ORIGIN_FILE, PLACE
+from kedge_hub.card import PLACE
 
 WEIGHTS = (".safetensors", ".safetensors.index.json", ADAPTER_CONFIG, SHIFT_FILE)
 """How the names of a model's weights end, and of the files that go with an adapter's."""

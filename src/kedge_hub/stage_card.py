@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import yaml
 from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config, field_advice, word
 from kedge.config.presets import FAMILY
 from kedge.data import encode_prompt, prompt_form
-from kedge.logs.record_format import METRICS_FILE, SAMPLES_FILE, read_samples
-from kedge.models import ModelCard
+from kedge.models.origin import hub_id, public_name
+from kedge.runs.recipe import recipe_of
 from kedge.runs.resuming import CHANGED
 from kedge.runs.run import Run
 from kedge_base.errors import KedgeError
+from kedge_base.run_folder.record_format import METRICS_FILE, SAMPLES_FILE, read_samples
 from kedge_base.stage import find_stage
 from kedge_base.texts import names_function
-from kedge_hub.card import CardSample, hub_id, public_name, public_settings
+from kedge_hub.card import CardSample, ModelCard
 from kedge_inspect.diagnosis import diagnose_run
 from kedge_inspect.doctor import one_line
 from kedge_inspect.resolved import CRITIC_FREE
@@ -33,9 +33,6 @@ ALGORITHMS = {
     "total": "PPO without a critic",
 }
 """Names of presets and advantages other than their capitals."""
-
-NOT_SHOWN = ("out", "preset", "runtime", "checkpoint", "push")
-"""Parts of the configuration that do not affect the result, or only describe the machine."""
 
 
 def stage_card(
@@ -117,13 +114,6 @@ def _changed(run: Run) -> str:
     """A line on what was changed during the run, for its recipe."""
     changed = run.facts.get(CHANGED)
     return f"# changed during the run: {changed}\n" if changed else ""
-
-
-def recipe_of(config: Config) -> str:
-    """The settings that differ from kedge's defaults, as YAML, without the paths of the machine."""
-    changed = config.model_dump(mode="json", exclude_defaults=True, exclude=set(NOT_SHOWN))
-    seed = {"runtime": {"seed": config.runtime.seed}}
-    return yaml.safe_dump(public_settings({**changed, **seed}), sort_keys=False, allow_unicode=True)
 
 
 def _adds_special_tokens(tokenizer: PreTrainedTokenizerBase, rendered: bool) -> bool:

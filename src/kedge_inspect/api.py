@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TypeAlias
 
-from kedge_base.output import Result, folder_of
+from kedge_base.run_folder.output import Result, folder_of
 from kedge_inspect.commands import field_advice
 from kedge_inspect.diagnosis import diagnose_run
 from kedge_inspect.doctor import Finding

@@ -8,13 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kedge.logs.record_format import CRITIC_CHECKS_FILE, METRICS_FILE, read_metrics, read_rows
-from kedge_base.output import INCIDENTS_FILE, ROLES_FILE, is_run
+from kedge_base.run_folder.output import INCIDENTS_FILE, ROLES_FILE, is_run
+from kedge_base.run_folder.record_format import (
+    CRITIC_CHECKS_FILE,
+    METRICS_FILE,
+    read_json_object,
+    read_metrics,
+    read_rows,
+)
 from kedge_inspect.doctor import Advice, Examination, Finding, diagnose, examine, no_advice, one_line, severity_rank
 from kedge_inspect.doctor.rewards import groups_of_one, reward_flat
 from kedge_inspect.doctor.steps import NUM_FIRST, first_update_too_large
 from kedge_inspect.page.looks import LOOKS
-from kedge_inspect.record import RunRecord, read_json_object, read_run, readable
+from kedge_inspect.record import RunRecord, read_run, readable
 
 EVERY = 4
 """Updates between two diagnoses of a run in progress; a tenth of the updates so far once that is more."""
@@ -60,6 +66,13 @@ def examine_run(folder: Path, *, advice: Advice = no_advice) -> dict[str, Examin
             return {str(folder): examine(read_run(folder), advice=advice)}
         records = sorted((read_run(path) for path in stages), key=_stage_order)
         return {str(record.folder): _of_stage(record, examine(record, advice=advice)) for record in records}
+
+
+def lines_on_run(folder: Path, *, advice: Advice = no_advice) -> tuple[list[str], str]:
+    """A line for each warning and serious finding on a run, and the verdict with what could not be judged."""
+    examination = merge(examine_run(folder, advice=advice).values())
+    found = [one_line(finding) for finding in examination.findings if finding.severity != "note"]
+    return found, examination.verdict
 
 
 class LiveDoctor:

@@ -11,10 +11,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from kedge.logs.record_format import DETAILS_FILE, METRICS_FILE, SAMPLES_FILE
 from kedge_base.errors import DataError, KedgeError
-from kedge_base.local_server import PAGE_POLICY, Answer, LocalServer, Request
-from kedge_base.output import (
+from kedge_base.machine.local_server import PAGE_POLICY, Answer, LocalServer, Request
+from kedge_base.run_folder.output import (
     CONFIG_FILE,
     FINISHED_FILE,
     INCIDENTS_FILE,
@@ -24,6 +23,7 @@ from kedge_base.output import (
     is_run,
     is_sweep,
 )
+from kedge_base.run_folder.record_format import DETAILS_FILE, METRICS_FILE, SAMPLES_FILE
 from kedge_inspect.doctor import Advice, no_advice
 from kedge_inspect.page.document import render_page
 from kedge_inspect.record import RESULTS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import time
 import traceback
@@ -13,20 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from kedge.logs.progress import say
-from kedge.logs.record_format import (
-    CRITIC_CHECKS_FILE,
-    DETAILS_FILE,
-    EVALUATIONS_FILE,
-    JUDGING,
-    METRICS_FILE,
-    SAMPLES_FILE,
-    read_rows,
-)
 from kedge_base.errors import DataError, KedgeError
-from kedge_base.output import (
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import (
     BEST_FILE,
     CHECKPOINTS,
     CONFIG_FILE,
@@ -42,6 +30,15 @@ from kedge_base.output import (
     best_checkpoint,
     folder_of,
 )
+from kedge_base.run_folder.record_format import (
+    CRITIC_CHECKS_FILE,
+    DETAILS_FILE,
+    EVALUATIONS_FILE,
+    JUDGING,
+    METRICS_FILE,
+    SAMPLES_FILE,
+    read_rows,
+)
 from kedge_base.term_names import distinct_names, source_name
 
 QUIET_SECONDS = 60.0
@@ -51,13 +48,6 @@ JUDGING_SECONDS = 600.0
 """The same while a judge reads all responses at once: nothing is written meanwhile."""
 
 LARGEST = 1e300
-DEEPEST = 100
-# libyaml's loader is seven times faster than the one in Python, which not every build of PyYAML can do without.
-YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-UNLIKE_ANY_RUN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""The errors that reading a run's file raises where its content is not what any run writes."""
-
 RESULTS = {"evaluate": JUDGMENTS_FILE, "generate": RESPONSES_FILE}
 """The stages without updates, and the file with their results."""
 
@@ -213,42 +203,6 @@ def readable(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
-    """A run's facts and its configuration.
-
-    Raises:
-        DataError: The folder is not a run's, or its configuration is damaged.
-    """
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise DataError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}")
-    text = path.read_text(encoding="utf-8", errors="replace")
-    header = [line[2:].partition(": ") for line in text.splitlines() if line.startswith("# ") and ": " in line]
-    try:
-        _check_yaml(text)
-        settings = YAML_LOADER(text).get_single_data() or {}
-    except (yaml.YAMLError, *UNLIKE_ANY_RUN) as error:
-        raise DataError(f"{str(path)!r} is damaged: {' '.join(str(error).split())}") from error
-    return {name: value for name, _, value in header}, settings if isinstance(settings, Mapping) else {}
-
-
-def _check_yaml(text: str) -> None:
-    """Refuse a file that no run writes and that could crash the reader.
-
-    Many levels crash libyaml's loader and take Python's minutes; a few aliases are read as billions of values.
-
-    Raises:
-        ValueError: It has too many levels, or aliases.
-    """
-    depth = 0
-    for event in yaml.parse(text, YAML_LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise ValueError(f"more than {DEEPEST} levels")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError("it has aliases")
-
-
 def _last_written(folder: Path) -> float:
     """When a run wrote its last row of metrics, or its configuration before the first one; seconds since the epoch.
 
@@ -256,21 +210,6 @@ def _last_written(folder: Path) -> float:
     """
     written = [path for name in (METRICS_FILE, PROGRESS_FILE, *RESULTS.values()) if (path := folder / name).is_file()]
     return max(path.stat().st_mtime for path in written or [folder / CONFIG_FILE])
-
-
-def read_json_object(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file; empty without a file.
-
-    Raises:
-        DataError: The file is damaged.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{str(path)!r} is damaged: {error}") from error
-    return found if isinstance(found, Mapping) else {}
 
 
 def _patience(metrics: Sequence[Mapping[str, Any]], progress: Sequence[Mapping[str, Any]]) -> float:

@@ -10,19 +10,19 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from kedge.logs.progress import say
 from kedge_base.errors import DataError, OutputError
-from kedge_base.invocation import as_argument
-from kedge_base.output import SUMMARY_FILE, is_run, is_sweep, replace_file, writing
+from kedge_base.machine.invocation import as_argument
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import REPORT_FILE, SUMMARY_FILE, is_run, is_sweep, replace_file, writing
+from kedge_base.run_folder.record_format import read_json_object
 from kedge_inspect.doctor import Advice, examine, no_advice
 from kedge_inspect.page.data import ReportedRun, demo_frontier, demo_headlines, page_data
 from kedge_inspect.page.document import is_page, plain_verdict, render_page
 from kedge_inspect.page.looks import LOOKS
 from kedge_inspect.page.verdict import describe_run
-from kedge_inspect.record import RunRecord, read_json_object, read_run, readable
+from kedge_inspect.record import RunRecord, read_run, readable
 from kedge_inspect.sweeps import read_sweep
 
-REPORT_FILE = "report.html"
 MARKED_WITHIN = 4096
 """Bytes at the start of a file that are searched for the marker of a report."""
 

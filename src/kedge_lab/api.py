@@ -17,7 +17,7 @@ from kedge.rewards import RewardSpec
 from kedge.runs.loaded_models import LoadedModel
 from kedge.stages.arguments import Data, Model, StrPath, Weighted, check_whole, read_argument
 from kedge_base.errors import ConfigError
-from kedge_base.output import folder_of
+from kedge_base.run_folder.output import folder_of
 from kedge_base.stage import stages
 
 if TYPE_CHECKING:

@@ -34,8 +34,6 @@ from kedge.config import (
     suggestion,
     with_values,
 )
-from kedge.logs.progress import Progress, format_figure, say
-from kedge.logs.record_format import METRICS_FILE, read_metrics
 from kedge.logs.table import print_table
 from kedge.runs.fingerprint import input_hashes_of_all
 from kedge.runs.names import check_names
@@ -44,8 +42,9 @@ from kedge.training.runtime import available_cores, resolve_device
 from kedge.training.stopping import Terminated, stopping
 from kedge_base.errors import ConfigError, KedgeError
 from kedge_base.intervals import Interval
-from kedge_base.invocation import as_argument, is_command_line, refuse_nested_run
-from kedge_base.output import (
+from kedge_base.machine.invocation import as_argument, is_command_line, refuse_nested_run
+from kedge_base.machine.progress import Progress, format_figure, say
+from kedge_base.run_folder.output import (
     FINISHED_FILE,
     SWEEP_FILE,
     check_creatable,
@@ -54,6 +53,7 @@ from kedge_base.output import (
     replace_file,
     writing,
 )
+from kedge_base.run_folder.record_format import METRICS_FILE, read_metrics
 from kedge_base.texts import printable
 from kedge_inspect.report import write_report
 from kedge_inspect.sweeps import Goal, Row, compare, find_goal, last_line, leaders, metrics_in, read_sweep

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kedge.logs.progress import format_duration, format_figure
 from kedge.models.live_bytes import Label
-from kedge_base.memory import with_unit
+from kedge_base.machine.memory import with_unit
+from kedge_base.machine.progress import format_duration, format_figure
 from kedge_plan.devices import Device
 
 SHOWN = 2**14

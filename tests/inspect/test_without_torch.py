@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kedge.logs.record_format import DETAILS_FILE, EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE
+from kedge_base.run_folder.record_format import DETAILS_FILE, EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE
 from tests.inspect.runs import add, begin, metrics, sample
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "datasets", "pyarrow", "huggingface_hub", "pydantic")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kedge.logs.json_lines import JsonLines
-from kedge.logs.record_format import read_json_lines
 from kedge_base.errors import OutputError
+from kedge_base.run_folder.record_format import read_json_lines
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no RLIMIT_FSIZE")

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.logs.json_lines import MetricsLog, Sample, SamplesLog, plain_json, rows_until
-from kedge.logs.record_format import METRICS_FILE, SAMPLES_FILE, read_metrics, read_samples
 from kedge_base.errors import DataError, ShapeError
-from kedge_base.output import replace_file
+from kedge_base.run_folder.output import replace_file
+from kedge_base.run_folder.record_format import METRICS_FILE, SAMPLES_FILE, read_metrics, read_samples
 
 SAMPLE = Sample(
     prompt="p", response="a b", tokens=["a", " b"], score=1 / 3, stopped=True, logprobs=[-1 / 3, -1.0],

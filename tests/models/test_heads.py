@@ -12,7 +12,6 @@ from kedge.models import (
     ActorCritic,
     HistogramHead,
     LanguageModel,
-    ModelCard,
     ScalarModel,
     initialize_head,
     load_value_head,
@@ -21,6 +20,7 @@ from kedge.models import (
 from kedge.models.heads import read_values
 from kedge.rollout import Sampler
 from kedge_base.errors import ModelError
+from kedge_hub.card import ModelCard
 from tests.models.test_actor_critic import make_rollout
 from tests.tiny import tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 

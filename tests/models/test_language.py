@@ -13,7 +13,6 @@ from kedge.data.chat import end_of_turn
 from kedge.models import (
     AdapterSettings,
     LanguageModel,
-    ModelCard,
     TokenRows,
     load_language_model,
     load_tokenizer,
@@ -25,6 +24,7 @@ from kedge.models.language import FORBIDDEN_LOGIT
 from kedge.models.pretrained import fuse_activations
 from kedge.models.saving import merge
 from kedge_base.errors import ConfigError, ModelError
+from kedge_hub.card import ModelCard
 from tests.models.families import causal_lm
 from tests.tiny import (
     CHAT_TEMPLATE,

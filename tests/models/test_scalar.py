@@ -13,17 +13,10 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
-from kedge.models import (
-    AdapterSettings,
-    ModelCard,
-    ScalarModel,
-    TokenRows,
-    load_scalar_model,
-    load_tokenizer,
-    save_scalar_model,
-)
+from kedge.models import AdapterSettings, ScalarModel, TokenRows, load_scalar_model, load_tokenizer, save_scalar_model
 from kedge.models.loading import Bases
 from kedge_base.errors import ModelError
+from kedge_hub.card import ModelCard
 from tests.models.test_language import ROWS, padded
 from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_reward_model, tiny_tokenizer
 

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from kedge.models import (
-    ModelCard,
     StopTokens,
     load_language_model,
     load_tokenizer,
@@ -20,6 +19,7 @@ from kedge.models import (
     save_policy,
 )
 from kedge_base.errors import ModelError
+from kedge_hub.card import ModelCard
 from tests.stages.evaluation.speakers import save_speaker
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 

@@ -15,10 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kedge.cli import main
 from kedge.config import Config, config_from_settings
 from kedge.logs.loggers import LoggedRun, group
-from kedge.logs.record_format import read_metrics, read_samples
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
+from kedge_base.run_folder.record_format import read_metrics, read_samples
 from tests.tiny import save_tiny_policy
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": " the sea", "chosen": " sea", "rejected": " rope rope"}

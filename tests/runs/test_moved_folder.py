@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kedge.logs.record_format import read_metrics
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
+from kedge_base.run_folder.record_format import read_metrics
 from tests.stages.ppo.test_ppo import PROMPTS, configure
 from tests.tiny import save_tiny_policy
 

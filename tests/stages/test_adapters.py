@@ -15,10 +15,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import kedge
 from kedge.data import encode_example
-from kedge.logs.record_format import read_samples
 from kedge.models import (
     AdapterSettings,
-    ModelCard,
     PolicyWeights,
     load_language_model,
     load_scalar_model,
@@ -26,9 +24,11 @@ from kedge.models import (
     save_policy,
 )
 from kedge.models.loading import Bases
+from kedge.models.origin import read_origin
 from kedge.models.packing.packed import TokenRows
 from kedge_base.errors import ConfigError, ModelError
-from kedge_hub.card import read_origin
+from kedge_base.run_folder.record_format import read_samples
+from kedge_hub.card import ModelCard
 from tests.models.test_adapters import adapt
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 

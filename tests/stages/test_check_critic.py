@@ -10,9 +10,9 @@ import pytest
 import kedge
 from kedge.cli import main
 from kedge.config import config_from_settings
-from kedge.logs.record_format import CRITIC_CHECKS_FILE, read_json_lines
 from kedge.stages.ppo import run_ppo
 from kedge_base.errors import ConfigError, KedgeError
+from kedge_base.run_folder.record_format import CRITIC_CHECKS_FILE, read_json_lines
 from kedge_inspect.doctor import examine
 from kedge_inspect.page.checks import critic
 from kedge_inspect.page.verdict import describe_run

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.logs.record_format import read_metrics
 from kedge_base.errors import OutputError
+from kedge_base.run_folder.record_format import read_metrics
 from kedge_lab.demo import recipe
 from kedge_lab.demo.gold_evaluation import GoldScores, sample_summaries
 from kedge_lab.demo.main import collect_comparisons, run_demo, start_from_scratch

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from kedge.config import Config, load_config
-from kedge.logs.record_format import read_json_lines
 from kedge_base.errors import ConfigError, DataError, KedgeError, ModelError, RewardError
+from kedge_base.run_folder.record_format import read_json_lines
 from kedge_lab.evaluate import evaluate_or_check, run_evaluate
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge, save_speaker

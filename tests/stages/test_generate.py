@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import kedge
 from kedge.config import Config, config_from_settings, load_config
-from kedge.logs.record_format import read_json_lines
 from kedge_base.errors import KedgeError, OutputError, RewardError
+from kedge_base.run_folder.record_format import read_json_lines
 from kedge_lab.generate import kl_of_best, run_generate
 from tests.environments import worlds
 from tests.forking import forked_kedge

@@ -14,9 +14,9 @@ import pytest
 
 import kedge
 from kedge.config import Config, load_config
-from kedge.logs.record_format import read_json_lines
 from kedge.rewards import Verdict
 from kedge_base.errors import ConfigError, DataError
+from kedge_base.run_folder.record_format import read_json_lines
 from kedge_inspect.diagnosis import diagnose_run
 from kedge_lab.evaluate import evaluate_or_check, run_evaluate
 from kedge_lab.generate import run_generate

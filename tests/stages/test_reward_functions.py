@@ -7,10 +7,10 @@ import time
 import pytest
 
 from kedge.config import config_from_settings
-from kedge.logs.record_format import read_metrics
 from kedge.stages.critic import run_critic
 from kedge.stages.ppo import run_ppo
 from kedge_base.errors import RewardError, UnscoredError
+from kedge_base.run_folder.record_format import read_metrics
 from kedge_lab.generate import run_generate
 from tests.processes import children_with_a_group
 from tests.tiny import save_tiny_policy

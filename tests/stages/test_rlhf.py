@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.config import Config, check_stage, load_config, with_values
-from kedge.logs.record_format import read_json_lines
 from kedge.stages import rlhf
 from kedge.stages.rlhf import run_rlhf
 from kedge_base.errors import ConfigError, KedgeError
+from kedge_base.run_folder.record_format import read_json_lines
 from kedge_plan.report import MachinePlan, PlannedPhase
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge

@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.config import load_config
 from kedge.data import Demonstration, encode_prompt
-from kedge.logs.record_format import MEASURED, read_metrics
 from kedge.models import LanguageModel, TokenRows, load_tokenizer
 from kedge.models.packing.trunk import Trunk
 from kedge.stages import sft
 from kedge.stages.sft import run_sft, train_sft
 from kedge.training.supervised.loop import Outcome
 from kedge_base.errors import ConfigError, DataError, KedgeError, OutputError
+from kedge_base.run_folder.record_format import MEASURED, read_metrics
 from kedge_inspect.page.verdict import data_sentences
 from kedge_inspect.record import read_run
 from tests.forking import forked_kedge

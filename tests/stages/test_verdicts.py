@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kedge.config import load_config
-from kedge.logs.record_format import read_samples
 from kedge.rewards import Verdict
 from kedge.stages.ppo import run_ppo
 from kedge_base.errors import RewardError
+from kedge_base.run_folder.record_format import read_samples
 from kedge_inspect.page.responses import shown_responses
 from kedge_inspect.record import read_run
 from kedge_lab.evaluate import run_evaluate

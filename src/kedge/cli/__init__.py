@@ -12,9 +12,9 @@ from kedge.cli import config, data, launch, merging, stages
 from kedge.cli.command import Root
 from kedge_base.command import Command, RunCommand, add_registered, new_app
 from kedge_base.errors import ConfigError, KedgeError, OutputError, PushError, is_panic
-from kedge_base.invocation import mark_command_line, num_ranks
-from kedge_base.memory import Exhaustion, is_out_of_memory
-from kedge_base.streams import lasting_streams, refused_output
+from kedge_base.machine.invocation import mark_command_line, num_ranks
+from kedge_base.machine.memory import Exhaustion, is_out_of_memory
+from kedge_base.machine.streams import lasting_streams, refused_output
 from kedge_base.texts import error_text, printable
 from kedge_base.version import __version__
 

@@ -445,7 +445,7 @@ class _Renderer:
                     # Perhaps it ends now, since it had nothing to do for too long; another one shows.
                     with suppress(WorkerEnded):
                         return self._reply(self._process, request)
-                self._process = WorkerProcess("kedge_base.workers.chat_templates", CallLog(None, self._NAME))
+                self._process = WorkerProcess("kedge.models.template_worker", CallLog(None, self._NAME))
                 load = Request.of(self._NAME, "load")
                 self._process.send(load)
                 self._process.reply(load, STARTUP_SECONDS, "starting its process")

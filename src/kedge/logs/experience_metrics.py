@@ -17,7 +17,7 @@ from kedge.algorithm.logprobs import response_log_ratios, sampler_mismatch
 from kedge.algorithm.shaping import GroupScores
 from kedge.data.tokens import turn_pieces
 from kedge.logs.json_lines import Sample
-from kedge.logs.record_format import NUM_BINS, OF_SCORES, WIDEST
+from kedge_base.run_folder.record_format import NUM_BINS, OF_SCORES, WIDEST
 
 NUM_QUANTILES = 21
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.data.tokens import turn_pieces
 from kedge.logs.json_lines import JsonLines, plain_json
-from kedge.logs.record_format import parsed_row
-from kedge_base.output import INCIDENTS_FILE, replace_file
+from kedge_base.run_folder.output import INCIDENTS_FILE, replace_file
+from kedge_base.run_folder.record_format import parsed_row
 
 
 def add_incident(folder: Path, incident: Mapping[str, Any]) -> None:

@@ -17,10 +17,10 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import Self
 
-from kedge.logs.record_format import MEASURED, METRICS_FILE, SAMPLES_FILE
-from kedge_base.durable import replace_contents, sync, sync_folder
 from kedge_base.errors import DataError, ShapeError
-from kedge_base.output import writing
+from kedge_base.machine.durable import replace_contents, sync, sync_folder
+from kedge_base.run_folder.output import writing
+from kedge_base.run_folder.record_format import MEASURED, METRICS_FILE, SAMPLES_FILE
 
 PIECE_BYTES = 1 << 16
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kedge.logs.json_lines import JsonLines
-from kedge_base.output import PROGRESS_FILE
+from kedge_base.run_folder.output import PROGRESS_FILE
 
 OnPhase = Callable[[str, int, int], None]
 """Called with the name of a phase, the responses done, and their total."""

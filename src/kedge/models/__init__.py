@@ -12,7 +12,6 @@ from kedge.models.saving import save_architecture, save_policy, save_scalar_mode
 from kedge.models.scalar import ScalarModel, score_rows
 from kedge.models.sources import find_model
 from kedge.models.tokenizers import StopTokens, load_tokenizer, named_stop_tokens, own_stop_tokens
-from kedge_hub.card import ModelCard
 
 __all__ = [
     "ActorCritic",
@@ -22,7 +21,6 @@ __all__ = [
     "HistogramHead",
     "HostWeights",
     "LanguageModel",
-    "ModelCard",
     "PackedDecoder",
     "PolicyWeights",
     "Precision",

@@ -25,6 +25,7 @@ from kedge.models.adapters import Adapter, is_adapter, read_adapter
 from kedge.models.adapters.folder import write_shift
 from kedge.models.heads import VALUE_HEAD_FILE, value_head_file
 from kedge.models.language import LanguageModel
+from kedge.models.origin import CARD, ORIGIN_FILE, Card
 from kedge.models.pretrained import (
     HAS_NEW_ROW,
     NORMALIZATION_KEY,
@@ -37,11 +38,10 @@ from kedge.models.scalar import ScalarModel
 from kedge.models.sources import SHARDED_WEIGHTS, check_source, find_model
 from kedge.models.tokenizers import kept_stop_ids, load_tokenizer, save_tokenizer
 from kedge.ranks.sharding import StoredTensors
-from kedge_base.durable import copy_tree, replaced_folder
 from kedge_base.errors import DataError, ModelError
-from kedge_base.memory import in_phase
-from kedge_base.output import check_output, writing
-from kedge_hub.card import CARD, ORIGIN_FILE, ModelCard
+from kedge_base.machine.durable import copy_tree, replaced_folder
+from kedge_base.machine.memory import in_phase
+from kedge_base.run_folder.output import check_output, writing
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Files that name the pad token."""
@@ -52,7 +52,7 @@ def save_policy(
     tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
     *,
-    card: ModelCard,
+    card: Card,
     stop_tokens: Sequence[int] = (),
     temperature: float = 1.0,
     weights: dict[str, Tensor] | None = None,
@@ -164,7 +164,7 @@ def save_scalar_model(
     tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
     *,
-    card: ModelCard,
+    card: Card,
     weights: dict[str, Tensor] | None = None,
     final: bool = True,
 ) -> Path:
@@ -241,7 +241,7 @@ def _pad_with(pad: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path)
         path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_card(folder: Path, card: ModelCard) -> None:
+def _write_card(folder: Path, card: Card) -> None:
     """Write the card, and the record of the model's origin."""
     text = card.render(score_shift=NORMALIZATION_KEY, is_adapter=is_adapter(folder))
     (folder / CARD).write_bytes(text.encode("utf-8", "backslashreplace"))

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 from kedge.config import Config, changed_values, load_config
 from kedge_base.errors import KedgeError
-from kedge_base.output import CONFIG_FILE, MODEL_FOLDER
+from kedge_base.registry import service
+from kedge_base.run_folder.output import CONFIG_FILE, MODEL_FOLDER, REPORT_FILE
+from kedge_base.run_folder.record_format import read_config
 from kedge_base.stage import find_stage, imported, stages
 from kedge_base.texts import printable
-from kedge_inspect.record import read_config
-from kedge_inspect.report import REPORT_FILE, report_as_html, report_as_text, runs_in
 
 T = TypeVar("T")
 
@@ -307,14 +307,15 @@ def shows_its_run(result: type[T]) -> type[T]:
     As text it is at most three lines: the outcome, the files to open, and the call that usually comes next.
     """
     setattr(result, "__repr__", lambda self: "\n  ".join(map(printable, _lines(result.__name__, self.folder))))  # noqa: B010 (the type of a method is not that of a value)
-    setattr(result, "_repr_html_", lambda self: report_as_html(self.folder))  # noqa: B010
+    setattr(result, "_repr_html_", lambda self: service("report_as_html")(self.folder))  # noqa: B010
     return result
 
 
 def _lines(kind: str, folder: Path) -> Iterator[Any]:
-    yield f"{kind} in {folder}: {report_as_text(folder)}"
+    report = service("report_as_text")(folder)
+    yield f"{kind} in {folder}: {report}"
     files = {"model": folder / MODEL_FOLDER, "report": folder / REPORT_FILE}
     if found := [f"{label}: {path}" for label, path in files.items() if path.exists()]:
         yield ", ".join(found)
-    if following := following_call(runs_in(folder)[-1]):
+    if following := following_call(service("runs_in")(folder)[-1]):
         yield f"next: {following}"

@@ -9,18 +9,22 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from kedge.config import Config, field_advice
-from kedge.logs.progress import say
 from kedge.ranks import AdaptiveTokens
 from kedge.runs.calls import Call, next_calls, resuming_call
 from kedge.runs.run import Run
 from kedge_base.errors import OutOfMemoryError, OutputError
-from kedge_base.invocation import is_command_line, is_first_rank
-from kedge_base.output import FINISHED_FILE, MODEL_FOLDER, SAMPLED_FOLDER, checkpoint_folder, kept_checkpoints
+from kedge_base.machine.invocation import is_command_line, is_first_rank
+from kedge_base.machine.progress import say
+from kedge_base.registry import service
+from kedge_base.run_folder.output import (
+    FINISHED_FILE,
+    MODEL_FOLDER,
+    REPORT_FILE,
+    SAMPLED_FOLDER,
+    checkpoint_folder,
+    kept_checkpoints,
+)
 from kedge_base.texts import printable
-from kedge_hub.pushing import push_folder
-from kedge_inspect.diagnosis import examine_run
-from kedge_inspect.doctor import merge, one_line
-from kedge_inspect.report import REPORT_FILE, leave_report, runs_in
 
 _in_chain: ContextVar[bool] = ContextVar("in_chain", default=False)
 """True if the stage is part of a chain, which says itself how to continue."""
@@ -29,7 +33,7 @@ _in_chain: ContextVar[bool] = ContextVar("in_chain", default=False)
 def leave_stage_report(config: Config, folder: Path, *, interrupted: bool) -> None:
     """Write the report of a stage that is about to end, unless `runtime.report` is off."""
     if config.runtime.report and is_first_rank():
-        leave_report(folder, ending="stopped" if interrupted else "finished", advice=field_advice)
+        service("report")(folder, ending="stopped" if interrupted else "finished", advice=field_advice)
 
 
 @contextmanager
@@ -49,8 +53,13 @@ def chain_report(config: Config, run: Run) -> Iterator[None]:
         with chained():
             yield
     finally:
-        if config.runtime.report and is_first_rank() and run.has_started and runs_in(run.folder) != [run.folder]:
-            leave_report(run.folder, advice=field_advice)
+        if (
+            config.runtime.report
+            and is_first_rank()
+            and run.has_started
+            and service("runs_in")(run.folder) != [run.folder]
+        ):
+            service("report")(run.folder, advice=field_advice)
 
 
 @contextmanager
@@ -98,7 +107,7 @@ def publish(config: Config, folder: Path) -> None:
     if not config.push.repo:
         return
     flags = [*(["--private"] if config.push.private else []), *(["--existing"] if config.push.existing else [])]
-    address = push_folder(
+    address = service("push")(
         folder / MODEL_FOLDER,
         config.push.repo,
         private=config.push.private,
@@ -152,12 +161,11 @@ def _say_files(folder: Path, label: str, name: str) -> None:
 
 def say_findings(folder: Path) -> None:
     """Print one line per warning or serious finding, and the verdict with what could not be judged."""
-    examination = merge(examine_run(folder, advice=field_advice).values())
-    found = [finding for finding in examination.findings if finding.severity != "note"]
-    for finding in found:
-        say(one_line(finding))
-    say(f"doctor: {examination.verdict}")
-    if found:
+    findings, verdict = service("findings")(folder, advice=field_advice)
+    for line in findings:
+        say(line)
+    say(f"doctor: {verdict}")
+    if findings:
         say(f"Run `kedge doctor {folder}` for explanations and remedies")
 
 

@@ -20,7 +20,6 @@ import torch
 
 from kedge.config import Config, check_stage, full_name, preset_conflicts, resolved_yaml, with_values
 from kedge.data.chat import render_as_of
-from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import Precision, model_width, resolve_precision
 from kedge.models.frozen import load_bitsandbytes
@@ -60,10 +59,12 @@ from kedge.training.runtime import (
     tune_memory,
     use_deterministic_kernels,
 )
-from kedge_base.durable import make_folder, remove_parts, sync_folder
 from kedge_base.errors import ConfigError, DataError
 from kedge_base.generators import seed_generators
-from kedge_base.output import (
+from kedge_base.machine.durable import make_folder, remove_parts, sync_folder
+from kedge_base.machine.progress import say
+from kedge_base.registry import service
+from kedge_base.run_folder.output import (
     CHECKPOINTS,
     DIAGNOSTIC_FILES,
     FINISHED_FILE,
@@ -75,7 +76,6 @@ from kedge_base.output import (
 )
 from kedge_base.stage import Stage, find_stage, stages, value_of
 from kedge_base.texts import IN_MEMORY
-from kedge_hub.pushing import check_base, check_push
 
 
 def describe_in_memory(in_memory: Mapping[str, object]) -> dict[str, Any]:
@@ -382,9 +382,9 @@ def open_run(
 def check_publishing(config: Config) -> None:
     """Check that the model of a run can be pushed, if that is configured (`ConfigError` if not)."""
     if config.push.repo:
-        check_push(config.push.repo, existing=config.push.existing)
+        service("check_push")(config.push.repo, existing=config.push.existing)
         if config.adapter.kind != "none" and config.model is not None:
-            check_base(base_source(config.model))
+            service("check_base")(base_source(config.model))
 
 
 def pass_tokens(config: Config) -> PassTokens:

@@ -17,8 +17,6 @@ from kedge.logs.incidents import truncate_incidents
 from kedge.logs.json_lines import MetricsLog, plain_json, rows_until
 from kedge.logs.loggers import PROJECT, LoggedRun, LoggerGroup, LoggerState
 from kedge.logs.phases import PhaseLog
-from kedge.logs.progress import Progress, say
-from kedge.logs.record_format import CRITIC_CHECKS_FILE, DETAILS_FILE, EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE
 from kedge.ranks import AdaptiveTokens
 from kedge.runs.ending import end_stage, resumable
 from kedge.runs.out_of_memory import memory_in_one_line
@@ -28,7 +26,15 @@ from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import BestUpdate, RunState
 from kedge.training.stopping import Stopping, stopping
 from kedge_base.errors import ConfigError, KedgeError, OutOfMemoryError
-from kedge_base.output import CHECKPOINTS, replace_file
+from kedge_base.machine.progress import Progress, say
+from kedge_base.run_folder.output import CHECKPOINTS, replace_file
+from kedge_base.run_folder.record_format import (
+    CRITIC_CHECKS_FILE,
+    DETAILS_FILE,
+    EVALUATIONS_FILE,
+    METRICS_FILE,
+    SAMPLES_FILE,
+)
 
 
 @dataclass(frozen=True)

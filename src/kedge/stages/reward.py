@@ -16,19 +16,19 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.data import Comparison, Ranking
-from kedge.logs.progress import say
 from kedge.models import ScalarModel, load_scalar_model, save_scalar_model
 from kedge.models.sharded import shard_model
 from kedge.runs.calls import shows_its_run
 from kedge.runs.frozen import hold_bases_of
 from kedge.runs.inputs import load_rows
 from kedge.runs.out_of_memory import stage_function
-from kedge.runs.planned import PlannedMemory
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, running
+from kedge.stages.planned import PlannedMemory
 from kedge.stages.supervised import SupervisedInputs, Trained, load_start, split_inputs, train_model
 from kedge.training.supervised.reward_model import RewardModelReport, train_reward_model
+from kedge_base.machine.progress import say
 
 
 @shows_its_run

@@ -32,25 +32,25 @@ from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import chain_report, publish, resumable, say_next
 from kedge.runs.inputs import Rewards, check_columns, configured_rewards, load_rewards, load_rows
 from kedge.runs.out_of_memory import stage_function
-from kedge.runs.planned import PlannedMemory
 from kedge.runs.run import Resume, Run, describe_in_memory, open_run
 from kedge.runs.training import Callback
 from kedge.stages.critic import CriticResult, run_critic
+from kedge.stages.planned import PlannedMemory
 from kedge.stages.policy import SamplingSettings, load_policy
 from kedge.stages.ppo import PpoResult, run_ppo
 from kedge.stages.ppo.ahead import check_ahead
 from kedge.stages.ppo.critics import load_saved_critic
 from kedge.stages.ppo.roles import check_roles
+from kedge.stages.rankings import collect_rankings
 from kedge.stages.reward import RewardResult, run_reward
 from kedge.stages.sft import SftResult, run_sft
 from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping
-from kedge_base.durable import copy_tree, replaced_folder
 from kedge_base.intervals import Interval
-from kedge_base.output import SUMMARY_FILE, is_run, replace_file, write_summary, writing
+from kedge_base.machine.durable import copy_tree, replaced_folder
+from kedge_base.run_folder.output import SUMMARY_FILE, is_run, replace_file, write_summary, writing
+from kedge_base.run_folder.record_format import read_json_object
 from kedge_base.stage import find_stage, value_of
-from kedge_inspect.record import read_json_object
-from kedge_lab.evaluation.evaluator import collect_rankings
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from kedge.runs.calls import shows_its_run
 from kedge.runs.frozen import hold_bases_of
 from kedge.runs.inputs import load_rows
 from kedge.runs.out_of_memory import stage_function
-from kedge.runs.planned import PlannedMemory
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, running
+from kedge.stages.planned import PlannedMemory
 from kedge.stages.supervised import SupervisedInputs, Trained, load_start, split_inputs, train_model
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import CompletionLoss

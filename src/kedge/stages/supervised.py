@@ -13,19 +13,19 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.data import Demonstration, Split
 from kedge.data.prompts import RecordT
-from kedge.logs.progress import say
 from kedge.models import LanguageModel, ScalarModel, load_tokenizer
 from kedge.ranks.sharding import gathered_state
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.frozen import adapter_of, bases_of, say_loaded_whole
-from kedge.runs.planned import PlannedMemory, compared
 from kedge.runs.run import Run, offloads_optimizer
 from kedge.runs.training import Callback, logged_steps, stage_loop, watched
+from kedge.stages.planned import PlannedMemory, compared
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import Outcome, count_steps
-from kedge_base.output import MODEL_FOLDER, write_summary
+from kedge_base.machine.progress import say
+from kedge_base.registry import service
+from kedge_base.run_folder.output import MODEL_FOLDER, write_summary
 from kedge_base.stage import find_stage
-from kedge_hub.stage_card import stage_card
 
 Model = TypeVar("Model", bound=LanguageModel | ScalarModel)
 
@@ -153,7 +153,7 @@ def train_model(
     """
 
     def save(folder: Path, weights: dict[str, Tensor] | None, facts: Mapping[str, object], *, ended: bool) -> Path:
-        card = stage_card(config, run, facts, tokenizer=tokenizer, prompts=prompts, ended=ended)
+        card = service("card")(config, run, facts, tokenizer=tokenizer, prompts=prompts, ended=ended)
         return write(folder, card=card, weights=weights, final=ended)
 
     def save_at(folder: Path, step: int, weights: dict[str, Tensor] | None) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from kedge.logs.record_format import OF_SCORES
+from kedge_base.run_folder.record_format import OF_SCORES
 from kedge_base.texts import printable
 from kedge_inspect.doctor.series import read
 from kedge_inspect.record import RunRecord

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kedge.logs.record_format import WIDEST
+from kedge_base.run_folder.record_format import WIDEST
 from kedge_inspect.page.looks import has_part
 from kedge_inspect.page.numbers import as_number, evenly_spaced, rounded
 from kedge_inspect.record import RunRecord

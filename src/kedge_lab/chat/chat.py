@@ -15,6 +15,7 @@ from kedge.data import TLDR_ENDING, Prompt, PromptForm, encode_prompt
 from kedge.data.chat import render_prompt
 from kedge.data.records import RowError
 from kedge.models import model_width, resolve_precision
+from kedge.models.origin import read_origin
 from kedge.rewards import MESSAGES_COLUMN, Responses, WeightedReward, load_reward
 from kedge.rewards.model import share_tokens
 from kedge.rewards.score import continuation, describe_responses
@@ -36,7 +37,6 @@ from kedge.training.runtime import (
 )
 from kedge_base.errors import ConfigError, DataError, KedgeError
 from kedge_base.texts import unwritable
-from kedge_hub.card import read_origin
 
 MAX_MODELS = 2
 

@@ -7,7 +7,7 @@ import typer
 
 from kedge.cli.options import Out
 from kedge.runs.claim import claim_free_folder, claims
-from kedge_base.output import check_output
+from kedge_base.run_folder.output import check_output
 from kedge_lab.demo.recipe import DURATION
 
 ABOUT = f"Train a tiny summarizer from scratch with SFT, reward model and PPO, and evaluate it: {DURATION}."

@@ -26,8 +26,8 @@ from kedge.runs.ending import chained
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
-from kedge_base.output import write_summary
-from kedge_inspect.report import REPORT_FILE, leave_report
+from kedge_base.run_folder.output import REPORT_FILE, write_summary
+from kedge_inspect.report import leave_report
 from kedge_lab.demo import recipe
 from kedge_lab.demo.gold_evaluation import Curve, GoldScores, gold_judge, sample_summaries
 from kedge_lab.demo.report import WITH_KL, WITHOUT_KL, DemoResult, print_result

@@ -13,20 +13,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from kedge.algorithm.advantages import GeneralizedAdvantage
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.policy_losses import clipped_policy_loss
-from kedge.models import (
-    ActorCritic,
-    LanguageModel,
-    ModelCard,
-    TokenRows,
-    load_language_model,
-    load_scalar_model,
-    save_policy,
-)
+from kedge.models import ActorCritic, LanguageModel, TokenRows, load_language_model, load_scalar_model, save_policy
 from kedge.training.learner import LanguageLearner
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
 from kedge.training.update import ppo_update
 from kedge_base.errors import KedgeError
+from kedge_hub.card import ModelCard
 from tests.experience import collected
 from tests.models.registry.alone import (
     gradients,

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from kedge.config import load_config
+from kedge.models.origin import Origin
 from kedge.rewards.score import continuation
 from kedge_base.errors import ConfigError, DataError
-from kedge_hub.card import Origin
 from kedge_lab.chat import Chat, chat_on_terminal, load_chat
 from kedge_lab.chat.chat import Conversation, TextStream
 from tests.tiny import (
@@ -239,7 +239,7 @@ def test_one_or_two_models(folders):
 
 def test_a_name_in_its_own_folder_stays_a_path(tmp_path: Path):
     (tmp_path / "kedge.json").write_text('{"stage": "ppo", "base_model": "x", "prompt_form": ["conversation"]}')
-    from kedge_hub.card import read_origin
+    from kedge.models.origin import read_origin
 
     assert read_origin(tmp_path) == Origin("ppo", "x", None, None, "")
     for damaged in ("[]", "{", '{"stage": 1}', "[" * 10_000):

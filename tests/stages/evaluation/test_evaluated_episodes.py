@@ -7,8 +7,8 @@ from math import comb
 import pytest
 
 import kedge
-from kedge.logs.record_format import read_json_lines
 from kedge_base.errors import ConfigError
+from kedge_base.run_folder.record_format import read_json_lines
 from kedge_tasks import verify
 from kedge_tasks.environments import Step
 from tests.environments.worlds import Guess

@@ -17,7 +17,6 @@ from bench.plan.shallow import save_shallow, text_of
 from kedge.algorithm.experience import Experience
 from kedge.cli import main
 from kedge.config import Config, load_config, with_values
-from kedge.logs.record_format import read_metrics
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.stages.critic import run_critic
 from kedge.stages.ppo import run_ppo
@@ -26,6 +25,7 @@ from kedge.stages.ppo.trainer import Trainer
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from kedge_base.errors import ConfigError
+from kedge_base.run_folder.record_format import read_metrics
 from kedge_plan.devices import find_device
 from kedge_plan.plan import (
     _alternatives,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kedge.logs.record_format import MEASURED
 from kedge.stages.ppo import run_ppo
+from kedge_base.run_folder.record_format import MEASURED
 from tests.stages.ppo.test_ppo import PROMPTS, configure, vowels
 from tests.tiny import save_tiny_policy
 

@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import kedge
 from kedge.config import Config, check_stage, config_from_settings
-from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge.runs.run import Resume, open_run
 from kedge.stages.ppo import roles, run_ppo
 from kedge.stages.ppo.roles import load_roles
 from kedge.stages.ppo.trainer import Trainer
 from kedge_base.errors import ConfigError, DataError, ModelError
+from kedge_base.run_folder.record_format import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge_inspect.diagnosis import diagnose_run
 from kedge_inspect.page.sentences import of_ppo
 from kedge_inspect.record import read_run

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
-from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.trainer import Trainer
 from kedge_base.errors import ConfigError, DataError, EnvError
 from kedge_base.importing import find_named
+from kedge_base.run_folder.record_format import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge_inspect.doctor import diagnose
 from kedge_inspect.page.responses import shown_responses
 from kedge_inspect.record import read_run

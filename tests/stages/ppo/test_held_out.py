@@ -17,14 +17,14 @@ import torch
 
 from kedge.config import load_config, schedule_in_words
 from kedge.logs.json_lines import MetricsLog
-from kedge.logs.record_format import EVALUATIONS_FILE, read_json_lines
 from kedge.models import find_model
 from kedge.rewards import RewardTerm, Verdict
 from kedge.runs.run import Resume
 from kedge.stages.ppo import measurements, run_ppo
 from kedge.training.stopping import Terminated
 from kedge_base.errors import ConfigError
-from kedge_base.output import best_checkpoint, kept_checkpoints
+from kedge_base.run_folder.output import best_checkpoint, kept_checkpoints
+from kedge_base.run_folder.record_format import EVALUATIONS_FILE, read_json_lines
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy
 

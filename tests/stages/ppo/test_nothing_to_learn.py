@@ -9,8 +9,8 @@ import pytest
 
 import kedge
 from kedge.config.schema.ppo import NEED_GROUPS
-from kedge.logs.record_format import read_metrics
 from kedge_base.errors import ConfigError
+from kedge_base.run_folder.record_format import read_metrics
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time"]

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 from kedge.algorithm.experience import ENDINGS, Experience
-from kedge.logs.record_format import read_json_lines, read_samples
 from kedge.rewards import ScoredTerms, Verdict
 from kedge.rewards.score import ScoredRollout
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.sampling import SampledBatch
+from kedge_base.run_folder.record_format import read_json_lines, read_samples
 from tests.models.test_actor_critic import make_rollout
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy, tiny_tokenizer

@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
-from kedge.logs.record_format import MEASURED, read_samples
 from kedge.runs.claim import claim
 from kedge.training.stopping import Terminated
 from kedge_base.errors import ConfigError, DataError, OutputError, RewardError
+from kedge_base.run_folder.record_format import MEASURED, read_samples
 from tests.forking import fork_context
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kedge.config import config_from_settings
-from kedge.logs.record_format import MEASURED, read_metrics
 from kedge.stages.ppo import run_ppo
+from kedge_base.run_folder.record_format import MEASURED, read_metrics
 from tests.tiny import save_tiny_policy
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time"]

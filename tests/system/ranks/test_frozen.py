@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import kedge
-from kedge.logs.record_format import read_metrics
+from kedge_base.run_folder.record_format import read_metrics
 from tests.system.ranks.forked import forked_ranks
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import kedge
-from kedge.logs.record_format import read_metrics
+from kedge_base.run_folder.record_format import read_metrics
 from tests.stages.evaluation.speakers import save_speaker
 from tests.system.ranks.forked import forked_ranks
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from kedge.models import ActorCritic, ModelCard, load_language_model, load_tokenizer, save_policy
+from kedge.models import ActorCritic, load_language_model, load_tokenizer, save_policy
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import module_tensors
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, open_checkpoint, save_checkpoint
+from kedge_hub.card import ModelCard
 from tests.tiny import save_tiny_policy
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from kedge.logs.json_lines import Sample, plain_json
 from kedge.logs.loggers.logger import LoggedRun, Logger, LoggerState
-from kedge.logs.record_format import METRICS_FILE, SAMPLES_FILE, read_json_lines
 from kedge_base.errors import ConfigError, install_line
+from kedge_base.run_folder.record_format import METRICS_FILE, SAMPLES_FILE, read_json_lines
 from kedge_base.stage import imported
 
 LOGGERS = ("tensorboard", "wandb", "trackio")

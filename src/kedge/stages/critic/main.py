@@ -22,11 +22,11 @@ from kedge.models import save_policy, save_scalar_model
 from kedge.runs.calls import shows_its_run
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
-from kedge.runs.planned import PlannedMemory
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, open_run
 from kedge.runs.training import Callback, running
 from kedge.stages.critic.sampling import Sampled, load_critic_inputs, sample_returns
+from kedge.stages.planned import PlannedMemory
 from kedge.stages.supervised import Trained, train_model
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.returns import measure_explained, train_critic

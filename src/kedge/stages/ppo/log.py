@@ -23,8 +23,6 @@ from kedge.logs.experience_metrics import (
     without_scores,
 )
 from kedge.logs.json_lines import MetricsLog, RunLog, SamplesLog
-from kedge.logs.progress import Progress
-from kedge.logs.record_format import CRITIC_CHECKS_FILE, DETAILS_FILE, EVALUATIONS_FILE
 from kedge.models import LanguageModel, ScalarModel
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import num_weights
@@ -41,8 +39,10 @@ from kedge.training.host_state import unwrapped
 from kedge.training.optimizer_kinds import state_bytes
 from kedge.training.runtime import memory_in_use
 from kedge.training.update import UpdateResult
-from kedge_base.output import ROLES_FILE, replace_file
-from kedge_inspect.diagnosis import LiveDoctor
+from kedge_base.machine.progress import Progress
+from kedge_base.registry import service
+from kedge_base.run_folder.output import ROLES_FILE, replace_file
+from kedge_base.run_folder.record_format import CRITIC_CHECKS_FILE, DETAILS_FILE, EVALUATIONS_FILE
 
 SHOWN = {
     "score": "reward/score_mean",
@@ -58,6 +58,14 @@ SHOWN = {
 
 MAX_REFERENCE_ERROR = 0.01
 """Nats per token; over a response of 100 tokens the usual KL is a few nats."""
+
+
+class Doctor(Protocol):
+    """Diagnoses a run in progress."""
+
+    def see(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Read the row of an update, and say what is wrong."""
+        ...
 
 
 class Sizes(Protocol):
@@ -131,7 +139,7 @@ class PpoLog:
     evaluations: RunLog
     critic_checks: RunLog
     progress: Progress
-    doctor: LiveDoctor
+    doctor: Doctor
     frozen_dtype: str
     says_missing_eos: bool = False
 
@@ -285,7 +293,7 @@ def ppo_log(config: Config, run: Run, trainer: Trainer, loop: CheckpointedLoop) 
         progress.say(roles.stop_tokens.line)
         loop.when_restored(metrics.open, details.open, samples.open)
         loop.sync_before_saving(run, metrics, details, samples, evaluations, critic_checks)
-        doctor = LiveDoctor(
+        doctor = service("live_doctor")(
             run.folder,
             run.facts,
             config.model_dump(mode="json"),

@@ -16,9 +16,9 @@ from typing import Any
 from kedge.config import Config
 from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
-from kedge.runs.planned import PlannedMemory, compared
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, running, stage_loop, watched
+from kedge.stages.planned import PlannedMemory, compared
 from kedge.stages.ppo.ahead import check_ahead, open_sampling, with_background
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.guarding import new_guard
@@ -33,7 +33,7 @@ from kedge.training.checkpoint.state import TrainingState
 from kedge.training.controllers import EarlyEnd
 from kedge.training.guard import Guard
 from kedge.training.runtime import Stopwatch
-from kedge_base.memory import give_back
+from kedge_base.machine.memory import give_back
 
 
 @stage_function("ppo", PpoResult.read)

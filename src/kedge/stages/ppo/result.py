@@ -11,16 +11,16 @@ from torch import Tensor
 
 from kedge.config import Config, word
 from kedge.config.schedules import config_at
-from kedge.logs.record_format import METRICS_FILE, read_metrics
 from kedge.models import save_policy
+from kedge.models.origin import public_name
 from kedge.ranks.sharding import gathered_state
 from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
 from kedge.training.checkpoint.model_folder import CheckpointModel
-from kedge_hub.card import public_name
-from kedge_hub.stage_card import stage_card
+from kedge_base.registry import service
+from kedge_base.run_folder.record_format import METRICS_FILE, read_metrics
 
 HELD_OUT = {
     "eval/score": "score",
@@ -149,7 +149,7 @@ def _save_policy(
         roles.actor_critic.policy,
         roles.tokenizer,
         folder,
-        card=stage_card(config, run, facts, tokenizer=roles.tokenizer, prompts=prompts, ended=ended),
+        card=service("card")(config, run, facts, tokenizer=roles.tokenizer, prompts=prompts, ended=ended),
         stop_tokens=roles.stop_tokens.ids,
         temperature=config_at(config, max(1, num_updates)).rollout.temperature,
         weights=weights,

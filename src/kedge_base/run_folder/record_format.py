@@ -1,17 +1,20 @@
 """The format of a run's record: its files and how their rows are read. Needs neither torch nor numpy.
 
-The logs write these files, and everything that inspects a run reads them. `kedge_base.output` has the names of the
-files that are not logs.
+The logs write these files, and everything that inspects a run reads them. `output` has the names of the files that are
+not logs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from kedge_base.errors import DataError
+from kedge_base.run_folder.output import CONFIG_FILE
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
@@ -32,6 +35,14 @@ NUM_BINS = 41
 WIDEST = 1.0
 """The ratios in `details.jsonl` are counted in NUM_BINS equal bins of log ρ from −WIDEST to WIDEST; values beyond count
 in the outermost bins."""
+
+
+DEEPEST = 100
+# libyaml's loader is seven times faster than the one in Python, which not every build of PyYAML can do without.
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+UNLIKE_ANY_RUN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""The errors that reading a run's file raises where its content is not what any run writes."""
 
 
 def parsed_row(line: bytes, *, numbered: bool) -> dict[str, Any] | None:
@@ -98,3 +109,54 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def read_samples(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run's `samples.jsonl`; raises `DataError` as `read_json_lines`."""
     return read_json_lines(folder / SAMPLES_FILE)
+
+
+def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
+    """A run's facts and its configuration.
+
+    Raises:
+        DataError: The folder is not a run's, or its configuration is damaged.
+    """
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise DataError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    header = [line[2:].partition(": ") for line in text.splitlines() if line.startswith("# ") and ": " in line]
+    try:
+        _check_yaml(text)
+        settings = YAML_LOADER(text).get_single_data() or {}
+    except (yaml.YAMLError, *UNLIKE_ANY_RUN) as error:
+        raise DataError(f"{str(path)!r} is damaged: {' '.join(str(error).split())}") from error
+    return {name: value for name, _, value in header}, settings if isinstance(settings, Mapping) else {}
+
+
+def _check_yaml(text: str) -> None:
+    """Refuse a file that no run writes and that could crash the reader.
+
+    Many levels crash libyaml's loader and take Python's minutes; a few aliases are read as billions of values.
+
+    Raises:
+        ValueError: It has too many levels, or aliases.
+    """
+    depth = 0
+    for event in yaml.parse(text, YAML_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(f"more than {DEEPEST} levels")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it has aliases")
+
+
+def read_json_object(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file; empty without a file.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{str(path)!r} is damaged: {error}") from error
+    return found if isinstance(found, Mapping) else {}

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from kedge_base.durable import is_part, replace_contents
 from kedge_base.errors import ConfigError, KedgeError, OutputError
-from kedge_base.invocation import as_argument
+from kedge_base.machine.durable import is_part, replace_contents
+from kedge_base.machine.invocation import as_argument
 from kedge_base.stage import stages
 
 CONFIG_FILE = "config.yaml"
@@ -29,6 +29,7 @@ FINISHED_FILE = "finished.json"
 SAMPLED_FOLDER = "sampled"
 """In the run of a critic: the responses that it is fitted to, in parts."""
 
+REPORT_FILE = "report.html"
 SUMMARY_FILE = "summary.json"
 """The results of a run or a chain; a folder that contains it counts as finished."""
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from kedge.logs.progress import say
-from kedge_base.memory import with_unit
+from kedge_base.machine.memory import with_unit
+from kedge_base.machine.progress import say
 
 
 class Peak(Protocol):

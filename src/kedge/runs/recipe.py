@@ -1,0 +1,18 @@
+"""The recipe of a run: what its model card says of the configuration."""
+
+from __future__ import annotations
+
+import yaml
+
+from kedge.config import Config
+from kedge.models.origin import public_settings
+
+NOT_SHOWN = ("out", "preset", "runtime", "checkpoint", "push")
+"""Parts of the configuration that do not affect the result, or only describe the machine."""
+
+
+def recipe_of(config: Config) -> str:
+    """The settings that differ from kedge's defaults, as YAML, without the paths of the machine."""
+    changed = config.model_dump(mode="json", exclude_defaults=True, exclude=set(NOT_SHOWN))
+    seed = {"runtime": {"seed": config.runtime.seed}}
+    return yaml.safe_dump(public_settings({**changed, **seed}), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,76 @@
+"""Comparisons from the policy's own responses, ranked by a labeler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kedge.data import Prompt, Rendered
+from kedge.logs.phases import OnPhase
+from kedge.rewards import MESSAGES_COLUMN, Responses, Scores, WeightedReward
+from kedge.stages.policy import Policy, SamplingSettings
+from kedge_base.errors import RewardError
+
+POST_FIELDS = ("subreddit", "title", "post")
+"""Columns that `data.template=tldr` builds the prompt from; a comparison needs no other columns."""
+
+
+def collect_rankings(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    labeler: WeightedReward,
+    sampling: SamplingSettings,
+    *,
+    num_responses: int,
+    title: str,
+    on_phase: OnPhase = lambda *_: None,
+) -> list[dict[str, Any]]:
+    """Sample several responses to each prompt and rank them by the labeler's scores.
+
+    Args:
+        policy: The policy to sample from.
+        prompts: The prompts.
+        labeler: Scores the responses.
+        sampling: Sampling settings.
+        num_responses: Responses per prompt, ≥ 2.
+        title: Title of the progress display.
+        on_phase: Told how far the sampling is.
+
+    Returns:
+        Rows of `prompt`, `responses` and `ranks`, as `parse_comparison` expects them; prompts whose responses all have
+        the same score are left out.
+
+    Raises:
+        RewardError: No row is left, or the labeler broke its contract.
+    """
+    repeated = [prompt for prompt in prompts for _ in range(num_responses)]
+    batches = policy.sample(repeated, sampling, title=title, on_phase=on_phase)
+    responses = Responses.joined([each.responses for each in batches])
+    scores = labeler.score(responses)
+    rows: list[dict[str, Any]] = []
+    for number, prompt in enumerate(prompts):
+        own = slice(number * num_responses, (number + 1) * num_responses)
+        texts, ranks = rank_responses(responses.completions[own], scores[own])
+        if texts:
+            post = {name: prompt.columns[name] for name in POST_FIELDS if name in prompt.columns}
+            # A conversation stays one: its answers are then closed as its template closes them.
+            asked = prompt.columns.get(MESSAGES_COLUMN) if isinstance(prompt.text, Rendered) else None
+            rows.append({**post, "prompt": asked or prompt.text, "responses": texts, "ranks": ranks})
+    if not rows:
+        raise RewardError(
+            f"labeler {labeler.name!r} scored all responses to each of {len(prompts)} prompts the same; increase "
+            "rollout.temperature so that responses differ"
+        )
+    return rows
+
+
+def rank_responses(texts: Sequence[str], scores: Scores) -> tuple[list[str], list[int]]:
+    """Distinct texts with their ranks, 1 the best; equal scores get equal ranks. Empty without a preference.
+
+    Blank responses and responses without a score are left out; equal texts are merged.
+    """
+    scored = {text: score for text, score in zip(texts, scores, strict=True) if text.strip() and score is not None}
+    levels = sorted(set(scored.values()), reverse=True)
+    if len(levels) < 2:
+        return [], []
+    return list(scored), [levels.index(score) + 1 for score in scored.values()]

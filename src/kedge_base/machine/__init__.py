@@ -1,0 +1,1 @@
+"""The machine: files, memory, streams, servers, and how this process was started."""
