@@ -17,7 +17,7 @@ VLLM_VERSION := 0.32.0
 TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: vllm vllm-cpu test-vllm bench-vllm bench-ranks
-.PHONY: demo smollm2 brief test suite test-all lint types format bench bench-gpu bench-peers bench-sampling faults study study-small docs docs-pages clean
+.PHONY: wheels demo smollm2 brief test suite test-all lint types format bench bench-gpu bench-peers bench-sampling faults study study-small docs docs-pages clean
 
 demo: $(VENV)/installed
 	$(BIN)/kedge demo --seed $(SEED)
@@ -52,6 +52,15 @@ lint: $(VENV)/installed-dev
 
 types: $(VENV)/installed-dev
 	$(BIN)/pyright
+
+# The wheels of a release: kedge-rl, and what stands alone.
+wheels: export KEDGE_RELEASE := 1
+wheels: $(VENV)/installed-dev
+	rm -rf dist
+	for place in . distributions/base distributions/inspect distributions/tasks; do \
+		$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist $$place || exit 1; \
+	done
+	ls dist
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .

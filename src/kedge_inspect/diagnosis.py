@@ -16,7 +16,17 @@ from kedge_base.run_folder.record_format import (
     read_metrics,
     read_rows,
 )
-from kedge_inspect.doctor import Advice, Examination, Finding, diagnose, examine, no_advice, one_line, severity_rank
+from kedge_inspect.doctor import (
+    Advice,
+    Examination,
+    Finding,
+    diagnose,
+    examine,
+    merge,
+    no_advice,
+    one_line,
+    severity_rank,
+)
 from kedge_inspect.doctor.rewards import groups_of_one, reward_flat
 from kedge_inspect.doctor.steps import NUM_FIRST, first_update_too_large
 from kedge_inspect.page.looks import LOOKS

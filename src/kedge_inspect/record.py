@@ -37,6 +37,9 @@ from kedge_base.run_folder.record_format import (
     JUDGING,
     METRICS_FILE,
     SAMPLES_FILE,
+    UNLIKE_ANY_RUN,
+    read_config,
+    read_json_object,
     read_rows,
 )
 from kedge_base.term_names import distinct_names, source_name

@@ -68,25 +68,6 @@ class Doctor(Protocol):
         ...
 
 
-class Sizes(Protocol):
-    """The sizes of a `Rollout`, or those that a plan expects."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of prompts and responses."""
-        ...
-
-    @property
-    def num_actions(self) -> int:
-        """Tokens of the policy."""
-        ...
-
-    @property
-    def num_distinct_tokens(self) -> int:
-        """Tokens if the prompt of several responses is read once."""
-        ...
-
-
 @dataclass(frozen=True)
 class Ended:
     """An update that was made, or that the guard dropped.
@@ -392,9 +373,9 @@ class Costs:
 
     def metrics(
         self,
-        rollout: Sizes,
+        rollout: Any,
         *,
-        sampled: Sequence[Sizes] = (),
+        sampled: Sequence[Any] = (),
         evaluated: Evaluated,
         num_passes: float,
         train_policy: bool,
@@ -405,7 +386,7 @@ class Costs:
         """`flops/PHASE`, their sum in steps of supervised fine-tuning on the same tokens, and the judges' FLOPs.
 
         Args:
-            rollout: The responses that the update trains on, or their lengths.
+            rollout: The responses that the update trains on: a `Rollout`, or what a plan has of one.
             sampled: Everything that was sampled and scored; empty for the same responses.
             evaluated: The models that needed a separate forward pass for old log probabilities and values.
             num_passes: Epochs of gradients of the total loss; can be a fraction.
@@ -417,7 +398,7 @@ class Costs:
         """
         sampled = sampled or (rollout,)
 
-        def read(responses: Sizes) -> int:
+        def read(responses: Any) -> int:
             return responses.num_distinct_tokens if shares_prompts else responses.num_tokens
 
         size = (read(rollout), rollout.num_actions)
