@@ -37,7 +37,7 @@ from bench.processes import BenchError
 from bench.tables import renewed
 from kedge.rewards.source import Verdict
 from kedge_base.errors import KedgeError, RewardError
-from kedge_base.output import replace_file
+from kedge_base.run_folder.output import replace_file
 from kedge_tasks.sandbox import open_sandbox
 from kedge_tasks.verify import code, gsm8k, math, number
 from kedge_tasks.verify.programs import check_code

@@ -55,7 +55,7 @@ from kedge.models.sources import find_model
 from kedge.rewards import RewardTerm
 from kedge_base.errors import KedgeError
 from kedge_base.intervals import Interval, mean_interval, resampled_interval, share_interval
-from kedge_base.output import replace_file
+from kedge_base.run_folder.output import replace_file
 
 ROOT: Final = Path(__file__).parents[1]
 RECORD: Final = ROOT / "bench" / "results" / "preferences.json"

@@ -39,7 +39,7 @@ from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from kedge_base.intervals import Interval, mean_interval
-from kedge_base.output import replace_file
+from kedge_base.run_folder.output import replace_file
 from kedge_lab.demo import recipe
 from kedge_lab.demo.gold_evaluation import GoldScores, gold_judge, sample_summaries
 from kedge_lab.demo.main import collect_comparisons, demo_config, rows, start_from_scratch

@@ -42,7 +42,7 @@ from kedge.models import TokenRows, autocast, load_language_model, load_tokenize
 from kedge.models.sources import find_model
 from kedge_base.errors import KedgeError
 from kedge_base.intervals import Interval, mean_interval, share_interval
-from kedge_base.output import replace_file
+from kedge_base.run_folder.output import replace_file
 
 ROOT: Final = Path(__file__).parents[1]
 RECORD: Final = ROOT / "bench" / "results" / "tax.json"

@@ -17,7 +17,7 @@ from bench.faults.base import Base, make_base
 from bench.faults.case import Case, run_case
 from bench.processes import BenchError
 from kedge_base.errors import KedgeError
-from kedge_base.output import is_run
+from kedge_base.run_folder.output import is_run
 from kedge_inspect.doctor import Finding, diagnose
 from kedge_inspect.record import read_run
 

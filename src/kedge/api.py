@@ -36,7 +36,6 @@ from kedge.config import (
     parse_value,
 )
 from kedge.data import Preview
-from kedge.logs.progress import say
 from kedge.models import saving
 from kedge.models.tokenizers import save_tokenizer
 from kedge.rewards import RewardSpec
@@ -57,8 +56,9 @@ from kedge.stages.arguments import (
 )
 from kedge.training.runtime import default_modes
 from kedge_base.errors import ConfigError
-from kedge_base.invocation import refuse_nested_run
-from kedge_base.output import Result, folder_of
+from kedge_base.machine.invocation import refuse_nested_run
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import Result, folder_of
 from kedge_base.stage import find_stage, imported, stages
 from kedge_hub.pushing import push_model
 from kedge_inspect.diagnosis import diagnose_run

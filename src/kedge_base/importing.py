@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from kedge_base.errors import KedgeError, RunEnded
-from kedge_base.invocation import importing_user_code
+from kedge_base.machine.invocation import importing_user_code
 from kedge_base.texts import DOTTED_NAME, place_of, typed_error_text
 
 _EXPECTED = "path/to/file.py:{0} or package.module:{0}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge_base.errors import EnvError
-from kedge_base.output import writing
+from kedge_base.run_folder.output import writing
 from kedge_base.texts import error_text
 from kedge_control.environments import close_quietly
 from kedge_control.making import EnvironmentSpec, make_environment

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from kedge_base.durable import replaced_folder
 from kedge_base.errors import ConfigError, EnvError, ModelError
 from kedge_base.importing import find_named
-from kedge_base.output import writing
+from kedge_base.machine.durable import replaced_folder
+from kedge_base.run_folder.output import writing
 from kedge_base.texts import error_text
 from kedge_control.actions import ActionBounds
 from kedge_control.networks import Activation, ControlActorCritic, FeatureNetwork, acting_function

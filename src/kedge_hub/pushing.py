@@ -18,7 +18,7 @@ from kedge.models.adapters import ADAPTER_CONFIG, is_adapter, read_adapter
 from kedge.models.adapters.folder import SHIFT_FILE
 from kedge.models.sources import check_source
 from kedge_base.errors import ConfigError, ModelError, PushError
-from kedge_base.memory import with_unit
+from kedge_base.machine.memory import with_unit
 from kedge_base.texts import error_text, printable
 from kedge_hub.card import CARD, ORIGIN_FILE, PLACE
 

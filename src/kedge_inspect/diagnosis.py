@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.logs.json_lines import CRITIC_CHECKS_FILE, METRICS_FILE, read_metrics, read_rows
-from kedge_base.output import INCIDENTS_FILE, ROLES_FILE, is_run
+from kedge_base.run_folder.output import INCIDENTS_FILE, ROLES_FILE, is_run
 from kedge_inspect.doctor import Advice, Examination, Finding, diagnose, examine, no_advice, one_line, severity_rank
 from kedge_inspect.doctor.rewards import groups_of_one, reward_flat
 from kedge_inspect.doctor.steps import NUM_FIRST, first_update_too_large

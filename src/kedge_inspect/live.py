@@ -14,8 +14,8 @@ from typing import Any
 from kedge.logs.experience_metrics import DETAILS_FILE
 from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE
 from kedge_base.errors import DataError, KedgeError
-from kedge_base.local_server import PAGE_POLICY, Answer, LocalServer, Request
-from kedge_base.output import (
+from kedge_base.machine.local_server import PAGE_POLICY, Answer, LocalServer, Request
+from kedge_base.run_folder.output import (
     CONFIG_FILE,
     FINISHED_FILE,
     INCIDENTS_FILE,

@@ -18,9 +18,9 @@ import yaml
 from kedge.logs.experience_metrics import DETAILS_FILE
 from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE, read_rows
 from kedge.logs.phases import JUDGING
-from kedge.logs.progress import say
 from kedge_base.errors import DataError, KedgeError
-from kedge_base.output import (
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import (
     BEST_FILE,
     CHECKPOINTS,
     CONFIG_FILE,

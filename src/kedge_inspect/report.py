@@ -10,10 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from kedge.logs.progress import say
 from kedge_base.errors import DataError, OutputError
-from kedge_base.invocation import as_argument
-from kedge_base.output import SUMMARY_FILE, is_run, is_sweep, replace_file, writing
+from kedge_base.machine.invocation import as_argument
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import SUMMARY_FILE, is_run, is_sweep, replace_file, writing
 from kedge_inspect.doctor import Advice, examine, no_advice
 from kedge_inspect.page.data import ReportedRun, demo_frontier, demo_headlines, page_data
 from kedge_inspect.page.document import is_page, plain_verdict, render_page

@@ -12,7 +12,7 @@ from typing import Any
 
 from kedge_base.errors import DataError
 from kedge_base.intervals import Interval, mean_interval
-from kedge_base.output import SWEEP_FILE
+from kedge_base.run_folder.output import SWEEP_FILE
 from kedge_inspect.look import look_of
 
 MOST_ERROR = 300

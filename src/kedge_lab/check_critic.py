@@ -19,7 +19,6 @@ from kedge.config import Config, load_config, with_values
 from kedge.config.schedules import config_at
 from kedge.logs.critic_checks import check_row
 from kedge.logs.json_lines import CRITIC_CHECKS_FILE, RunLog
-from kedge.logs.progress import Progress, say
 from kedge.logs.table import Cell, print_table
 from kedge.models import ActorCritic, find_model
 from kedge.runs.calls import shows_its_run
@@ -35,8 +34,9 @@ from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.state import Stateful, restore_module
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, open_checkpoint
 from kedge_base.errors import ConfigError
-from kedge_base.invocation import as_argument
-from kedge_base.output import CHECKPOINTS, CONFIG_FILE, MODEL_FOLDER, is_run, write_summary
+from kedge_base.machine.invocation import as_argument
+from kedge_base.machine.progress import Progress, say
+from kedge_base.run_folder.output import CHECKPOINTS, CONFIG_FILE, MODEL_FOLDER, is_run, write_summary
 from kedge_inspect.page.checks import FIGURES
 from kedge_inspect.record import read_config
 

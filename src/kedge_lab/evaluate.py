@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from kedge.config import Config
-from kedge.logs.progress import say
 from kedge.rewards import RewardSpec
 from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import say_results
@@ -30,7 +29,8 @@ from kedge.stages.judges import load_judge
 from kedge.stages.policy import Policy, load_policy, sampling_settings
 from kedge_base.errors import ConfigError
 from kedge_base.intervals import Interval
-from kedge_base.invocation import as_argument
+from kedge_base.machine.invocation import as_argument
+from kedge_base.machine.progress import say
 from kedge_lab.evaluation.evaluator import Evaluator
 from kedge_lab.evaluation.report import Evaluation, report
 from kedge_lab.evaluation.solved import Solved, report_solved

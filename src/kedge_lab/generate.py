@@ -15,7 +15,6 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.logs.json_lines import JsonLines, read_json_lines
-from kedge.logs.progress import say
 from kedge.logs.table import print_table
 from kedge.rewards import Responses, ScoredTerms, Scores, WeightedReward
 from kedge.rewards.source import free_names
@@ -34,8 +33,9 @@ from kedge.stages.policy import (
 )
 from kedge_base.errors import ConfigError, RewardError
 from kedge_base.intervals import Interval, score_interval
-from kedge_base.invocation import as_argument
-from kedge_base.output import RESPONSES_FILE, write_summary
+from kedge_base.machine.invocation import as_argument
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import RESPONSES_FILE, write_summary
 from kedge_base.texts import printable
 from kedge_lab.evaluation.report import endings_line, verdict_lines
 

@@ -35,7 +35,6 @@ from kedge.config import (
     with_values,
 )
 from kedge.logs.json_lines import METRICS_FILE, read_metrics
-from kedge.logs.progress import Progress, format_figure, say
 from kedge.logs.table import print_table
 from kedge.runs.fingerprint import input_hashes_of_all
 from kedge.runs.names import check_names
@@ -44,8 +43,9 @@ from kedge.training.runtime import available_cores, resolve_device
 from kedge.training.stopping import Terminated, stopping
 from kedge_base.errors import ConfigError, KedgeError
 from kedge_base.intervals import Interval
-from kedge_base.invocation import as_argument, is_command_line, refuse_nested_run
-from kedge_base.output import (
+from kedge_base.machine.invocation import as_argument, is_command_line, refuse_nested_run
+from kedge_base.machine.progress import Progress, format_figure, say
+from kedge_base.run_folder.output import (
     FINISHED_FILE,
     SWEEP_FILE,
     check_creatable,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kedge.config import Config, with_values
-from kedge.logs.progress import say
 from kedge_base.errors import ConfigError, KedgeError
-from kedge_base.invocation import num_ranks
-from kedge_base.memory import with_unit
+from kedge_base.machine.invocation import num_ranks
+from kedge_base.machine.memory import with_unit
+from kedge_base.machine.progress import say
 from kedge_base.stage import find_stage
 from kedge_plan.devices import Device, this_machine
 from kedge_plan.hollow import read_blueprint

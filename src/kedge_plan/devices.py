@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kedge.models import Precision, autocast
 from kedge.training.runtime import resolve_device, tune_memory
 from kedge_base.errors import ConfigError
-from kedge_base.memory import MemoryLimit, held_memory, memory_limits
+from kedge_base.machine.memory import MemoryLimit, held_memory, memory_limits
 
 UNITS: Final = {"GIB": 2**30, "GB": 10**9, "MIB": 2**20, "MB": 10**6, "TIB": 2**40, "TB": 10**12}
 PRODUCTS = 0.35

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from kedge.logs.progress import format_duration, format_figure, say
 from kedge.models.live_bytes import Label
-from kedge_base.memory import with_unit
+from kedge_base.machine.memory import with_unit
+from kedge_base.machine.progress import format_duration, format_figure, say
 from kedge_plan.devices import Device
 
 SHOWN = 2**14

@@ -16,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 
 from kedge.cli import main
 from kedge_base.errors import KedgeError
-from kedge_base.output import DIAGNOSTIC_FILES
+from kedge_base.run_folder.output import DIAGNOSTIC_FILES
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from kedge.logs.json_lines import (
     rows_until,
 )
 from kedge_base.errors import DataError, ShapeError
-from kedge_base.output import replace_file
+from kedge_base.run_folder.output import replace_file
 
 SAMPLE = Sample(
     prompt="p", response="a b", tokens=["a", " b"], score=1 / 3, stopped=True, logprobs=[-1 / 3, -1.0],

@@ -30,7 +30,7 @@ from kedge.training.learner import LanguageLearner
 from kedge.training.runtime import stream
 from kedge.training.supervised.losses import CompletionLoss
 from kedge_base.errors import OutOfMemoryError
-from kedge_base.memory import in_phase
+from kedge_base.machine.memory import in_phase
 from kedge_control import experience
 from kedge_control.experience import ControlExperience, ControlLearner
 from tests.control.test_runs import play, untimed, weights_of

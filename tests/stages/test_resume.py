@@ -27,8 +27,8 @@ from kedge.stages.rlhf import run_rlhf
 from kedge.stages.sft import run_sft
 from kedge.training.checkpoint.store import newest_valid
 from kedge.training.stopping import Terminated
-from kedge_base.durable import is_part
 from kedge_base.errors import ConfigError, DataError, ModelError, OutputError
+from kedge_base.machine.durable import is_part
 from tests.forking import fork_context, forked_kedge
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy, save_tiny_reward_model

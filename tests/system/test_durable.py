@@ -11,9 +11,16 @@ from pathlib import Path
 import pytest
 
 from kedge.logs.run_folder import create_run_folder
-from kedge_base.durable import copy_tree, is_part, remove_parts, replace_contents, replaced_folder, share_as_usual
 from kedge_base.errors import OutputError
-from kedge_base.output import check_output
+from kedge_base.machine.durable import (
+    copy_tree,
+    is_part,
+    remove_parts,
+    replace_contents,
+    replaced_folder,
+    share_as_usual,
+)
+from kedge_base.run_folder.output import check_output
 from kedge_inspect.report import write_report
 from tests.inspect.page.records import ppo_record, write_run
 

@@ -9,11 +9,11 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
+from kedge import downloads as hub
 from kedge.data.sources import rows_of
+from kedge.downloads import hub_fault
 from kedge.models import load_tokenizer
-from kedge_base import hub
 from kedge_base.errors import DataError, ModelError
-from kedge_base.hub import hub_fault
 
 
 @pytest.fixture

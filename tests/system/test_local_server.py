@@ -10,7 +10,7 @@ from http import HTTPStatus
 import pytest
 
 from kedge_base.errors import ConfigError
-from kedge_base.local_server import Answer, LocalServer, Request
+from kedge_base.machine.local_server import Answer, LocalServer, Request
 
 
 def found(request: Request) -> Answer:

@@ -140,7 +140,7 @@ def test_products_of_new_shapes_leave_no_kernels_behind():
 
 FREED = """
 import torch
-from kedge_base.memory import give_back
+from kedge_base.machine.memory import give_back
 from kedge.training.runtime import memory_in_use, tune_memory
 tune_memory()
 def used():

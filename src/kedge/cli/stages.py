@@ -31,7 +31,7 @@ from kedge.cli.options import (
 from kedge.config import Config, check_stage, load_config, presets_of, with_values
 from kedge.runs.claim import claim_free_folder, claims
 from kedge_base.errors import ConfigError
-from kedge_base.output import CONFIG_FILE, check_output, is_run
+from kedge_base.run_folder.output import CONFIG_FILE, check_output, is_run
 from kedge_base.stage import Stage, imported, stages
 from kedge_base.texts import IN_MEMORY, printable
 from kedge_lab.demo.recipe import DURATION

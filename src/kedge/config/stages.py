@@ -6,7 +6,7 @@ from kedge.config.explain.describe import suggestion
 from kedge.config.presets import check_presets
 from kedge.config.schema.root import Config
 from kedge_base.errors import ConfigError
-from kedge_base.invocation import as_argument
+from kedge_base.machine.invocation import as_argument
 from kedge_base.stage import Stage, find_stage, stages, value_of
 from kedge_base.term_names import distinct_names, source_name
 

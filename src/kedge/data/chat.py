@@ -443,7 +443,7 @@ class _Renderer:
                 # Perhaps it ends now, since it had nothing to do for too long; another one shows.
                 with suppress(WorkerEnded):
                     return _exchange(self._process, request, TEMPLATE_SECONDS, limit)
-            self._process = WorkerProcess("kedge_base.workers.chat_templates", lambda output: None)
+            self._process = WorkerProcess("kedge.models.template_worker", lambda output: None)
             try:
                 _exchange(
                     self._process, {}, STARTUP_SECONDS, "the process of chat templates did not start within {:g} s"

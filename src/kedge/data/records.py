@@ -13,7 +13,7 @@ from reprlib import Repr
 from typing import Any, Generic, TypeVar
 
 from kedge_base.errors import DataError
-from kedge_base.output import writing
+from kedge_base.run_folder.output import writing
 from kedge_base.texts import error_text
 
 

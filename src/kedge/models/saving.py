@@ -37,10 +37,10 @@ from kedge.models.scalar import ScalarModel
 from kedge.models.sources import SHARDED_WEIGHTS, check_source, find_model
 from kedge.models.tokenizers import kept_stop_ids, load_tokenizer, save_tokenizer
 from kedge.ranks.sharding import StoredTensors
-from kedge_base.durable import copy_tree, replaced_folder
 from kedge_base.errors import DataError, ModelError
-from kedge_base.memory import in_phase
-from kedge_base.output import check_output, writing
+from kedge_base.machine.durable import copy_tree, replaced_folder
+from kedge_base.machine.memory import in_phase
+from kedge_base.run_folder.output import check_output, writing
 from kedge_hub.card import CARD, ORIGIN_FILE, ModelCard
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")

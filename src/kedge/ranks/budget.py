@@ -11,7 +11,7 @@ from torch import Tensor
 from kedge.ranks.ranks import ALONE, Prompts, Ranks, plan_parts
 from kedge_base.errors import KedgeError
 from kedge_base.generators import random_state, restore_random_state
-from kedge_base.memory import asked_for, is_out_of_memory, release, with_unit
+from kedge_base.machine.memory import asked_for, is_out_of_memory, release, with_unit
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from kedge.ranks.ranks import ALONE, Ranks
 from kedge_base.errors import ConfigError, LostContactError
-from kedge_base.invocation import check_rank_variables, local_rank, num_ranks
+from kedge_base.machine.invocation import check_rank_variables, local_rank, num_ranks
 
 Parallel = Literal["replicate", "shard"]
 

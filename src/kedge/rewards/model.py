@@ -15,7 +15,7 @@ from kedge.models import Precision, ScalarModel, score_rows
 from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, Score, checked_scores
 from kedge_base.errors import DataError, RewardError
-from kedge_base.memory import in_phase
+from kedge_base.machine.memory import in_phase
 
 
 class ModelReward:

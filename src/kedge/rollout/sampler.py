@@ -16,7 +16,7 @@ from kedge.models import Decoder, LanguageModel, PackedDecoder, Precision, autoc
 from kedge.ranks import AdaptiveTokens
 from kedge.rollout.engine import Dialogue
 from kedge.rollout.responses import Responses
-from kedge_base.memory import is_out_of_memory, note_exhaustion, release
+from kedge_base.machine.memory import is_out_of_memory, note_exhaustion, release
 
 # Finished rows are dropped when they reach this share, because dropping copies the cache of the other rows.
 COMPACTION_SHARE = 0.25

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from kedge.config import Config, changed_values, load_config
 from kedge_base.errors import KedgeError
-from kedge_base.output import CONFIG_FILE, MODEL_FOLDER
+from kedge_base.run_folder.output import CONFIG_FILE, MODEL_FOLDER
 from kedge_base.stage import find_stage, imported, stages
 from kedge_base.texts import printable
 from kedge_inspect.record import read_config

@@ -9,13 +9,19 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from kedge.config import Config, field_advice
-from kedge.logs.progress import say
 from kedge.ranks import AdaptiveTokens
 from kedge.runs.calls import Call, next_calls, resuming_call
 from kedge.runs.run import Run
 from kedge_base.errors import OutOfMemoryError, OutputError
-from kedge_base.invocation import is_command_line, is_first_rank
-from kedge_base.output import FINISHED_FILE, MODEL_FOLDER, SAMPLED_FOLDER, checkpoint_folder, kept_checkpoints
+from kedge_base.machine.invocation import is_command_line, is_first_rank
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import (
+    FINISHED_FILE,
+    MODEL_FOLDER,
+    SAMPLED_FOLDER,
+    checkpoint_folder,
+    kept_checkpoints,
+)
 from kedge_base.texts import printable
 from kedge_hub.pushing import push_folder
 from kedge_inspect.diagnosis import examine_run

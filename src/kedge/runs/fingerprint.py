@@ -23,7 +23,7 @@ from kedge.models import find_model
 from kedge.models.adapters import is_adapter, read_adapter
 from kedge.training.checkpoint.files import record_file
 from kedge_base.errors import DataError
-from kedge_base.output import FINISHED_FILE, MODEL_FOLDER, checkpoint_folder, is_run, kept_checkpoints
+from kedge_base.run_folder.output import FINISHED_FILE, MODEL_FOLDER, checkpoint_folder, is_run, kept_checkpoints
 from kedge_base.stage import stages, value_of
 from kedge_base.texts import names_function
 

@@ -10,7 +10,6 @@ import torch
 
 from kedge.config import Config
 from kedge.data import Prompt
-from kedge.logs.progress import say
 from kedge.models import ActorCritic, AdapterSettings, HostWeights, LanguageModel, ScalarModel, hold_frozen
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import hold_bases
@@ -20,6 +19,7 @@ from kedge.ranks import Ranks
 from kedge.rewards import Responses, WeightedReward
 from kedge.runs.run import Run, offloads_frozen
 from kedge_base.errors import RewardError
+from kedge_base.machine.progress import say
 
 
 def adapter_of(config: Config) -> AdapterSettings | None:

@@ -13,14 +13,14 @@ from kedge.config import Config, DataConfig
 from kedge.data import Prompt, Sources, read_rows
 from kedge.data.chat import prompt_form
 from kedge.data.fields import Role, columns_of
-from kedge.logs.progress import say
 from kedge.models.loading import Bases
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
 from kedge.rewards.source import RewardSource
 from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run
 from kedge_base.errors import RewardError
-from kedge_base.output import REWARD_LOG
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import REWARD_LOG
 
 if TYPE_CHECKING:
     from kedge_tasks.environments.player import Player

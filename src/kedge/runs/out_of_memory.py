@@ -15,10 +15,10 @@ from kedge.runs.resuming import RunFinished
 from kedge.training.runtime import default_modes
 from kedge_base.errors import ModelError, OutOfMemoryError
 from kedge_base.generators import kept_random_state
-from kedge_base.invocation import refuse_nested_run
-from kedge_base.memory import Exhaustion, is_out_of_memory, release
+from kedge_base.machine.invocation import refuse_nested_run
+from kedge_base.machine.memory import Exhaustion, is_out_of_memory, release
+from kedge_base.machine.streams import lasting_streams
 from kedge_base.stage import Stage, find_stage
-from kedge_base.streams import lasting_streams
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -20,7 +20,6 @@ import torch
 
 from kedge.config import Config, check_stage, full_name, preset_conflicts, resolved_yaml, with_values
 from kedge.data.chat import render_as_of
-from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import Precision, model_width, resolve_precision
 from kedge.models.frozen import load_bitsandbytes
@@ -60,10 +59,11 @@ from kedge.training.runtime import (
     tune_memory,
     use_deterministic_kernels,
 )
-from kedge_base.durable import make_folder, remove_parts, sync_folder
 from kedge_base.errors import ConfigError, DataError
 from kedge_base.generators import seed_generators
-from kedge_base.output import (
+from kedge_base.machine.durable import make_folder, remove_parts, sync_folder
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import (
     CHECKPOINTS,
     DIAGNOSTIC_FILES,
     FINISHED_FILE,

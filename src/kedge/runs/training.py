@@ -26,7 +26,6 @@ from kedge.logs.json_lines import (
 )
 from kedge.logs.loggers import PROJECT, LoggedRun, LoggerGroup, LoggerState
 from kedge.logs.phases import PhaseLog
-from kedge.logs.progress import Progress, say
 from kedge.ranks import AdaptiveTokens
 from kedge.runs.ending import end_stage, resumable
 from kedge.runs.out_of_memory import memory_in_one_line
@@ -36,7 +35,8 @@ from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import BestUpdate, RunState
 from kedge.training.stopping import Stopping, stopping
 from kedge_base.errors import ConfigError, KedgeError, OutOfMemoryError
-from kedge_base.output import CHECKPOINTS, replace_file
+from kedge_base.machine.progress import Progress, say
+from kedge_base.run_folder.output import CHECKPOINTS, replace_file
 
 
 @dataclass(frozen=True)

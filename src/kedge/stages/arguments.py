@@ -18,7 +18,7 @@ from kedge.rewards import RewardSpec, RewardTerm
 from kedge.runs.claim import claim_free_folder
 from kedge.runs.loaded_models import LoadedModel, NamedModels, is_pretrained
 from kedge_base.errors import ConfigError
-from kedge_base.output import IN_MEMORY_FOLDER, check_output, is_run
+from kedge_base.run_folder.output import IN_MEMORY_FOLDER, check_output, is_run
 from kedge_base.stage import Stage
 
 StrPath: TypeAlias = "str | os.PathLike[str]"

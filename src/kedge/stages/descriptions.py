@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kedge_base.errors import ConfigError
-from kedge_base.invocation import as_argument
+from kedge_base.machine.invocation import as_argument
 from kedge_base.stage import Flag, Stage
 
 if TYPE_CHECKING:

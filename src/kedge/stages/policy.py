@@ -20,7 +20,6 @@ from kedge.data.chat import render_prompt
 from kedge.data.fields import messages_of
 from kedge.data.records import RowError
 from kedge.logs.phases import OnPhase
-from kedge.logs.progress import Progress
 from kedge.models import (
     LanguageModel,
     Precision,
@@ -39,7 +38,8 @@ from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run
 from kedge.training.runtime import stream_seed
 from kedge_base.errors import DataError
-from kedge_base.invocation import as_argument
+from kedge_base.machine.invocation import as_argument
+from kedge_base.machine.progress import Progress
 
 if TYPE_CHECKING:
     from kedge_tasks.environments.player import Player

@@ -44,9 +44,9 @@ from kedge.stages.reward import RewardResult, run_reward
 from kedge.stages.sft import SftResult, run_sft
 from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping
-from kedge_base.durable import copy_tree, replaced_folder
 from kedge_base.intervals import Interval
-from kedge_base.output import SUMMARY_FILE, is_run, replace_file, write_summary, writing
+from kedge_base.machine.durable import copy_tree, replaced_folder
+from kedge_base.run_folder.output import SUMMARY_FILE, is_run, replace_file, write_summary, writing
 from kedge_base.stage import find_stage, value_of
 from kedge_inspect.record import read_json_object
 from kedge_lab.evaluation.evaluator import collect_rankings

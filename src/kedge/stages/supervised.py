@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.data import Demonstration, Split
 from kedge.data.prompts import RecordT
-from kedge.logs.progress import say
 from kedge.models import LanguageModel, ScalarModel, load_tokenizer
 from kedge.ranks.sharding import gathered_state
 from kedge.runs.ending import leave_stage_report
@@ -22,7 +21,8 @@ from kedge.runs.run import Run, offloads_optimizer
 from kedge.runs.training import Callback, logged_steps, stage_loop, watched
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import Outcome, count_steps
-from kedge_base.output import MODEL_FOLDER, write_summary
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import MODEL_FOLDER, write_summary
 from kedge_base.stage import find_stage
 from kedge_hub.stage_card import stage_card
 from kedge_plan.report import MachinePlan, compared

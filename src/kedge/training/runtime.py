@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from kedge_base.errors import ConfigError
-from kedge_base.memory import note_exhaustion
+from kedge_base.machine.memory import note_exhaustion
 
 GIB = 2**30
 # malloc.h

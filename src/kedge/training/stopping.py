@@ -12,7 +12,7 @@ from types import FrameType
 
 from kedge.ranks import ALONE, Ranks
 from kedge_base.errors import RunEnded
-from kedge_base.invocation import is_command_line
+from kedge_base.machine.invocation import is_command_line
 
 GRACE_SECONDS = 20.0
 """Time that the current update has to stop or finish after a signal; then it is cut short."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kedge_base.output import writing
+from kedge_base.run_folder.output import writing
 
 _LIMIT = 1 << 20
 

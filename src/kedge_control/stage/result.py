@@ -16,7 +16,7 @@ from kedge.runs.run import Run
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.runtime import stream_seed
 from kedge_base.errors import ConfigError, EnvError
-from kedge_base.output import VIDEO_FILE
+from kedge_base.run_folder.output import VIDEO_FILE
 from kedge_base.texts import markdown
 from kedge_control.recording import record_episode
 from kedge_control.saving import ControlPolicy, load_control_policy, save_control_policy

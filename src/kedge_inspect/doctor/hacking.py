@@ -5,7 +5,7 @@ A reward term of weight 0 is a *judge*: it is measured as `score/NAME` and not t
 
 from __future__ import annotations
 
-from kedge_base.output import best_checkpoint, kept_checkpoints
+from kedge_base.run_folder.output import best_checkpoint, kept_checkpoints
 from kedge_inspect.doctor.kl import stronger_kl
 from kedge_inspect.doctor.responses import ending_in_time, eos_is_scored, has_episodes, parts_of, turn_lengths
 from kedge_inspect.doctor.rule import Symptom, adjust, rule

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from kedge.logs.progress import format_figure
+from kedge_base.machine.progress import format_figure
 from kedge_inspect.record import RunRecord
 from kedge_inspect.resolved import value_warmup_of
 

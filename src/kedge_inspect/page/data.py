@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kedge_base.output import VIDEO_FILE
+from kedge_base.run_folder.output import VIDEO_FILE
 from kedge_inspect.doctor.rule import Finding, severity_rank
 from kedge_inspect.look import has_part, look_of
 from kedge_inspect.page.checks import FrontierPoint, critic, frontier, held_out

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kedge.logs.progress import format_figure
 from kedge_base.errors import DataError, KedgeError
+from kedge_base.machine.progress import format_figure
 from kedge_base.texts import printable
 from kedge_lab.chat.chat import SETTINGS, Chat, Reply
 

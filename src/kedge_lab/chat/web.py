@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any, cast
 
 from kedge_base.errors import DataError, KedgeError
-from kedge_base.local_server import CLOSED_POLICY, PAGE_POLICY, Answer, LocalServer, Request
+from kedge_base.machine.local_server import CLOSED_POLICY, PAGE_POLICY, Answer, LocalServer, Request
 from kedge_lab.chat.chat import Chat, Interrupted
 
 ASSETS = {

@@ -26,7 +26,7 @@ from kedge.runs.ending import chained
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
-from kedge_base.output import write_summary
+from kedge_base.run_folder.output import write_summary
 from kedge_inspect.report import REPORT_FILE, leave_report
 from kedge_lab.demo import recipe
 from kedge_lab.demo.gold_evaluation import Curve, GoldScores, gold_judge, sample_summaries

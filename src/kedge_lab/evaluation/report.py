@@ -14,7 +14,7 @@ from kedge.logs.table import Cell, print_table
 from kedge.stages.judges import Judge, ScoredResponses
 from kedge.stages.policy import shares_of
 from kedge_base.intervals import Interval, share_interval
-from kedge_base.output import JUDGMENTS_FILE, write_summary
+from kedge_base.run_folder.output import JUDGMENTS_FILE, write_summary
 from kedge_lab.evaluation.evaluator import PolicyResult
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from kedge.algorithm.statistics import majority_at_k, pass_at_k
 from kedge.logs.json_lines import JsonLines
-from kedge.logs.progress import format_figure
 from kedge.logs.table import Cell, print_table
 from kedge.stages.judges import ScoredResponses
 from kedge.stages.policy import shares_of
 from kedge_base.intervals import Interval, mean_interval, share_interval
-from kedge_base.output import JUDGMENTS_FILE, write_summary
+from kedge_base.machine.progress import format_figure
+from kedge_base.run_folder.output import JUDGMENTS_FILE, write_summary
 from kedge_inspect.page.sentences import no_verdicts
 from kedge_lab.evaluation.report import endings_line, verdict_lines
 

@@ -16,7 +16,7 @@ from typing import Any
 from kedge_base.errors import EnvError, RunEnded
 from kedge_base.generators import seed_generators, seeded
 from kedge_base.importing import find_named
-from kedge_base.invocation import loading_user_code
+from kedge_base.machine.invocation import loading_user_code
 from kedge_base.texts import place_of, traceback_text, typed_error_text
 from kedge_base.workers.event_loop import event_loop
 from kedge_base.workers.serving import serve

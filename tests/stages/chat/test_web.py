@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kedge.config import load_config
-from kedge_base.local_server import LocalServer
+from kedge_base.machine.local_server import LocalServer
 from kedge_lab.chat import Chat, chat_server, load_chat
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from kedge.cli import main
 from kedge.config import load_config
 from kedge_base.errors import ConfigError
-from kedge_base.memory import MemoryLimit
+from kedge_base.machine.memory import MemoryLimit
 from kedge_plan.before import _least, is_small, plan_before, plan_chain_before
 from kedge_plan.devices import Device, this_machine
 from kedge_plan.plan import count_stage

@@ -19,7 +19,7 @@ from kedge.runs.training import Callback, Update
 from kedge.stages.ppo import run_ppo
 from kedge.training.checkpoint.store import newest_valid
 from kedge_base.errors import ConfigError, RewardError
-from kedge_base.output import CHECKPOINTS
+from kedge_base.run_folder.output import CHECKPOINTS
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times, varied
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 

@@ -19,7 +19,7 @@ from kedge.stages.ppo import guarding, run_ppo
 from kedge.stages.ppo import trainer as ppo_trainer
 from kedge.training.stopping import Terminated
 from kedge_base.errors import NumericsError
-from kedge_base.output import INCIDENTS_FILE
+from kedge_base.run_folder.output import INCIDENTS_FILE
 from tests.forking import forked_kedge
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times, vowels
 from tests.stages.test_resume import assert_same, stop_at  # noqa: F401

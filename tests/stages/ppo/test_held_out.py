@@ -23,7 +23,7 @@ from kedge.runs.run import Resume
 from kedge.stages.ppo import measurements, run_ppo
 from kedge.training.stopping import Terminated
 from kedge_base.errors import ConfigError
-from kedge_base.output import best_checkpoint, kept_checkpoints
+from kedge_base.run_folder.output import best_checkpoint, kept_checkpoints
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kedge_base.errors import DataError
-from kedge_base.memory import Exhaustion, MemoryLimit, asked_for, in_phase, is_out_of_memory, release, with_unit
+from kedge_base.machine.memory import Exhaustion, MemoryLimit, asked_for, in_phase, is_out_of_memory, release, with_unit
 
 PIB = 2**50
 

@@ -31,8 +31,8 @@ from kedge.training.checkpoint.store import (
     open_checkpoint,
     save_checkpoint,
 )
-from kedge_base.durable import is_part
 from kedge_base.errors import DataError, ModelError, OutputError
+from kedge_base.machine.durable import is_part
 from tests.tiny import save_tiny_policy
 from tests.training.checkpoint.saver import names, refuse, save_update
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kedge.config.presets.recipe import Preset, read_presets
 from kedge_base.errors import ConfigError
-from kedge_base.invocation import as_argument
+from kedge_base.machine.invocation import as_argument
 from kedge_base.stage import imported, registered_stages, stages
 
 RECIPES, FAMILY = (read_presets(Path(__file__).with_name(f"{name}.tsv")) for name in ("recipes", "family"))

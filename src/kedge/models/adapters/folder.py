@@ -28,8 +28,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
+from kedge.downloads import GGUF_CACHE, has_whole_weights
 from kedge_base.errors import ConfigError, ModelError, install_line
-from kedge_base.hub import GGUF_CACHE, has_whole_weights
 from kedge_base.texts import error_text
 
 ADAPTER_CONFIG = "adapter_config.json"

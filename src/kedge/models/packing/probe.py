@@ -20,7 +20,7 @@ from kedge.models.pretrained import context_length, num_embeddings
 from kedge.models.sources import loading_reason, quiet_transformers
 from kedge.ranks import ALONE, Ranks
 from kedge_base.errors import ModelError
-from kedge_base.memory import is_out_of_memory
+from kedge_base.machine.memory import is_out_of_memory
 
 TOLERANCE = 1e-4
 """Largest relative error of a token's state, about 1e-3 nats. In all architectures of transformers, float32 rounding

@@ -33,7 +33,7 @@ from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
 from kedge.models.pretrained import rope_switch
 from kedge.ranks import ALONE, Ranks
 from kedge_base.errors import ModelError
-from kedge_base.memory import free_memory
+from kedge_base.machine.memory import free_memory
 
 WINDOW_LIMITS = ("sliding_window", "attention_chunk_size")
 """Settings that restrict a model's attention beyond causality for rows longer than their value."""

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 
+from kedge.downloads import adapter_snapshot, has_whole_weights, hub_fault, two_models
 from kedge.models.adapters import ADAPTER_CONFIG, AdapterFolder, is_adapter, read_adapter
 from kedge.models.sources.gguf_files import find_gguf, gguf_folder
 from kedge_base.errors import ModelError
-from kedge_base.hub import adapter_snapshot, has_whole_weights, hub_fault, two_models
-from kedge_base.output import MODEL_FOLDER, best_checkpoint, checkpoint_folder, is_run, kept_checkpoints
+from kedge_base.run_folder.output import MODEL_FOLDER, best_checkpoint, checkpoint_folder, is_run, kept_checkpoints
 from kedge_base.texts import pointer_fault
 
 CONFIGS = ("config.json", "adapter_config.json")

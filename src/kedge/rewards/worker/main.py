@@ -13,7 +13,7 @@ from kedge.rewards.function import FunctionReward, find_function
 from kedge.rewards.source import Responses, plain_scores
 from kedge_base.errors import NonfiniteScoreError, RewardError
 from kedge_base.generators import seed_generators
-from kedge_base.invocation import loading_user_code
+from kedge_base.machine.invocation import loading_user_code
 from kedge_base.texts import traceback_text, typed_error_text
 from kedge_base.workers.serving import serve
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from kedge.rollout.vllm.client import Client, ServerGone, ServerRefused
 from kedge.rollout.vllm.server import Server
-from kedge_base.durable import replaced_folder
 from kedge_base.errors import EngineError
+from kedge_base.machine.durable import replaced_folder
 
 SHARD_BYTES = 2 * 2**30
 """Tensors are copied to the CPU and written in files of this size, so that no second copy of the model is in memory."""

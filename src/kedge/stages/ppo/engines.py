@@ -12,7 +12,6 @@ from tempfile import mkdtemp
 import torch
 
 from kedge.config import Config
-from kedge.logs.progress import say
 from kedge.models import LanguageModel, StopTokens, save_architecture
 from kedge.ranks import AdaptiveTokens
 from kedge.rollout import CentralEngine, Engine, Sampler, SharedEngine
@@ -26,7 +25,8 @@ from kedge.rollout.vllm import (
 )
 from kedge.runs.run import Run
 from kedge_base.errors import ConfigError
-from kedge_base.output import VLLM_LOG
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import VLLM_LOG
 
 MEMORY_FOLDER = Path("/dev/shm")
 COPIES = 3

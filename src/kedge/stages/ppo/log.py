@@ -24,7 +24,6 @@ from kedge.logs.experience_metrics import (
     without_scores,
 )
 from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EVALUATIONS_FILE, MetricsLog, RunLog, SamplesLog
-from kedge.logs.progress import Progress
 from kedge.models import LanguageModel, ScalarModel
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import num_weights
@@ -41,7 +40,8 @@ from kedge.training.host_state import unwrapped
 from kedge.training.optimizer_kinds import state_bytes
 from kedge.training.runtime import memory_in_use
 from kedge.training.update import UpdateResult
-from kedge_base.output import ROLES_FILE, replace_file
+from kedge_base.machine.progress import Progress
+from kedge_base.run_folder.output import ROLES_FILE, replace_file
 from kedge_inspect.diagnosis import LiveDoctor
 from kedge_plan.rows import Rows
 

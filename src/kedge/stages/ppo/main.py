@@ -32,7 +32,7 @@ from kedge.training.checkpoint.state import TrainingState
 from kedge.training.controllers import EarlyEnd
 from kedge.training.guard import Guard
 from kedge.training.runtime import Stopwatch
-from kedge_base.memory import give_back
+from kedge_base.machine.memory import give_back
 from kedge_plan.report import MachinePlan, compared
 
 

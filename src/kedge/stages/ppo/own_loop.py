@@ -31,7 +31,6 @@ from kedge.config import Config, with_values, word
 from kedge.data import Prompt
 from kedge.data.fields import is_conversation
 from kedge.logs.experience_metrics import describe_experience
-from kedge.logs.progress import say
 from kedge.rewards import RewardTerm, load_reward
 from kedge.rewards.score import describe_responses
 from kedge.rewards.source import check_count, checked_scores
@@ -60,7 +59,8 @@ from kedge.stages.ppo.sampling import SampledBatch, Sampling
 from kedge.training.runtime import Stopwatch, default_modes
 from kedge.training.stopping import Stopping, Terminated, listening
 from kedge_base.errors import ConfigError, DataError, KedgeError, RewardError
-from kedge_base.invocation import refuse_nested_run
+from kedge_base.machine.invocation import refuse_nested_run
+from kedge_base.machine.progress import say
 from kedge_base.stage import find_stage
 from kedge_base.workers.codec import own_copy
 

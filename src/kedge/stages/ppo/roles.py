@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.data import Mixture, Prompt, encode_example, encode_prompt, room_for_prompt
 from kedge.data.prompts import difficulties
-from kedge.logs.progress import say
 from kedge.models import (
     ActorCritic,
     LanguageModel,
@@ -49,6 +48,7 @@ from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.supervised.losses import CompletionLoss
 from kedge_base.errors import ModelError
+from kedge_base.machine.progress import say
 
 if TYPE_CHECKING:
     from kedge_tasks.environments.player import Player

@@ -17,8 +17,8 @@ from torch import Tensor
 from kedge.ranks import ALONE, Ranks
 from kedge.ranks.ranks import share_rows
 from kedge.ranks.sharding import DTYPES
-from kedge_base.durable import sync
 from kedge_base.errors import DataError
+from kedge_base.machine.durable import sync
 
 PIECE_BYTES = 4 * 2**20
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from kedge.training.checkpoint.state import Deferred, Log, RunState, Stateful, TrainingState
 from kedge.training.stopping import Stopping
 from kedge_base.errors import OutputError
-from kedge_base.memory import in_phase, is_out_of_memory, release
+from kedge_base.machine.memory import in_phase, is_out_of_memory, release
 
 CHECK_EVERY = 8
 """Steps between two comparisons of the ranks' weights."""

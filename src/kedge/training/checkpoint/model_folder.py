@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from kedge.models.sources import SHARDED_WEIGHTS
 from kedge.ranks.sharding import StoredTensors, whole_state_dict
 from kedge.training.checkpoint.files import FileRecord, record_files
-from kedge_base.durable import temporary_name
 from kedge_base.errors import KedgeError, ModelError
-from kedge_base.output import MODEL_FOLDER
+from kedge_base.machine.durable import temporary_name
+from kedge_base.run_folder.output import MODEL_FOLDER
 from kedge_base.texts import error_text
 
 WEIGHTS_FILE = "model.safetensors"

@@ -22,7 +22,7 @@ from kedge.training.optimizer import all_parameters
 from kedge.training.optimizer_kinds import CODES, Optimizer, OptimizersAsOne, share_codes, state_shape
 from kedge_base.errors import DataError, ModelError, NumericsError
 from kedge_base.generators import random_state, restore_random_state
-from kedge_base.output import BEST_FILE, replace_file
+from kedge_base.run_folder.output import BEST_FILE, replace_file
 
 AHEAD = "ahead"
 """The name of the work under way in a checkpoint."""

@@ -44,7 +44,8 @@ from kedge.training.checkpoint.model_folder import (
     weight_files,
 )
 from kedge.training.checkpoint.shards import write_shards
-from kedge_base.durable import (
+from kedge_base.errors import DataError, NumericsError, OutputError
+from kedge_base.machine.durable import (
     make_folder,
     remove_parts,
     replaced_folder,
@@ -52,8 +53,7 @@ from kedge_base.durable import (
     sync_tree,
     temporary_name,
 )
-from kedge_base.errors import DataError, NumericsError, OutputError
-from kedge_base.output import MODEL_FOLDER, checkpoints_in, refusal
+from kedge_base.run_folder.output import MODEL_FOLDER, checkpoints_in, refusal
 from kedge_base.version import __version__
 
 STATE_FILE = "state.json"

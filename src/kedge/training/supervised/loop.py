@@ -39,7 +39,7 @@ from kedge.training.pass_trial import find_tokens
 from kedge.training.runtime import stream
 from kedge.training.stopping import Terminated
 from kedge_base.errors import ConfigError, DataError, NumericsError
-from kedge_base.memory import in_phase
+from kedge_base.machine.memory import in_phase
 
 Example = TypeVar("Example")
 Example_contra = TypeVar("Example_contra", contravariant=True)

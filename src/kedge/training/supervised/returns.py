@@ -22,7 +22,7 @@ from kedge.training.checkpoint.state import TrainingState
 from kedge.training.optimizer import build_optimizer
 from kedge.training.supervised.loop import Outcome, TrainingSettings, evaluate, evaluate_held_out, train_supervised
 from kedge_base.errors import ModelError
-from kedge_base.memory import in_phase
+from kedge_base.machine.memory import in_phase
 
 NUM_PARTS = 3
 """Parts of a response in which the explained variance is measured: a critic may know the end and not the start."""

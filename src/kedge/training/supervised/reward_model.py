@@ -19,7 +19,7 @@ from kedge.training.supervised.loop import Outcome, TrainingSettings, check_leng
 from kedge.training.supervised.losses import RankedResponses, RankingLoss
 from kedge_base.errors import ConfigError
 from kedge_base.intervals import Interval, share_interval
-from kedge_base.memory import in_phase
+from kedge_base.machine.memory import in_phase
 
 Reference = Literal["demonstrations", "comparisons", "none"]
 """The texts on which the mean score is set to 0."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from kedge_base.invocation import is_first_rank
+from kedge_base.machine.invocation import is_first_rank
 from kedge_base.texts import printable
 
 PLAIN_INTERVAL = 1.0

@@ -6,7 +6,7 @@ from datetime import datetime, tzinfo
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kedge_base.memory import memory_limit, private_memory
+from kedge_base.machine.memory import memory_limit, private_memory
 from kedge_base.texts import error_text
 from kedge_base.workers.serving import serve
 

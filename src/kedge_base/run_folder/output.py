@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from kedge_base.durable import is_part, replace_contents
 from kedge_base.errors import ConfigError, KedgeError, OutputError
-from kedge_base.invocation import as_argument
+from kedge_base.machine.durable import is_part, replace_contents
+from kedge_base.machine.invocation import as_argument
 from kedge_base.stage import stages
 
 CONFIG_FILE = "config.yaml"
