@@ -24,7 +24,7 @@ from kedge.stages.evaluation.policy import (
 from kedge.system.intervals import Interval, mean_interval, share_interval
 
 if TYPE_CHECKING:
-    from kedge.environments.player import Player
+    from kedge.rollout.player import Player
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from kedge.system.ranks import ALONE, Ranks
 from kedge.system.texts import names_function
 
 if TYPE_CHECKING:
-    from kedge.environments.player import Player
+    from kedge.rollout.player import Player
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from kedge.system.ranks import ALONE, Ranks
 from kedge.training.runtime import stream_seed
 
 if TYPE_CHECKING:
-    from kedge.environments.player import Player
+    from kedge.rollout.player import Player
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.supervised.losses import CompletionLoss
 
 if TYPE_CHECKING:
-    from kedge.environments.player import Player
+    from kedge.rollout.player import Player
 
 
 @dataclass(frozen=True)
