@@ -14,7 +14,7 @@ from typing import Any
 from kedge.data.fields import number_of
 from kedge.data.records import RowError
 from kedge.errors import RewardError
-from kedge.rewards.verify.checking import reads
+from kedge.rewards.verdict import reads
 
 
 def _check_window(window: float = 0.2) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from kedge.errors import RewardError, install_line
-from kedge.rewards.source import Verdict
+from kedge.rewards.verdict import Verdict
 from kedge.rewards.verify.checking import (
     NO_ANSWER,
     RIGHT,
@@ -24,8 +25,8 @@ from kedge.rewards.verify.checking import (
     deadline,
     final_answer,
     read_rows,
-    reads_column,
     verdicts,
+    verifier,
     whole_response,
 )
 from kedge.rewards.verify.expressions import last_unit, other_lists, same_literal, tidy
@@ -178,7 +179,11 @@ def _number_answer(answer: object) -> Quantity:
     return found
 
 
-@reads_column("answer", _gsm8k_answer)
+def _gsm8k_answers(answer: Sequence[Any]) -> list[Quantity]:
+    return read_rows("answer", answer, _gsm8k_answer)
+
+
+@verifier(_gsm8k_answers)
 def gsm8k(completions: list[str], answer: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a response's final number is that of a GSM8K row: after `####`, in `\boxed{}`, or its last number.
 
@@ -187,19 +192,23 @@ def gsm8k(completions: list[str], answer: list[str], stopped: list[bool] | None 
         answer: Solutions as in GSM8K: `… #### 42`.
         stopped: Whether each response ended with a stop token.
     """
-    return verdicts(completions, stopped, read_rows("answer", answer, _gsm8k_answer), _judge_number)
+    return verdicts(completions, stopped, _gsm8k_answers(answer), _judge_number)
 
 
-@reads_column("answer", _gsm8k_answer)
+@verifier(_gsm8k_answers)
 def gsm8k_strict(completions: list[str], answer: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
     """`gsm8k` for responses that must end as the data's solutions do: only `#### 42` counts."""
-    return verdicts(completions, stopped, read_rows("answer", answer, _gsm8k_answer), _judge_strictly)
+    return verdicts(completions, stopped, _gsm8k_answers(answer), _judge_strictly)
 
 
-@reads_column("answer", _number_answer)
+def _number_answers(answer: Sequence[Any]) -> list[Quantity]:
+    return read_rows("answer", answer, _number_answer)
+
+
+@verifier(_number_answers)
 def number(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """`gsm8k` for a column `answer` that has the number alone, as in SVAMP."""
-    return verdicts(completions, stopped, read_rows("answer", answer, _number_answer), _judge_number)
+    return verdicts(completions, stopped, _number_answers(answer), _judge_number)
 
 
 def _expression(answer: object) -> str:
@@ -211,7 +220,11 @@ def _expression(answer: object) -> str:
     return found
 
 
-@reads_column("answer", _expression)
+def _expressions(answer: Sequence[Any]) -> list[str]:
+    return read_rows("answer", answer, _expression)
+
+
+@verifier(_expressions)
 def math(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a response's `\boxed{…}`, or what follows `####`, equals an expression in LaTeX (extra `math`).
 
@@ -228,7 +241,7 @@ def math(completions: list[str], answer: list[Any], stopped: list[bool] | None =
         RewardError: math-verify is not installed.
     """
     _math_verify()
-    rows = read_rows("answer", answer, _expression)
+    rows = _expressions(answer)
     return verdicts(completions, stopped, rows, _judge_expression, read=whole_response)
 
 

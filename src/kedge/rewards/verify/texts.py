@@ -11,7 +11,7 @@ from typing import Any, cast
 from unicodedata import normalize
 
 from kedge.errors import RewardError, install_line
-from kedge.rewards.source import Verdict
+from kedge.rewards.verdict import Verdict
 from kedge.rewards.verify.answers import boxed
 from kedge.rewards.verify.checking import (
     NO_ANSWER,
@@ -22,9 +22,8 @@ from kedge.rewards.verify.checking import (
     deadline,
     decoded,
     read_rows,
-    reads,
-    reads_column,
     verdicts,
+    verifier,
     whole_response,
 )
 from kedge.rewards.verify.quantities import ANSWER, INVISIBLE, typed
@@ -155,7 +154,7 @@ def _options(choices: object) -> dict[str, str]:
     return options
 
 
-@reads(check_choice)
+@verifier(check_choice)
 def choice(
     completions: list[str], answer: list[Any], choices: list[Any] | None = None, stopped: list[bool] | None = None
 ) -> list[Verdict]:
@@ -249,6 +248,10 @@ def _texts(answer: object) -> list[str]:
     return texts
 
 
+def _answers(answer: Sequence[Any]) -> list[list[str]]:
+    return read_rows("answer", answer, _texts)
+
+
 def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], Judged]:
     def judge(text: str, is_whole: bool, answers: list[str]) -> Judged:
         if not text.strip() or not is_whole:
@@ -258,16 +261,16 @@ def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], 
     return judge
 
 
-@reads_column("answer", _texts)
+@verifier(_answers)
 def exact(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """Check whether a response is the answer, or one of several, apart from spaces around it."""
-    return verdicts(completions, stopped, read_rows("answer", answer, _texts), _judge_text(_exact))
+    return verdicts(completions, stopped, _answers(answer), _judge_text(_exact))
 
 
-@reads_column("answer", _texts)
+@verifier(_answers)
 def normalized(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """`exact` without regard to case, punctuation, articles and repeated spaces."""
-    return verdicts(completions, stopped, read_rows("answer", answer, _texts), _judge_text(_normalized))
+    return verdicts(completions, stopped, _answers(answer), _judge_text(_normalized))
 
 
 # Patterns and tags
@@ -285,19 +288,21 @@ def _expression(entry: object) -> re.Pattern[str]:
     raise ValueError("a regular expression")
 
 
+def _patterns(pattern: Sequence[Any]) -> list[re.Pattern[str]]:
+    return read_rows("pattern", pattern, _expression)
+
+
 CONTINUATIONS = ("0a\n" * 50, "a 0\n" * 50)
 """Possible ends of a response that was cut off, with which it still has to match."""
 
 
-@reads_column("pattern", _expression)
+@verifier(_patterns)
 def pattern(completions: list[str], pattern: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a regular expression is found in a response (`\A…\Z` for the whole of it), within a second.
 
     Thoughts are part of the response only to an expression that names their tag.
     """
-    return verdicts(
-        completions, stopped, read_rows("pattern", pattern, _expression), _judge_pattern, read=whole_response
-    )
+    return verdicts(completions, stopped, _patterns(pattern), _judge_pattern, read=whole_response)
 
 
 def _judge_pattern(text: str, is_whole: bool, expression: re.Pattern[str]) -> str:
@@ -313,6 +318,7 @@ def _judge_pattern(text: str, is_whole: bool, expression: re.Pattern[str]) -> st
         return TOO_SLOW
 
 
+@verifier()
 def tags(
     completions: list[str],
     prompts: list[str] | None = None,
@@ -406,7 +412,7 @@ def _references(schema: Any) -> Iterator[str]:
             yield from _references(entry)
 
 
-@reads(check_schema)
+@verifier(check_schema)
 def json_schema(completions: list[str], schema: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """Check whether a response is one JSON value, bare or fenced, that fits the row's schema (extra `schema`)."""
     return verdicts(completions, stopped, check_schema(schema), _judge_json)
