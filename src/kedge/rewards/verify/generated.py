@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kedge.data.generated import find_entry
 from kedge.errors import DataError, RewardError
 from kedge.rewards.verdict import Verdict
 from kedge.rewards.verify.checking import (
@@ -23,6 +22,7 @@ from kedge.rewards.verify.checking import (
     verdicts,
     verifier,
 )
+from kedge.system.generated import find_entry
 
 PARTLY = "partly right"
 NOTHING = 0.1
