@@ -31,8 +31,6 @@ from kedge.rewards.verify.checking import (
 )
 from kedge.rewards.verify.expressions import last_unit, other_lists, same_literal, tidy
 from kedge.rewards.verify.quantities import (
-    ANSWER,
-    IS,
     PROSE_UNITS,
     QUANTITY,
     WRONG_UNIT,
@@ -43,6 +41,7 @@ from kedge.rewards.verify.quantities import (
     typed,
     whole_quantity,
 )
+from kedge.rewards.verify.wording import INSTEAD_OF, NOT, THE_ANSWER_IS
 
 LONGEST_EXPRESSION = 2000
 
@@ -52,7 +51,7 @@ BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[-+]?[0-9][^\s{}$\\]*))")
 _ITEM = re.compile(r"^[ \t]*[1-9][.)][ \t]+(?=[A-Z*])", re.MULTILINE)
 _SENTENCE = re.compile(r"\n|[.!?](?=\s)|[。！？]")
 _STATEMENT = re.compile(
-    rf"{ANSWER}[^.\n:=0-9]{{0,60}}?{IS}(?:[-+*/×÷x().,$ 0-9=]+="
+    rf"{THE_ANSWER_IS}(?:[-+*/×÷x().,$ 0-9=]+="
     r"|(?![$ ]*[0-9.,]+ ?=)[$(]*(?:(?:(?!\b(?:since|because|as|so|if|for|check|not)\b|, )[^;:\n=≈(]){1,80}"
     r"(?:=|≈|\bequals\b)){1,4}"
     r"|[$(]*[0-9][^;:\n=(]{0,20}?(?:[-+*×÷]|\b(?:plus|minus|times)\b)[^;:\n=(]{1,40}?"
@@ -60,10 +59,10 @@ _STATEMENT = re.compile(
     r"(?:[^;:\n=]{1,40}\bround(?:s|ed)? (?:up |down )?to )?"
 )
 """`The answer is`, and the computation of it, such as `6 * 7 =`."""
-_OTHER = re.compile(r"(?i)(?:[,;(]\s*(?:and )?not|\brather than|\binstead of)\s+[-$(]*[0-9][0-9.,]*")
+_OTHER = re.compile(rf"(?i)(?:[,;(]\s*(?:and )?not|\b(?:{INSTEAD_OF}))\s+[-$(]*[0-9][0-9.,]*")
 """A number that is said to be another than the answer."""
 _DENIED = re.compile(
-    r"(?i)(?:\b(?:not|never|neither|nor|cannot)|n['’]t|≠|!=|\\neq?)(?:\s+(?:be|equal|equals|to|exactly|the|answer|is|just)\b)*"
+    rf"(?i)(?:\b(?:{NOT})|n['’]t|≠|!=|\\neq?)(?:\s+(?:be|equal|equals|to|exactly|the|answer|is|just)\b)*"
     r"\s*[$(*]*$"
 )
 _VAGUE = re.compile(
@@ -88,7 +87,7 @@ _REFUSAL = re.compile(
 )
 _SOLVED = re.compile(r"(?i)=|\b(?:so|but|thus|hence|therefore)\b")
 _LAST_LINE = re.compile(
-    rf"[^\n]*{ANSWER}[^.\n:=0-9]{{0,60}}?{IS}((?:\*\*|\$)?(?:\\[A-Za-z]+|[^A-Za-z]|[A-Za-z](?![A-Za-z]{{2}}))+)"
+    rf"[^\n]*{THE_ANSWER_IS}((?:\*\*|\$)?(?:\\[A-Za-z]+|[^A-Za-z]|[A-Za-z](?![A-Za-z]{{2}}))+)"
     r"(?:I hope it is correct\.)?"
 )
 

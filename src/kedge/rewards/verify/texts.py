@@ -26,7 +26,8 @@ from kedge.rewards.verify.checking import (
     verifier,
     whole_response,
 )
-from kedge.rewards.verify.quantities import ANSWER, INVISIBLE, typed
+from kedge.rewards.verify.quantities import INVISIBLE, typed
+from kedge.rewards.verify.wording import ANSWER, INSTEAD_OF, NOT, PARTICLES, VERBS
 from kedge.system.thoughts import MARKS, answer_of
 
 WRONG_CHOICE = "wrong choice"
@@ -47,8 +48,8 @@ _LETTER = (
 """A small letter only in brackets or at the end: "the answer is a city" names no option."""
 _GAP = r"\s{0,4}"
 _IS = (
-    rf"(?i:{_GAP}(?:(?:is|are|be|ist|est|es|è|é)(?: la\b)?(?![^\W_])"
-    r"|(?:would|must|should|has to|(?:seems|appears) to)(?= be)|是|为|為|は|는|은|[:=]|-{1,2}>?|—)){0,2}"
+    rf"(?i:{_GAP}(?:(?:{VERBS}|are|be)(?: la\b)?(?![^\W_])"
+    rf"|(?:would|must|should|has to|(?:seems|appears) to)(?= be)|{PARTICLES}|[:=]|-{{1,2}}>?|—)){{0,2}}"
     rf"(?i:{_GAP}(?:definitely|probably|(?:most )?likely|clearly|indeed|that|letter|option|choice|选项)\b){{0,2}}"
 )
 _STATED = tuple(
@@ -67,7 +68,7 @@ _STATED = tuple(
 )
 """Ways to state a choice, the first that occurs: "the answer is B" counts, then, and not "option A is wrong"."""
 _NOT = (
-    r"(?i:\b(?:not|never|neither|nor|cannot|rather than|instead of|(?:is|does|would|should|can?|do|are)n['’]?t)\b)"
+    rf"(?i:\b(?:{NOT}|{INSTEAD_OF}|(?:is|does|would|should|can?|do|are)n['’]?t)\b)"
     r"|不(?:是|[能应该]*选)|而非"
 )
 _DENIED = re.compile(
