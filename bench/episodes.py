@@ -21,11 +21,11 @@ from bench.peers import model_folder
 from bench.tables import Table
 from kedge.data import Prompt, Rendered
 from kedge.data.turns import TemplateTurns
-from kedge.environments import Step
-from kedge.environments.client import Environment
 from kedge.models import load_language_model, load_tokenizer, named_stop_tokens, own_stop_tokens, resolve_precision
 from kedge.rollout import Sampler
 from kedge.rollout.player import Limits, Player
+from kedge_tasks.environments import Step
+from kedge_tasks.environments.client import Environment
 
 TURN = 8
 LONGEST = 32

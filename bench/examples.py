@@ -28,7 +28,7 @@ from handbook.palette import MUTED, POLICY, REFERENCES, START, Quantity
 from handbook.style import label_axes, new_axes
 from handbook.svg import save_svg
 from kedge.logs.json_lines import read_json_lines
-from kedge.system.intervals import Interval, mean_interval
+from kedge_base.intervals import Interval, mean_interval
 
 ROOT: Final = Path(__file__).parents[1]
 WORK: Final = ROOT / "bench" / ".work" / "examples"

@@ -35,12 +35,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 from bench.machine import describe_machine
 from bench.processes import BenchError
 from bench.tables import renewed
-from kedge.errors import KedgeError, RewardError
 from kedge.rewards.source import Verdict
-from kedge.rewards.verify import code, gsm8k, math, number
-from kedge.rewards.verify.programs import check_code
-from kedge.rewards.worker.sandbox import open_sandbox
-from kedge.system.output import replace_file
+from kedge_base.errors import KedgeError, RewardError
+from kedge_base.run_folder.output import replace_file
+from kedge_tasks.sandbox import open_sandbox
+from kedge_tasks.verify import code, gsm8k, math, number
+from kedge_tasks.verify.programs import check_code
 
 ROOT: Final = Path(__file__).parents[1]
 RECORD: Final = ROOT / "bench" / "results" / "graders.json"

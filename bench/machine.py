@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from kedge.system.version import __version__
+from kedge_base.version import __version__
 
 PACKAGES = ("torch", "transformers")
 PEER_PACKAGES = ("trl", "torch", "transformers", "accelerate")

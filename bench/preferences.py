@@ -50,12 +50,12 @@ from bench.machine import describe_machine
 from bench.processes import BenchError, environment, fresh
 from bench.tables import renewed
 from bench.tax import TEXTS, change, nats, percents, read_texts
-from kedge.errors import KedgeError
 from kedge.logs.json_lines import read_json_lines
 from kedge.models.sources import find_model
 from kedge.rewards import RewardTerm
-from kedge.system.intervals import Interval, mean_interval, resampled_interval, share_interval
-from kedge.system.output import replace_file
+from kedge_base.errors import KedgeError
+from kedge_base.intervals import Interval, mean_interval, resampled_interval, share_interval
+from kedge_base.run_folder.output import replace_file
 
 ROOT: Final = Path(__file__).parents[1]
 RECORD: Final = ROOT / "bench" / "results" / "preferences.json"

@@ -28,8 +28,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kedge.models import ActorCritic, ModelCard, load_language_model, load_tokenizer, save_policy
 from kedge.models.sharded import shard_model
-from kedge.system.ranks import Ranks
-from kedge.system.ranks.start import join_ranks
+from kedge.ranks import Ranks
+from kedge.ranks.start import join_ranks
 from kedge.training.checkpoint.files import record_file
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import (

@@ -35,15 +35,15 @@ from bench.tables import renewed
 from kedge.logs.json_lines import read_json_lines
 from kedge.models.untrained import save_untrained_llama
 from kedge.rewards import RewardTerm
-from kedge.stages.demo import recipe
-from kedge.stages.demo.gold_evaluation import GoldScores, gold_judge, sample_summaries
-from kedge.stages.demo.main import collect_comparisons, demo_config, rows, start_from_scratch
-from kedge.stages.demo.world import Post, World
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
-from kedge.system.intervals import Interval, mean_interval
-from kedge.system.output import replace_file
+from kedge_base.intervals import Interval, mean_interval
+from kedge_base.run_folder.output import replace_file
+from kedge_lab.demo import recipe
+from kedge_lab.demo.gold_evaluation import GoldScores, gold_judge, sample_summaries
+from kedge_lab.demo.main import collect_comparisons, demo_config, rows, start_from_scratch
+from kedge_lab.demo.world import Post, World
 
 ROOT: Final = Path(__file__).parents[1]
 WORK: Final = ROOT / "bench" / ".work" / "sizes"

@@ -55,8 +55,8 @@ from bench.tax import TEXTS, beginnings, change, nats, percents, read_texts
 from kedge.logs.critic_checks import describe_check
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
 from kedge.models.sources import find_model
-from kedge.rewards.verify import instruction_text
-from kedge.system.intervals import Interval, mean_interval
+from kedge_base.intervals import Interval, mean_interval
+from kedge_tasks.verify import instruction_text
 
 ROOT: Final = Path(__file__).parents[1]
 WORK: Final = ROOT / "bench" / ".work" / "smollm2"
@@ -181,7 +181,7 @@ def problem() -> Problem:
     folder = ROOT / "examples" / "brief"
     prompts = requests(folder / "prompts.jsonl", TRAINED, 100, seed=0)
     held_out = requests(folder / "held_out.jsonl", {**TRAINED, **UNSEEN}, HELD_OUT, seed=1)
-    return Problem(Path(find_model(MODEL)), prompts, held_out, "kedge.rewards.verify:instructions", "eval/score")
+    return Problem(Path(find_model(MODEL)), prompts, held_out, "kedge_tasks.verify:instructions", "eval/score")
 
 
 def run_missing(units: Sequence[Unit], texts: Mapping[str, Sequence[str]], processes: int) -> None:

@@ -37,12 +37,12 @@ from bench.machine import describe_machine
 from bench.processes import BenchError, environment, run_alone
 from bench.tables import renewed
 from kedge.algorithm.logprobs import token_logprobs
-from kedge.errors import KedgeError
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
 from kedge.models import TokenRows, autocast, load_language_model, load_tokenizer, resolve_precision
 from kedge.models.sources import find_model
-from kedge.system.intervals import Interval, mean_interval, share_interval
-from kedge.system.output import replace_file
+from kedge_base.errors import KedgeError
+from kedge_base.intervals import Interval, mean_interval, share_interval
+from kedge_base.run_folder.output import replace_file
 
 ROOT: Final = Path(__file__).parents[1]
 RECORD: Final = ROOT / "bench" / "results" / "tax.json"

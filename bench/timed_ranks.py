@@ -1,6 +1,6 @@
 """`kedge`, which writes how long its first rank waits for others: `python -m bench.timed_ranks FILE ppo …`.
 
-What is counted are the operations of `kedge.system.ranks`: gradients, sampled rows, figures. Those of FSDP are not.
+What is counted are the operations of `kedge.ranks`: gradients, sampled rows, figures. Those of FSDP are not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.cli import main
-from kedge.system.ranks.ranks import Ranks
+from kedge.ranks.ranks import Ranks
 
 file = Path(sys.argv.pop(1))
 finish = Ranks._finish

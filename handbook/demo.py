@@ -21,9 +21,9 @@ from handbook.lines import Level, Line, draw_lines
 from handbook.palette import KL, MARK, POLICY, QUALITY, REFERENCES, SCORE, START
 from handbook.style import label_axes, limit_axis, new_axes
 from handbook.svg import save_svg
-from kedge.stages.demo.gold_evaluation import CurvePoint
-from kedge.stages.demo.report import WITHOUT_KL
-from kedge.system.intervals import Interval
+from kedge_base.intervals import Interval
+from kedge_lab.demo.gold_evaluation import CurvePoint
+from kedge_lab.demo.report import WITHOUT_KL
 
 RECORD = Path(__file__).parent / "demo.json"
 WRITERS = {"sft": "SFT policy", "references": "reference summaries", "ppo": "**PPO policy**"}

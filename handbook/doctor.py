@@ -6,8 +6,8 @@ import inspect
 import re
 
 from bench.tables import renewed
-from kedge.inspect.doctor import RULES, Rule
-from kedge.inspect.look import look_of
+from kedge_inspect.doctor import RULES, Rule
+from kedge_inspect.look import look_of
 
 MEANS_BEFORE = "Try: "
 

@@ -11,7 +11,7 @@ from kedge.config.explain.describe import accepts, all_fields, section_type, wri
 from kedge.config.explain.explain import SOURCES, cited_works
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.rewards import RewardTermConfig
-from kedge.system.stage import stages as all_stages
+from kedge_base.stage import stages as all_stages
 
 HEAD = """\
 # Every field

@@ -23,14 +23,14 @@ from kedge.data import Prompt, encode_prompt
 from kedge.models import TokenRows
 from kedge.rewards.score import score_rollout
 from kedge.rollout import Models, collect_experience
-from kedge.stages.demo.main import demo_config
-from kedge.stages.demo.world import World
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.settings import PpoSettings, coefficients_of
 from kedge.training.learner import LanguageLearner
 from kedge.training.runtime import stream
 from kedge.training.update import ppo_update
+from kedge_lab.demo.main import demo_config
+from kedge_lab.demo.world import World
 
 RECORD = Path(__file__).parent / "token.json"
 SEED = 0

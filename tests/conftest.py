@@ -15,7 +15,7 @@ import pytest
 from beartype import BeartypeConf, beartype
 from hypothesis import settings
 
-from kedge.system import invocation
+from kedge_base.machine import invocation
 
 # An int is a float, as PEP 484 has it and every caller expects.
 typechecker = ModuleType("kedge_typechecker")

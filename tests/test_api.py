@@ -24,14 +24,14 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 import kedge
 from kedge.config import load_config, parse_value
 from kedge.data import read_rows
-from kedge.errors import ConfigError, DataError, KedgeError, OutputError
-from kedge.inspect.record import read_run
 from kedge.models.sources import quiet_transformers
 from kedge.rewards import RewardTerm
 from kedge.runs.loaded_models import NamedModels
 from kedge.stages.arguments import resolved_arguments
-from kedge.system.generators import random_state, restore_random_state
-from kedge.system.stage import find_stage
+from kedge_base.errors import ConfigError, DataError, KedgeError, OutputError
+from kedge_base.generators import random_state, restore_random_state
+from kedge_base.stage import find_stage
+from kedge_inspect.record import read_run
 from tests.stages.ppo.test_ppo import metrics_without_times
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
@@ -447,7 +447,7 @@ def test_an_argument_of_trl_is_answered_even_where_ours_is_missing(call, given, 
 def test_a_sweep_gets_names_and_values(monkeypatch):
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
-        "kedge.stages.sweep.run_sweep",
+        "kedge_lab.sweep.run_sweep",
         lambda trials, stage, folder, **rest: seen.update(rest, trials=trials, at=folder),
     )
     kedge.sweep(
@@ -474,7 +474,7 @@ def test_a_sweep_gets_names_and_values(monkeypatch):
 
 
 def test_a_sweep_keeps_the_values_of_python(monkeypatch):
-    monkeypatch.setattr("kedge.stages.sweep.run_sweep", lambda trials, *_, **__: trials)
+    monkeypatch.setattr("kedge_lab.sweep.run_sweep", lambda trials, *_, **__: trials)
 
     def swept(field: str, values: Any, **more: Any) -> Any:
         given: dict[str, Any] = {"model": "m", "prompts": "p", "reward": "r", **more}

@@ -32,7 +32,7 @@ from bench.graders import (
 )
 from bench.processes import BenchError
 from bench.tables import renewed
-from kedge.rewards.worker.sandbox import open_sandbox
+from kedge_tasks.sandbox import open_sandbox
 from tests.rewards.verify.test_programs import needs_sandbox
 
 IMPOSSIBLE = {0: ("other sign", "times ten", "permuted digits"), 5: ("permuted digits",), 99: ("permuted digits",)}

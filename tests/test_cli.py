@@ -12,9 +12,9 @@ import yaml
 
 from kedge.cli import main
 from kedge.config import PRESETS, Config, load_config, presets_of, resolved_yaml
-from kedge.errors import ConfigError, ModelError
-from kedge.system.stage import stages
-from kedge.system.version import __version__
+from kedge_base.errors import ConfigError, ModelError
+from kedge_base.stage import stages
+from kedge_base.version import __version__
 
 STAGES = ("sft", "reward", "critic", "ppo", "control", "rlhf", "generate", "evaluate")
 
@@ -30,11 +30,11 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("kedge.runs.names.check_names", lambda *_: None)
     # Before a run it is planned, from the stages' own modules.
-    before = types.ModuleType("kedge.stages.planning.before")
+    before = types.ModuleType("kedge_plan.before")
     setattr(before, "plan_before", lambda *_, **__: None)  # noqa: B010
     setattr(before, "plan_chain_before", lambda *_, **__: {})  # noqa: B010
     monkeypatch.setitem(sys.modules, before.__name__, before)
-    demo = types.ModuleType("kedge.stages.demo.main")
+    demo = types.ModuleType("kedge_lab.demo.main")
     setattr(demo, "run_demo", lambda out, seed: recorded.append(("demo", out, seed)))  # noqa: B010
     monkeypatch.setitem(sys.modules, demo.__name__, demo)
     monkeypatch.chdir(tmp_path)
@@ -349,7 +349,7 @@ def test_a_sweep_of_control_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((stage, [(dict(each.values), each.config.control.env) for each in trials]))
         return SimpleNamespace(failed=[])
 
-    monkeypatch.setattr("kedge.stages.sweep.run_sweep", run)
+    monkeypatch.setattr("kedge_lab.sweep.run_sweep", run)
     assert (
         kedge(monkeypatch, "sweep", "control", "--env", "CartPole-v1", "learning_rate=1e-3,3e-4", "--seeds", "1") == 0
     )
@@ -390,7 +390,7 @@ def test_variables_of_a_rank_that_are_wrong_are_one_line_which_torchrun_repeats(
 
 
 def test_more_ranks_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kedge.system.ranks import start
+    from kedge.ranks import start
 
     for each in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "2"}.items():
         monkeypatch.setenv(*each)

@@ -13,8 +13,8 @@ import pytest
 from kedge.cli import main
 from kedge.cli.options import literal_prompts, weighted_rewards
 from kedge.config import completions
-from kedge.errors import ConfigError
-from kedge.system.stage import stages
+from kedge_base.errors import ConfigError
+from kedge_base.stage import stages
 from tests.test_cli import COMMANDS, STAGES, calls, kedge  # noqa: F401
 
 

@@ -22,11 +22,11 @@ from kedge.data import read_rows
 from kedge.data.fields import Role
 from kedge.logs.json_lines import read_metrics
 from kedge.rewards import FunctionReward, RewardTerm
-from kedge.stages.evaluation.judges import PairwiseJudge
+from kedge.stages.judges import PairwiseJudge
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
-from kedge.system.stage import stages
+from kedge_base.stage import stages
 from tests.environments.worlds import Guess
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
@@ -61,24 +61,24 @@ def commands() -> list[tuple[str, ...]]:
 def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pipelines that do nothing, and the configuration files that the commands name, in a new working directory."""
     # First of all, because these import parts of the stages.
-    monkeypatch.setattr("kedge.stages.planning.plan.plan_machine", lambda *_, **__: "")
+    monkeypatch.setattr("kedge_plan.plan.plan_machine", lambda *_, **__: "")
     monkeypatch.setattr("kedge.runs.names.check_names", lambda *_: None)
     monkeypatch.setattr("kedge.cli.stages.imported", lambda _: lambda *_, **__: None)
-    monkeypatch.setattr("kedge.stages.demo.main.run_demo", lambda *_, **__: None)
-    monkeypatch.setattr("kedge.inspect.diagnosis.examine_run", lambda folder, **_: {})
-    monkeypatch.setattr("kedge.inspect.report.write_report", lambda *_, **__: "report.html")
-    monkeypatch.setattr("kedge.stages.sweep.run_sweep", lambda *_, **__: SimpleNamespace(failed=[]))
+    monkeypatch.setattr("kedge_lab.demo.main.run_demo", lambda *_, **__: None)
+    monkeypatch.setattr("kedge_inspect.diagnosis.examine_run", lambda folder, **_: {})
+    monkeypatch.setattr("kedge_inspect.report.write_report", lambda *_, **__: "report.html")
+    monkeypatch.setattr("kedge_lab.sweep.run_sweep", lambda *_, **__: SimpleNamespace(failed=[]))
     # It would write to the home directory of whoever runs the tests.
     monkeypatch.setattr("typer.completion.install", lambda **_: ("bash", tmp_path / "kedge.sh"))
     page = nullcontext(SimpleNamespace(url="", wait=lambda: None))
-    monkeypatch.setattr("kedge.inspect.live.has_run", lambda *_: True)
-    monkeypatch.setattr("kedge.inspect.live.serve_run", lambda *_, **__: page)
+    monkeypatch.setattr("kedge_inspect.live.has_run", lambda *_: True)
+    monkeypatch.setattr("kedge_inspect.live.serve_run", lambda *_, **__: page)
     monkeypatch.setattr("kedge.runs.preview.preview_data", lambda *_, **__: "")
-    monkeypatch.setattr("kedge.models.pushing.push_model", lambda *_, **__: "")
+    monkeypatch.setattr("kedge_hub.pushing.push_model", lambda *_, **__: "")
     monkeypatch.setattr("kedge.models.saving.merge", lambda *_, **__: "")
-    monkeypatch.setattr("kedge.stages.chat.load_chat", lambda *_, **__: None)
-    monkeypatch.setattr("kedge.stages.chat.chat_on_terminal", lambda *_: None)
-    monkeypatch.setattr("kedge.stages.chat.chat_server", lambda *_, **__: page)
+    monkeypatch.setattr("kedge_lab.chat.load_chat", lambda *_, **__: None)
+    monkeypatch.setattr("kedge_lab.chat.chat_on_terminal", lambda *_: None)
+    monkeypatch.setattr("kedge_lab.chat.chat_server", lambda *_, **__: page)
     example = next(block for page, block in blocks("yaml") if page == "docs/configuration.md")
     (tmp_path / "run.yaml").write_text(example, encoding="utf-8")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -119,7 +119,7 @@ def test_every_python_example_runs(example: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(kedge.api, "imported", lambda _: lambda config, **_: SimpleNamespace(model=config.out))
     played = SimpleNamespace(policy=lambda: SimpleNamespace(begin_episode=lambda: None, act=lambda observation: 0))
     monkeypatch.setattr(kedge_control.stage.run, "run_control", lambda config, **_: played)
-    monkeypatch.setattr("kedge.stages.sweep.run_sweep", lambda *_, **__: None)
+    monkeypatch.setattr("kedge_lab.sweep.run_sweep", lambda *_, **__: None)
     monkeypatch.setattr(kedge.api, "diagnose_run", lambda folder, **_: [])
     names: dict[str, Any] = {}
     exec(compile(example, "example", "exec"), names)  # examples from this repository

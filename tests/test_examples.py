@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kedge.config import load_config
-from kedge.environments.client import Environment
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
-from kedge.rewards.verify import code
 from kedge.stages.ppo import run_ppo
+from kedge_tasks.environments.client import Environment
+from kedge_tasks.verify import code
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]

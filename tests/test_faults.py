@@ -15,10 +15,10 @@ from bench.faults.matrix import write_matrix
 from bench.faults.running import Found, Outcome
 from bench.processes import BenchError
 from kedge.config import config_from_settings
-from kedge.inspect.doctor import RULES, diagnose
-from kedge.inspect.doctor.rule import TRAINED
-from kedge.inspect.record import read_run
 from kedge.stages.ppo import run_ppo
+from kedge_inspect.doctor import RULES, diagnose
+from kedge_inspect.doctor.rule import TRAINED
+from kedge_inspect.record import read_run
 from tests.tiny import save_tiny_policy
 
 TINY: dict[str, Any] = {

@@ -20,7 +20,7 @@ from handbook.token import TokenUpdate, compute_update, read_record
 from handbook.token_pictures import PICTURES, draw_pictures
 from kedge.cli import app
 from kedge.config.explain.describe import all_fields
-from kedge.stages.demo.recipe import DURATION
+from kedge_lab.demo.recipe import DURATION
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

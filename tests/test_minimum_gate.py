@@ -21,11 +21,11 @@ import torch
 from torch.nn.functional import pad
 
 from kedge.algorithm import Rollout, shape_rewards
-from kedge.errors import ShapeError
 from kedge.logs.experience_metrics import describe_experience
 from kedge.models import ScalarModel, TokenRows
 from kedge.rollout import Sampler
 from kedge.training.optimizer import build_optimizer
+from kedge_base.errors import ShapeError
 from tests.experience import collected
 from tests.models.test_language import ROWS
 from tests.tiny import FAMILIES, tiny_reward_model, tiny_tokenizer

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kedge import errors
-from kedge.errors import install_line
-from kedge.system.version import DISTRIBUTION
+from kedge_base import errors
+from kedge_base.errors import install_line
+from kedge_base.version import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,8 +15,8 @@ from handbook.demo import draw_curve
 from handbook.lines import Level, Line, draw_lines
 from handbook.palette import POLICY, QUALITY, REFERENCES, SCORE, START, WIN_RATE
 from handbook.style import label_axes, new_axes, wrap_labels
-from kedge.stages.demo.gold_evaluation import CurvePoint
-from kedge.system.intervals import Interval
+from kedge_base.intervals import Interval
+from kedge_lab.demo.gold_evaluation import CurvePoint
 
 KL = [0.0, 1.0, 4.0, 9.0]
 LONG = "Share of the held-out posts on which the policy wins"

@@ -12,13 +12,18 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 PARTS = (
-    *("kedge.environments", "kedge.environments.client", "kedge.environments.openenv", "kedge.environments.session"),
-    *("kedge.environments.shapes", "kedge.environments.tools"),
-    *("kedge.rewards.verdict", "kedge.rewards.worker.confined", "kedge.rewards.worker.sandbox"),
-    *(f"kedge.rewards.verify.{path.stem}" for path in (SOURCE / "kedge/rewards/verify").glob("[a-z]*.py")),
-    "kedge.rewards.verify",
+    *(
+        "kedge_tasks.environments",
+        "kedge_tasks.environments.client",
+        "kedge_tasks.environments.openenv",
+        "kedge_tasks.environments.session",
+    ),
+    *("kedge_tasks.environments.shapes", "kedge_tasks.environments.tools"),
+    *("kedge.rewards.verdict", "kedge_tasks.confined", "kedge_tasks.sandbox"),
+    *(f"kedge_tasks.verify.{path.stem}" for path in (SOURCE / "kedge_tasks/verify").glob("[a-z]*.py")),
+    "kedge_tasks.verify",
 )
-BELOW = ("kedge.errors", "kedge.system.")
+BELOW = ("kedge_base.errors", "kedge_base.")
 
 
 @pytest.mark.parametrize("module", PARTS)
@@ -50,9 +55,9 @@ for name in ("torch", "transformers"):
     else:
         raise AssertionError(f"{name} can be imported")
 
-from kedge.environments.client import Environment
-from kedge.errors import EnvError
-from kedge.rewards import verify
+from kedge_tasks.environments.client import Environment
+from kedge_base.errors import EnvError
+from kedge_tasks import verify
 
 call = dict(prompts=["Q"] * 2, completion_ids=[[1]] * 2, answer=["#### 42"] * 2, trainer_state=None)
 assert verify.gsm8k(completions=["It is 42.", "It is 41."], **call) == [1.0, 0.0]

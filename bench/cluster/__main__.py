@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.cluster import plan_cluster
-from kedge.errors import KedgeError
+from kedge_base.errors import KedgeError
 
 OPTIONS: Mapping[str, tuple[Any, str]] = {
     "model": (str, "folder of a model, or a config.json"),

@@ -14,7 +14,7 @@ from bench.cluster.report import plan_report
 from bench.cluster.shape import ModelShape, parse_parameters, read_shape, typical_shape
 from bench.cluster.update import UpdateTime
 from bench.cluster.work import Workload
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 MOST_CARDS: Final = 16_384
 LONGER: Final = {"prompt": 2.0, "response": 3.0}

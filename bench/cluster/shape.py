@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from kedge.errors import ConfigError, ModelError
+from kedge_base.errors import ConfigError, ModelError
 
 SUFFIXES: Final = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _SYNONYMS: Final = {

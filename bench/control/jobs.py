@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from bench.control.recipes import Recipe
 from bench.processes import BenchError, environment
-from kedge.system.output import replace_file
+from kedge_base.run_folder.output import replace_file
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]

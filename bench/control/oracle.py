@@ -20,7 +20,7 @@ from bench.control.tables import markdown
 from bench.processes import BenchError, environment
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
 from kedge.algorithm.policy_losses import unclipped_policy_loss
-from kedge.system.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, Ranks
 from kedge.training.learner import T
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer

@@ -14,7 +14,7 @@ from typing import Any
 
 import kedge
 from bench.control.recipes import QUIET, kedge_settings, recipe_of
-from kedge.errors import NumericsError
+from kedge_base.errors import NumericsError
 
 train = kedge.control
 """Looked up beforehand: the package imports what a function needs when it is looked up."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from bench.control.jobs import Outcome
-from kedge.system.intervals import mean_interval
+from kedge_base.intervals import mean_interval
 
 NAMES = {"kedge": "kedge", "sb3": "Stable-Baselines3", "cleanrl": "CleanRL", "alone": "environment alone"}
 

@@ -12,8 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from bench.faults.base import QUIET, make_base
 from kedge.models.untrained import train_tokenizer
-from kedge.stages.demo import recipe
-from kedge.stages.demo.world import World
+from kedge_lab.demo import recipe
+from kedge_lab.demo.world import World
 
 NUM_TEXTS: Final = 512
 SEED: Final = 0

@@ -14,12 +14,12 @@ from transformers import PreTrainedTokenizerBase
 from kedge.data.truncation import render_tldr
 from kedge.models import load_tokenizer
 from kedge.stages.critic import run_critic
-from kedge.stages.demo import recipe
-from kedge.stages.demo.gold_evaluation import sample_summaries
-from kedge.stages.demo.main import demo_config, rows, start_from_scratch
-from kedge.stages.demo.world import Post, World
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
+from kedge_lab.demo import recipe
+from kedge_lab.demo.gold_evaluation import sample_summaries
+from kedge_lab.demo.main import demo_config, rows, start_from_scratch
+from kedge_lab.demo.world import Post, World
 
 NUM_DEMONSTRATIONS: Final = 7000
 NUM_COMPARISONS: Final = 1200

@@ -28,8 +28,8 @@ from kedge.algorithm.policy_losses import clipped_policy_loss
 from kedge.algorithm.shaping import shape_rewards
 from kedge.data import EncodedExample, encode_example
 from kedge.models import ActorCritic, LanguageModel, TokenRows
+from kedge.ranks import Ranks
 from kedge.rollout import Sampler
-from kedge.system.ranks import Ranks
 from kedge.training.optimizer import clip_gradients
 
 Bug = AbstractContextManager[Any]

@@ -10,10 +10,10 @@ from typing import Any, Final, Literal
 
 from bench.faults.base import EXAMINED, GOLD_WEIGHT, QUIET, SMALL, Base
 from kedge.stages.critic import run_critic
-from kedge.stages.demo.main import demo_config
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
+from kedge_lab.demo.main import demo_config
 
 Rows = list[dict[str, Any]]
 Terms = Callable[[Base], list[dict[str, Any]]]

@@ -10,8 +10,8 @@ from typing import Any
 from bench.faults import bugs
 from bench.faults.base import QUIET, Base
 from bench.faults.case import Rows
-from kedge.stages.demo.main import demo_config
 from kedge.stages.sft import run_sft
+from kedge_lab.demo.main import demo_config
 
 
 def few(count: int) -> Callable[[Rows], Rows]:

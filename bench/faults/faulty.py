@@ -8,7 +8,7 @@ from bench.faults import bugs
 from bench.faults.base import IN_GROUPS, SHARED
 from bench.faults.case import TASKS, Case, function, monitored, reward_model, sft_policy, untrained
 from bench.faults.changes import eos_masked_policy, few, longer_preferred, random_labels, some_too_long
-from kedge.stages.demo import recipe
+from kedge_lab.demo import recipe
 
 AGGRESSIVE: Final = {"ppo.kl_coef": 0.05, "ppo.learning_rate": 1e-3, "ppo.schedule": "constant", "ppo.num_updates": 20}
 """A policy with the freedom and the time to find out what the reward pays for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kedge.stages.demo.world import World, judge_summary
+from kedge_lab.demo.world import World, judge_summary
 
 
 def gold(completions: list[str], index: list[int], *, world: int) -> list[float]:

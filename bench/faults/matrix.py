@@ -7,7 +7,7 @@ from statistics import median
 from typing import Final, get_args
 
 from bench.faults.running import Outcome
-from kedge.inspect.doctor import Severity
+from kedge_inspect.doctor import Severity
 
 NONE: Final = "–"
 SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)

@@ -16,10 +16,10 @@ from typing import Any
 from bench.faults.base import Base, make_base
 from bench.faults.case import Case, run_case
 from bench.processes import BenchError
-from kedge.errors import KedgeError
-from kedge.inspect.doctor import Finding, diagnose
-from kedge.inspect.record import read_run
-from kedge.system.output import is_run
+from kedge_base.errors import KedgeError
+from kedge_base.run_folder.output import is_run
+from kedge_inspect.doctor import Finding, diagnose
+from kedge_inspect.record import read_run
 
 MOST_REPETITIONS = 3
 """Number of times that a user follows the advice before giving up."""

@@ -21,10 +21,10 @@ from bench.plan.shallow import save_shallow, text_of
 from kedge.config import load_config
 from kedge.models.live_bytes import LiveBytes
 from kedge.stages.critic import run_critic
-from kedge.stages.planning.devices import measured_speed
-from kedge.stages.planning.plan import count_stage
 from kedge.stages.ppo import run_ppo
 from kedge.training.runtime import set_threads
+from kedge_plan.devices import measured_speed
+from kedge_plan.plan import count_stage
 
 KIB = 2**10
 MIB = 2**20

@@ -12,10 +12,10 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from bench.tables import renewed
 from kedge.config import load_config
-from kedge.stages.planning.devices import DEVICES
-from kedge.stages.planning.plan import count_stage
-from kedge.stages.planning.report import MachinePlan
-from kedge.stages.planning.rows import Lengths
+from kedge_plan.devices import DEVICES
+from kedge_plan.plan import count_stage
+from kedge_plan.report import MachinePlan
+from kedge_plan.rows import Lengths
 
 GIB = 2**30
 PROMPT = 512

@@ -25,7 +25,7 @@ from bench.study.summaries_task import SUMMARIES
 from bench.study.task import QUIET, Problem, Task, critic_folder, start_folder
 from bench.study.unit import Budget, Outcome, Unit
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines
-from kedge.system.output import replace_file
+from kedge_base.run_folder.output import replace_file
 
 EXPLAINED: Final = "value/explained_variance"
 KEPT: Final = (

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from kedge.system.intervals import Interval
+from kedge_base.intervals import Interval
 
 NUM_RESAMPLES: Final = 2000
 CONFIDENCE: Final = 0.95

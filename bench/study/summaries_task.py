@@ -13,12 +13,12 @@ from bench.study.task import QUIET, Problem, Task
 from kedge.data.truncation import render_tldr
 from kedge.models import load_tokenizer
 from kedge.rewards import RewardTerm
-from kedge.stages.demo import recipe
-from kedge.stages.demo.gold_evaluation import gold_judge
-from kedge.stages.demo.main import collect_comparisons, demo_config, rows, start_from_scratch
-from kedge.stages.demo.world import Post, World
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
+from kedge_lab.demo import recipe
+from kedge_lab.demo.gold_evaluation import gold_judge
+from kedge_lab.demo.main import collect_comparisons, demo_config, rows, start_from_scratch
+from kedge_lab.demo.world import Post, World
 
 SEED: Final = 0
 CRITIC: Final[dict[str, Any]] = {

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.processes import BenchError
-from kedge.system.output import replace_file
+from kedge_base.run_folder.output import replace_file
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kedge.system.version import __version__
+from kedge_base.version import __version__
 
 if TYPE_CHECKING:
     from kedge.api import (
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
         sweep,
         write_report,
     )
-    from kedge.environments.shapes import Step
-    from kedge.errors import KedgeError
     from kedge.runs.loaded_models import LoadedModel
     from kedge.runs.training import Update
     from kedge.stages.ppo.own_loop import PpoTrainer
+    from kedge_base.errors import KedgeError
+    from kedge_tasks.environments.shapes import Step
 
 __all__ = [
     "KedgeError",
@@ -63,10 +63,10 @@ __all__ = [
 ]
 
 _MODULES = dict.fromkeys(__all__, "kedge.api") | {
-    "KedgeError": "kedge.errors",
+    "KedgeError": "kedge_base.errors",
     "LoadedModel": "kedge.runs.loaded_models",
     "PpoTrainer": "kedge.stages.ppo.own_loop",
-    "Step": "kedge.environments.shapes",
+    "Step": "kedge_tasks.environments.shapes",
     "Update": "kedge.runs.training",
 }
 
@@ -75,7 +75,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     if not name.startswith("_") and name in (added := _added()):
-        return importlib.import_module("kedge.system.stage").imported(added[name])
+        return importlib.import_module("kedge_base.stage").imported(added[name])
     line = f"module 'kedge' has no attribute {name!r}"
     if not name.startswith("_") and (advice := importlib.import_module("kedge.config.presets").advice_for(name)):
         raise ImportError(f"{line}; {advice}")  # an AttributeError would be lost in `from kedge import GRPOTrainer`
@@ -89,6 +89,6 @@ def __dir__() -> list[str]:
 
 def _added() -> dict[str, str]:
     """The names that registered stages add, and what they stand for."""
-    from kedge.system.stage import registered_stages
+    from kedge_base.stage import registered_stages
 
     return {name: reference for stage in registered_stages() for name, reference in stage.python.items()}

@@ -36,13 +36,7 @@ from kedge.config import (
     parse_value,
 )
 from kedge.data import Preview
-from kedge.errors import ConfigError
-from kedge.inspect.diagnosis import diagnose_run
-from kedge.inspect.doctor import Finding
-from kedge.inspect.report import write_report as make_report
-from kedge.logs.progress import say
 from kedge.models import saving
-from kedge.models.pushing import push_model
 from kedge.models.tokenizers import save_tokenizer
 from kedge.rewards import RewardSpec
 from kedge.runs.claim import claims
@@ -60,21 +54,27 @@ from kedge.stages.arguments import (
     resolved_arguments,
     with_named_models,
 )
-from kedge.system.invocation import refuse_nested_run
-from kedge.system.output import Result, folder_of
-from kedge.system.stage import find_stage, imported, stages
 from kedge.training.runtime import default_modes
+from kedge_base.errors import ConfigError
+from kedge_base.machine.invocation import refuse_nested_run
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import Result, folder_of
+from kedge_base.stage import find_stage, imported, stages
+from kedge_hub.pushing import push_model
+from kedge_inspect.diagnosis import diagnose_run
+from kedge_inspect.doctor import Finding
+from kedge_inspect.report import write_report as make_report
 
 if TYPE_CHECKING:
-    from kedge.stages.check_critic import CriticCheckResult
     from kedge.stages.critic import CriticResult
-    from kedge.stages.evaluate import EvaluateResult, PassResult
-    from kedge.stages.generate import GenerateResult
     from kedge.stages.ppo import PpoResult
     from kedge.stages.reward import RewardResult
     from kedge.stages.rlhf import RlhfResult
     from kedge.stages.sft import SftResult
-    from kedge.stages.sweep import SweepResult
+    from kedge_lab.check_critic import CriticCheckResult
+    from kedge_lab.evaluate import EvaluateResult, PassResult
+    from kedge_lab.generate import GenerateResult
+    from kedge_lab.sweep import SweepResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -197,7 +197,7 @@ def ppo(
         reward: Reward model or function; a list of them, or a mapping to weights. Optional with an environment or a
             teacher.
         environment: A class for episodes of several turns, `file.py:Class` or `openenv:URL`; see
-            `kedge.environments.shapes`.
+            `kedge_tasks.environments.shapes`.
         policy: Another name of `model`.
         teacher: The model that the KL is measured to, in place of the policy's start; then no reward is needed, and
             `preset="distill"` learns from the KL alone.
@@ -256,7 +256,7 @@ def generate(
     out: StrPath | None = None,
     **settings: Any,
 ) -> GenerateResult:
-    """Sample and optionally score responses to prompts; see `kedge.stages.generate.run_generate`.
+    """Sample and optionally score responses to prompts; see `kedge_lab.generate.run_generate`.
 
     Args:
         model: Folder or hub id of the policy.
@@ -280,7 +280,7 @@ def evaluate(
     out: StrPath | None = None,
     **settings: Any,
 ) -> EvaluateResult:
-    """Measure a policy's win rate against another policy or references; see `kedge.stages.evaluate.run_evaluate`.
+    """Measure a policy's win rate against another policy or references; see `kedge_lab.evaluate.run_evaluate`.
 
     Args:
         model: Folder or hub id of the policy.
@@ -307,12 +307,12 @@ def pass_at_k(
     out: StrPath | None = None,
     **settings: Any,
 ) -> PassResult:
-    """Measure how many prompts a policy solves with k responses; see `kedge.stages.evaluate.run_pass_at_k`.
+    """Measure how many prompts a policy solves with k responses; see `kedge_lab.evaluate.run_pass_at_k`.
 
     Args:
         model: Folder or hub id of the policy.
         prompts: As in `ppo`.
-        judge: A function such as `kedge.rewards.verify:gsm8k`, that scores right responses 1. Optional with an
+        judge: A function such as `kedge_tasks.verify:gsm8k`, that scores right responses 1. Optional with an
             environment.
         num_responses: Responses to each prompt, at least 2: the largest k.
         against: Folder or hub id of a policy to measure as well.
@@ -365,7 +365,7 @@ def _run(stage: str, arguments: dict[str, Any]) -> Any:
 
 
 def doctor(run: StrPath | Result) -> list[Finding]:
-    """Problems of a run, most serious first; see `kedge.inspect.diagnosis.diagnose_run`.
+    """Problems of a run, most serious first; see `kedge_inspect.diagnosis.diagnose_run`.
 
     Args:
         run: The run's folder or result, or a folder with the runs of several stages.
@@ -452,7 +452,7 @@ def merge(adapter: StrPath | Result, out: StrPath, *, trust_remote_code: bool = 
 
 
 def write_report(*runs: StrPath | Result, out: StrPath | None = None) -> Path:
-    """Write one HTML page about one or more runs; see `kedge.inspect.report.write_report`.
+    """Write one HTML page about one or more runs; see `kedge_inspect.report.write_report`.
 
     Args:
         runs: Folders or results of runs, or folders with the runs of several stages; runs in progress are allowed.
@@ -482,7 +482,7 @@ def sweep(
     out: StrPath | None = None,
     **settings: Any,
 ) -> SweepResult:
-    """Run a stage with several settings and seeds, and compare them; see `kedge.stages.sweep.run_sweep`.
+    """Run a stage with several settings and seeds, and compare them; see `kedge_lab.sweep.run_sweep`.
 
     The runs are separate processes, so data, rewards and models are given by name.
 
@@ -512,7 +512,7 @@ def sweep(
             check_whole(name, value, least=1)
     if goal not in (None, "max", "min") or not isinstance(metric, (str, type(None))):
         raise ConfigError(f"metric must be the name of one, and goal max or min; they are {metric!r} and {goal!r}")
-    from kedge.stages.sweep import plan_trials, run_sweep
+    from kedge_lab.sweep import plan_trials, run_sweep
 
     given: dict[str, Any] = {
         "model": model,

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, TanhTransform, kl_divergence
 
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 from kedge_control.spaces import Array, Spaces
 
 ActionBounds = Literal["clip", "squash", "none"]

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.adamw import adamw
 
-from kedge.logs.progress import say
 from kedge.training.guard import StepCheck, refuse_nonfinite
 from kedge.training.objective import Divisors, Objective
 from kedge.training.optimizer import CRITIC, all_parameters
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.update import UpdateResult, minibatches_of, ppo_update
+from kedge_base.machine.progress import say
 from kedge_control.experience import ControlExperience, ControlLearner
 
 MOST_GRAPHS = 2

@@ -20,10 +20,10 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
-from kedge.errors import DataError, EnvError
-from kedge.logs.progress import say
-from kedge.system.texts import error_text, place_of, typed_error_text
 from kedge.training.stopping import Terminated
+from kedge_base.errors import DataError, EnvError
+from kedge_base.machine.progress import say
+from kedge_base.texts import error_text, place_of, typed_error_text
 from kedge_control.spaces import Array, Spaces, checked_observation, observation_buffer, spaces_of
 
 MOST_ACTIONS = 200_000

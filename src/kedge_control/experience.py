@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kedge.algorithm.advantages import generalized_advantages
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
-from kedge.system.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
+from kedge.ranks import ALONE, PassTokens, Ranks, tokens_of, within_memory
 from kedge_control.networks import ControlActorCritic
 from kedge_control.normalization import Normalization
 from kedge_control.spaces import Array

@@ -20,10 +20,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gymnasium.wrappers import AtariPreprocessing, FlattenObservation, FrameStackObservation
 from gymnasium.wrappers.vector import FlattenObservation as FlattenVectorObservation
 
-from kedge.errors import ConfigError, KedgeError, install_line
-from kedge.system.importing import find_named
-from kedge.system.texts import error_text, names_function, typed_error_text
 from kedge.training.stopping import Terminated
+from kedge_base.errors import ConfigError, KedgeError, install_line
+from kedge_base.importing import find_named
+from kedge_base.texts import error_text, names_function, typed_error_text
 from kedge_control.environments import Checked, Environments, InProcess, close_quietly, shown_place
 from kedge_control.spaces import Spaces, spaces_of
 

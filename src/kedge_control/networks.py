@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from kedge.errors import ConfigError
-from kedge.system.texts import typed_error_text
+from kedge_base.errors import ConfigError
+from kedge_base.texts import typed_error_text
 from kedge_control.actions import ActionBounds, ActionDistribution, ActionHead
 from kedge_control.environments import shown_place
 from kedge_control.spaces import Array, Spaces

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import EnvError
-from kedge.system.output import writing
-from kedge.system.texts import error_text
+from kedge_base.errors import EnvError
+from kedge_base.run_folder.output import writing
+from kedge_base.texts import error_text
 from kedge_control.environments import close_quietly
 from kedge_control.making import EnvironmentSpec, make_environment
 from kedge_control.saving import ControlPolicy

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kedge.errors import ConfigError, EnvError, NumericsError
+from kedge_base.errors import ConfigError, EnvError, NumericsError
 from kedge_control.environments import Environments, Record
 from kedge_control.networks import ControlActorCritic, acting_function, blank_where
 from kedge_control.normalization import Normalization

@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from kedge.errors import ConfigError, EnvError, ModelError
-from kedge.system.durable import replaced_folder
-from kedge.system.importing import find_named
-from kedge.system.output import writing
-from kedge.system.texts import error_text
+from kedge_base.errors import ConfigError, EnvError, ModelError
+from kedge_base.importing import find_named
+from kedge_base.machine.durable import replaced_folder
+from kedge_base.run_folder.output import writing
+from kedge_base.texts import error_text
 from kedge_control.actions import ActionBounds
 from kedge_control.networks import Activation, ControlActorCritic, FeatureNetwork, acting_function
 from kedge_control.normalization import Normalization, RewardScaling

@@ -10,7 +10,7 @@ import numpy as np
 from annotated_types import Ge, Le
 from gymnasium import Space, spaces
 
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

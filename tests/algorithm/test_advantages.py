@@ -16,7 +16,7 @@ from kedge.algorithm import (
     generalized_advantages,
     masked_whiten,
 )
-from kedge.errors import ConfigError, ShapeError
+from kedge_base.errors import ConfigError, ShapeError
 
 SEEDS = st.integers(0, 10_000)
 UNIT = st.floats(0.0, 1.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kedge import algorithm
 from kedge.algorithm import explained_variance
-from kedge.errors import ConfigError, ShapeError
+from kedge_base.errors import ConfigError, ShapeError
 
 SEEDS = st.integers(0, 10_000)
 clipped_value_loss = partial(algorithm.clipped_value_loss, clip_range=0.2)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kedge.algorithm import Experience, Rollout, check_masks, masked_mean, sequence_kl
-from kedge.errors import ShapeError
+from kedge_base.errors import ShapeError
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from kedge.algorithm import (
     ProcessAdvantage,
     RewardToGo,
 )
-from kedge.errors import ShapeError
+from kedge_base.errors import ShapeError
 
 SEEDS = st.integers(0, 10_000)
 GROUP = torch.tensor([4, 1, 4, 4, 1])

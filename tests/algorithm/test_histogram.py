@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.algorithm.critic import Bins, histogram_value_loss
-from kedge.errors import ConfigError, ShapeError
+from kedge_base.errors import ConfigError, ShapeError
 
 SEEDS = st.integers(0, 10_000)
 BINS = Bins(-2.0, 3.0, 8)

@@ -13,7 +13,7 @@ from kedge.algorithm import (
     kl_loss,
     sequence_kl,
 )
-from kedge.errors import ConfigError, ShapeError
+from kedge_base.errors import ConfigError, ShapeError
 
 SEEDS = st.integers(0, 10_000)
 

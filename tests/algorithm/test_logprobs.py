@@ -11,7 +11,7 @@ from kedge.algorithm import (
     token_logprobs_and_entropy,
     truncated_importance_weights,
 )
-from kedge.errors import ConfigError, ShapeError
+from kedge_base.errors import ConfigError, ShapeError
 
 SEEDS = st.integers(0, 10_000)
 TEMPERATURES = st.floats(0.2, 3.0)

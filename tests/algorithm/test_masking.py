@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.algorithm import aggregate, aggregation_normalizer, masked_mean, masked_whiten
-from kedge.errors import ConfigError, ShapeError
+from kedge_base.errors import ConfigError, ShapeError
 
 GRID = torch.arange(1.2, 2.05, 0.1, dtype=torch.float64).reshape(3, 3)
 EVERY = torch.ones(3, 3, dtype=torch.bool)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kedge.algorithm.logprobs import response_log_ratios, sampler_mismatch, within_ratio_band
-from kedge.errors import ConfigError, ShapeError
+from kedge_base.errors import ConfigError, ShapeError
 
 
 def test_two_tokens_by_hand():

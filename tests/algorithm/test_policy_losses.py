@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kedge import algorithm
 from kedge.algorithm import cispo_policy_loss, double_sided_policy_loss, kl_penalty_policy_loss, unclipped_policy_loss
-from kedge.errors import ConfigError, ShapeError
+from kedge_base.errors import ConfigError, ShapeError
 
 SEEDS = st.integers(0, 10_000)
 clipped_policy_loss = partial(algorithm.clipped_policy_loss, clip_range=0.2)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.algorithm import ranking_loss
-from kedge.errors import ShapeError
+from kedge_base.errors import ShapeError
 
 SEEDS = st.integers(0, 10_000)
 

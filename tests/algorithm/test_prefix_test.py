@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.algorithm.prefix_test import ordered_pairs, prefix_test, rank_correlations
-from kedge.errors import ShapeError
-from kedge.system.intervals import Interval
+from kedge_base.errors import ShapeError
+from kedge_base.intervals import Interval
 
 NAN = math.nan
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kedge.algorithm import explained_variance
 from kedge.algorithm.readout import PENALTIES, ReadoutSums, explained_variance_interval, fit_readout
-from kedge.errors import ShapeError
+from kedge_base.errors import ShapeError
 
 
 def sums_of(features: Tensor, targets: Tensor, *, parts: int = 3) -> ReadoutSums:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.algorithm import generalized_advantages, penalize_missing_eos, shape_rewards
-from kedge.errors import ConfigError, ShapeError
+from kedge_base.errors import ConfigError, ShapeError
 
 SEEDS = st.integers(0, 10_000)
 # Spec §1: [t0, t1, EOS, PAD, PAD], no EOS at full length, EOS at once.

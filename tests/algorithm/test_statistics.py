@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.algorithm.statistics import calibration, majority_at_k, pass_at_k, win_rate, wins
-from kedge.errors import ShapeError
+from kedge_base.errors import ShapeError
 
 
 def test_wins_by_hand():

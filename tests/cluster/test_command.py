@@ -8,7 +8,7 @@ import pytest
 
 from bench.cluster import plan_cluster
 from bench.cluster.__main__ import main
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 
 def test_a_plan_names_phases_memory_bottleneck_layout_and_band(

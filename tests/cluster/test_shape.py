@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.cluster import parse_parameters, read_shape, typical_shape
-from kedge.errors import ConfigError, ModelError
+from kedge_base.errors import ConfigError, ModelError
 
 LLAMA_8B = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
             "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False}  # fmt: skip

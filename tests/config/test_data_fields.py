@@ -9,7 +9,7 @@ import pytest
 
 from kedge.config import explain, load_config
 from kedge.config.loading.load import config_from_settings
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 NAMED = {"prompt": "dialogue", "comparisons.prompt": "question"}
 

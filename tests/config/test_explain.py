@@ -10,7 +10,7 @@ from kedge.config.explain.explain import SOURCES, cited_works
 from kedge.config.libraries import foreign_answer, foreign_names
 from kedge.config.presets import PRESETS
 from kedge.config.schema.field import field_doc
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 
 @pytest.mark.parametrize(("name", "field"), list(all_fields()))

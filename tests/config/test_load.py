@@ -16,7 +16,7 @@ from kedge.config import (
     resolved_yaml,
     with_values,
 )
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kedge.config import Config, config_from_settings, load_config, parameter, word
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 
 def test_one_stage_may_have_another_optimizer() -> None:

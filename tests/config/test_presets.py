@@ -8,7 +8,7 @@ from kedge.config import PRESETS, load_config, word
 from kedge.config.explain.describe import all_fields, find_field
 from kedge.config.loading.load import resolve
 from kedge.config.presets import FAMILY, Preset
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 from kedge_control.stage.presets import CONTROL
 
 # learning rate, schedule | responses per update, epochs | β | γ, λ | ε, τ | c_v, c_e

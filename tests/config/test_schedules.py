@@ -5,7 +5,7 @@ import yaml
 
 from kedge.config import Config, config_at, load_config, resolved_yaml, schedule_in_words, scheduled_values
 from kedge.config.schedules import SCHEDULABLE
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 
 @pytest.mark.parametrize(

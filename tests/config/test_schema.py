@@ -10,7 +10,7 @@ from kedge.config.explain.describe import all_fields, fields_of, section_type
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.rewards import RewardTermConfig
 from kedge.config.schema.section import Section
-from kedge.system.texts import names_function
+from kedge_base.texts import names_function
 
 
 def ppo_section(**values: object) -> PpoConfig:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kedge.config import Config, load_config, resolved_yaml
 from kedge.config.explain.describe import all_fields, section_type
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 
 def error_line(*overrides: str) -> str:

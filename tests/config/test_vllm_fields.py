@@ -9,7 +9,7 @@ import yaml
 
 from kedge.config import load_config, resolved_yaml, with_values
 from kedge.config.loading.load import changed_settings, changed_values, effective_settings
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 
 def test_the_fields_are_set_by_dotted_names_by_nested_mappings_and_from_a_written_file(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from kedge.errors import NumericsError
 from kedge.training.update import UpdateResult
+from kedge_base.errors import NumericsError
 from kedge_control.compiled import CompiledUpdate
 from kedge_control.stage.parts import has_compiler
 from tests.control.two_sides import LOSSES, Side, eager, maker, play, take

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from kedge.errors import ConfigError, EnvError
+from kedge_base.errors import ConfigError, EnvError
 from kedge_control.environments import Environments
 from kedge_control.experience import ControlLearner, experience_of
 from kedge_control.making import EnvironmentSpec, make_environments

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation, TransformObservation
 
 import kedge
-from kedge.errors import ConfigError, EnvError
+from kedge_base.errors import ConfigError, EnvError
 from kedge_control.environments import Environments, Record
 from kedge_control.making import make_environments
 from tests.control.line_world import LineWorld

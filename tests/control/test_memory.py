@@ -14,10 +14,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from kedge.algorithm.policy_losses import clipped_policy_loss
-from kedge.errors import ConfigError
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
 from kedge.training.update import ppo_update
+from kedge_base.errors import ConfigError
 from kedge_control.experience import ControlLearner, experience_of
 from kedge_control.making import make_environments
 from kedge_control.networks import ControlActorCritic

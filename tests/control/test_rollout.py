@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from kedge.algorithm.policy_losses import clipped_policy_loss
-from kedge.errors import ConfigError, NumericsError
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
 from kedge.training.update import ppo_update
+from kedge_base.errors import ConfigError, NumericsError
 from kedge_control import environments as environments_module
 from kedge_control.environments import Environments
 from kedge_control.experience import ControlLearner, experience_of

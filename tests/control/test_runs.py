@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 import kedge
 from kedge.cli import main
-from kedge.inspect.diagnosis import examine_run
-from kedge.inspect.report import write_report
 from kedge_control.stage.result import ControlResult
+from kedge_inspect.diagnosis import examine_run
+from kedge_inspect.report import write_report
 
 SMALL = {"num_steps": 64, "num_envs": 2, "num_minibatches": 4, "num_epochs": 2, "report": False}
 UPDATE = 128

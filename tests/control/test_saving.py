@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.errors import EnvError, ModelError
+from kedge_base.errors import EnvError, ModelError
 from kedge_control.making import make_environments
 from kedge_control.networks import ControlActorCritic
 from kedge_control.normalization import Normalization

@@ -15,12 +15,12 @@ from torch.distributions import Categorical, Distribution, Independent, Normal, 
 
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs
 from kedge.algorithm.policy_losses import unclipped_policy_loss
-from kedge.errors import NumericsError
-from kedge.system.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, Ranks
 from kedge.training.learner import T
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
 from kedge.training.update import UpdateResult
+from kedge_base.errors import NumericsError
 from kedge_control.trpo import TrustRegion, trpo_update
 
 OBJECTIVE = Objective(surrogate=unclipped_policy_loss, value_clip_range=None, value_coef=1.0)

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
-from kedge.errors import ConfigError, EnvError, KedgeError, NumericsError
+from kedge_base.errors import ConfigError, EnvError, KedgeError, NumericsError
 from kedge_control.making import make_environments
 from kedge_control.networks import ControlActorCritic
 from kedge_control.normalization import Normalization

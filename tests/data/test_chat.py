@@ -19,9 +19,9 @@ from kedge.data import (
 )
 from kedge.data.chat import closing_of, end_of_turn
 from kedge.data.fields import Role
-from kedge.errors import DataError
 from kedge.models import LanguageModel
 from kedge.training.supervised.losses import CompletionLoss
+from kedge_base.errors import DataError
 from tests.tiny import CHAT_TEMPLATE, tiny_causal_lm, tiny_tokenizer
 
 PAD, EOS = 0, 2

@@ -16,8 +16,8 @@ from kedge.data import (
     read_rows,
 )
 from kedge.data.fields import Role
-from kedge.errors import DataError
-from kedge.stages.evaluation.policy import read_references
+from kedge.stages.policy import read_references
+from kedge_base.errors import DataError
 from tests.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 PLAIN, CHAT = tiny_tokenizer(), tiny_tokenizer(chat_template=CHAT_TEMPLATE)

@@ -8,8 +8,8 @@ import pytest
 
 from kedge.data import read_rows
 from kedge.data.sources import rows_of
-from kedge.errors import DataError
-from kedge.system import generated
+from kedge_base import generated
+from kedge_base.errors import DataError
 from tests.reasoning import reasoning_gym
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 

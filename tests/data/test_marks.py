@@ -10,7 +10,7 @@ import pytest
 
 from kedge.config import Config, DataConfig
 from kedge.data import Comparison, encode_example, read_rows
-from kedge.errors import DataError
+from kedge_base.errors import DataError
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 CHAT = tiny_tokenizer(chat_template=CHAT_TEMPLATE)

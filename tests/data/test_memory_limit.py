@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kedge.data import sources
-from kedge.errors import DataError
+from kedge_base.errors import DataError
 
 GIB = 2**30
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kedge.data import Comparison, Demonstration, Prompt, PromptStream, Ranking, split_eval
 from kedge.data.prompts import Mixture
-from kedge.errors import DataError
+from kedge_base.errors import DataError
 
 POOL = [Prompt(str(index)) for index in range(10)]
 

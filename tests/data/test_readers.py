@@ -22,7 +22,7 @@ from kedge.data import (
 from kedge.data.chat import apply_template
 from kedge.data.fields import Role
 from kedge.data.records import RowError
-from kedge.errors import DataError, OutputError
+from kedge_base.errors import DataError, OutputError
 from tests.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 PLAIN, CHAT = tiny_tokenizer(), tiny_tokenizer(chat_template=CHAT_TEMPLATE)

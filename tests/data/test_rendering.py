@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from kedge.data import chat
 from kedge.data.chat import apply_template
 from kedge.data.records import RowError
-from kedge.errors import DataError
-from kedge.system.workers import chat_templates
+from kedge.models import template_worker as chat_templates
+from kedge_base.errors import DataError
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 QUESTION: dict[str, Any] = {"role": "user", "content": "Why?"}

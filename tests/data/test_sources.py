@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kedge import downloads as hub
 from kedge.data import Sources, read_rows
 from kedge.data.sources import rows_of
-from kedge.errors import DataError
-from kedge.system import hub
+from kedge_base.errors import DataError
 from tests.tiny import tiny_tokenizer
 
 ROWS = [{"prompt": "a"}, {"prompt": "b"}]

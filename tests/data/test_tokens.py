@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from kedge.data import encode_completion, encode_example, encode_prompt, encode_text, pad_left
 from kedge.data.records import RowError
-from kedge.errors import ModelError
+from kedge_base.errors import ModelError
 from tests.tiny import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 PAD, BOS, EOS = 0, 1, 2

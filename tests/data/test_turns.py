@@ -8,8 +8,8 @@ from kedge.data import Prompt
 from kedge.data.chat import apply_template
 from kedge.data.tokens import encode_completion
 from kedge.data.turns import PlainTurns, TemplateTurns
-from kedge.environments.tools import Tools
-from kedge.errors import DataError
+from kedge_base.errors import DataError
+from kedge_tasks.environments.tools import Tools
 from tests.data.test_chat import CHATML, FAMILIES, R1, TURN, Family
 from tests.tiny import tiny_tokenizer
 

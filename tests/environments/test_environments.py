@@ -15,12 +15,12 @@ import numpy
 import pytest
 import torch
 
-from kedge.environments.client import Environment
-from kedge.environments.session import Session
-from kedge.environments.shapes import Step
-from kedge.environments.tools import Tools
-from kedge.errors import DataError, EnvError
 from kedge.training.stopping import Terminated, stopping
+from kedge_base.errors import DataError, EnvError
+from kedge_tasks.environments.client import Environment
+from kedge_tasks.environments.session import Session
+from kedge_tasks.environments.shapes import Step
+from kedge_tasks.environments.tools import Tools
 from tests.environments import worlds
 from tests.processes import members
 
@@ -221,7 +221,7 @@ def test_a_fault_of_the_environment_is_one_line(world, tmp_path, local, name, te
     ],
 )
 def test_a_process_that_is_lost_is_one_line(world, monkeypatch, name, line):
-    monkeypatch.setattr("kedge.environments.client.GRACE", 0.3)  # of a loop in C, which cannot be interrupted
+    monkeypatch.setattr("kedge_tasks.environments.client.GRACE", 0.3)  # of a loop in C, which cannot be interrupted
     environment = world(name, timeout=0.5 if name == "Hangs" else 20.0)
     environment.open({1: ({}, 0)})
     with pytest.raises(EnvError, match=line):
@@ -229,7 +229,7 @@ def test_a_process_that_is_lost_is_one_line(world, monkeypatch, name, line):
 
 
 def test_what_opens_an_episode_is_checked(world, monkeypatch):
-    monkeypatch.setattr("kedge.environments.client.PAUSE", 0.01)
+    monkeypatch.setattr("kedge_tasks.environments.client.PAUSE", 0.01)
     for name, row, line in (
         ("Nonsense", {"says": 3}, r"^Nonsense said 3 \(a int\); expected a text, or messages$"),
         ("SleepsAtReset", {}, r"^SleepsAtReset took longer than its limit to open or end an episode"),

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from kedge.environments.client import Environment
-from kedge.errors import EnvError
 from kedge.stages.ppo import run_ppo
+from kedge_base.errors import EnvError
+from kedge_tasks.environments.client import Environment
 from tests.environments import worlds
 from tests.environments.openenv_servers import BAD, GUESS, NUMBER, TEXT, Server, running, schema_of
 from tests.stages.ppo.test_episodes import EPISODES, GAMES, assert_same
@@ -21,7 +21,7 @@ from tests.tiny import save_tiny_policy
 
 @pytest.fixture(autouse=True)
 def short_pause(monkeypatch):
-    monkeypatch.setattr("kedge.environments.client.PAUSE", 0.01)
+    monkeypatch.setattr("kedge_tasks.environments.client.PAUSE", 0.01)
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_other_actions_and_observations_are_functions(tmp_path):
     file = tmp_path / "maze.py"
     with running(Server(schema_of({"move": NUMBER}, {"turn": NUMBER}))) as (url, server):
         file.write_text(
-            "from kedge.environments.openenv import OpenEnv\n"
+            "from kedge_tasks.environments.openenv import OpenEnv\n"
             "def Maze():\n"
             f"    return OpenEnv({url!r}, action=lambda text: {{'message': text * 2, 'move': len(text)}},\n"
             "                   observation=lambda seen: f\"turn {seen['turn']}\")\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.environments.client import Environment
+from kedge_tasks.environments.client import Environment
 
 PAGE = Path(__file__).parents[2] / "docs" / "episodes.md"
 LISTINGS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

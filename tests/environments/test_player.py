@@ -14,13 +14,13 @@ from kedge.algorithm import GeneralizedAdvantage, RewardToGo
 from kedge.algorithm.experience import ENDINGS, Rollout, join_rollouts
 from kedge.data import Prompt, Rendered, read_rows
 from kedge.data.tokens import encode_completion, pad_left
-from kedge.environments.client import Environment
-from kedge.errors import DataError, EnvError
 from kedge.logs.experience_metrics import describe_experience
 from kedge.models import LanguageModel
 from kedge.rewards.score import describe_responses
 from kedge.rollout import Sampler
 from kedge.rollout.player import Limits, Player
+from kedge_base.errors import DataError, EnvError
+from kedge_tasks.environments.client import Environment
 from tests.algorithm.test_advantages import advantages_by_definition
 from tests.data.test_chat import FAMILIES
 from tests.data.test_turns import CALLS, GOES_ON, UNREAD, calling, stop_of
@@ -215,7 +215,7 @@ ROWS = ({}, {"fails": "reset"}, {"fails": "step"})
 
 @pytest.fixture
 def short_pause(monkeypatch):
-    monkeypatch.setattr("kedge.environments.client.PAUSE", 0.01)
+    monkeypatch.setattr("kedge_tasks.environments.client.PAUSE", 0.01)
 
 
 @pytest.mark.usefixtures("short_pause")

@@ -8,7 +8,7 @@ import random
 import time
 from typing import ClassVar
 
-from kedge.environments import Step
+from kedge_tasks.environments import Step
 
 
 class Guess:

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
 from kedge.cli import main
-from kedge.errors import KedgeError
-from kedge.system.output import DIAGNOSTIC_FILES
+from kedge_base.errors import KedgeError
+from kedge_base.run_folder.output import DIAGNOSTIC_FILES
 
 T = TypeVar("T")
 

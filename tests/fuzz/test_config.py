@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from kedge.config import Config, load_config, resolved_yaml, schedule_in_words, with_values
 from kedge.config.explain.describe import all_fields, section_type
-from kedge.stages.planning import hollow as hollow  # reads the stages: before `entered` replaces them
-from kedge.system.stage import find_stage
+from kedge_base.stage import find_stage
+from kedge_plan import hollow as hollow  # reads the stages: before `entered` replaces them
 from tests.fuzz.outcome import case_counts, debris, fuzz, kedge, line_or_result
 from tests.fuzz.values import JSON, TEXTS
 

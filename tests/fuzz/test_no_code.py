@@ -11,7 +11,7 @@ import pytest
 import kedge
 from kedge.config import Config
 from kedge.config.loading.yaml_text import parse_value
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 SOURCES = sorted(Path(kedge.__file__).parent.rglob("*.py"))
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "code"}

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from kedge.errors import DataError
-from kedge.inspect.diagnosis import examine_run
-from kedge.inspect.page.document import render_page
-from kedge.inspect.report import collect_page
+from kedge_base.errors import DataError
+from kedge_inspect.diagnosis import examine_run
+from kedge_inspect.page.document import render_page
+from kedge_inspect.report import collect_page
 from tests.fuzz.outcome import case_counts, fuzz, line_or_result
 from tests.inspect.page.records import critic_check, ppo_record, reward_record, write_run
 

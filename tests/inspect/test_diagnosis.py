@@ -13,10 +13,10 @@ import yaml
 import kedge
 from kedge.cli import main
 from kedge.config import Config, field_advice
-from kedge.errors import DataError
-from kedge.inspect.diagnosis import LiveDoctor, diagnose_run
-from kedge.inspect.record import RunRecord
 from kedge.runs.ending import say_findings
+from kedge_base.errors import DataError
+from kedge_inspect.diagnosis import LiveDoctor, diagnose_run
+from kedge_inspect.record import RunRecord
 from tests.inspect.doctor.synthetic import synthetic_run, towards
 
 LARGE_STEPS = {"policy/clip_fraction": [0.5] * 16}

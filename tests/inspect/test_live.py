@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from kedge.cli import main
-from kedge.inspect.live import has_run, serve_run
+from kedge_inspect.live import has_run, serve_run
 from tests.inspect.runs import CONFIG, add, begin, metrics
 
 
@@ -29,7 +29,7 @@ def get(url: str, known: str = "") -> tuple[int, bytes]:
 
 
 def test_the_page_grows_with_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("kedge.inspect.live.REBUILD_SHARE", 0)
+    monkeypatch.setattr("kedge_inspect.live.REBUILD_SHARE", 0)
     folder = begin(tmp_path / "run")
     add(folder, "metrics.jsonl", metrics(1))
     with serve_run(folder) as server:
@@ -64,7 +64,7 @@ JUDGING = {"update": 1, "phase": "judge", "done": 0, "total": 8, "seconds": 1.0}
     ids=["usual", "slow updates", "slow updates of a chain", "judge"],
 )
 def test_a_run_that_writes_nothing_more_is_shown_as_stopped(tmp_path, monkeypatch, place, name, row, seconds):
-    monkeypatch.setattr("kedge.inspect.live.REBUILD_SHARE", 0)
+    monkeypatch.setattr("kedge_inspect.live.REBUILD_SHARE", 0)
     folder = begin(tmp_path / "run" / place)
     add(folder, name, row)
     written = (folder / name).stat().st_mtime

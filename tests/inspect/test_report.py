@@ -15,12 +15,12 @@ import pytest
 
 from kedge.cli import main
 from kedge.config import load_config
-from kedge.errors import DataError, OutputError
-from kedge.inspect import report as reporting
-from kedge.inspect.page.document import MARKER
-from kedge.inspect.report import collect_page, leave_report, write_report
 from kedge.runs.ending import chain_report, leave_stage_report
 from kedge.stages.sft import run_sft
+from kedge_base.errors import DataError, OutputError
+from kedge_inspect import report as reporting
+from kedge_inspect.page.document import MARKER
+from kedge_inspect.report import collect_page, leave_report, write_report
 from tests.inspect.page.records import CONFIG, ppo_record, reward_record, write_run
 from tests.tiny import save_tiny_policy
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kedge.errors import DataError
-from kedge.inspect.page.curves import mean_curves
-from kedge.inspect.page.document import render_page
-from kedge.inspect.page.sweep import colors_of, field_plots
-from kedge.inspect.report import collect_page, write_report
-from kedge.inspect.sweeps import (
+from kedge_base.errors import DataError
+from kedge_inspect.page.curves import mean_curves
+from kedge_inspect.page.document import render_page
+from kedge_inspect.page.sweep import colors_of, field_plots
+from kedge_inspect.report import collect_page, write_report
+from kedge_inspect.sweeps import (
     Goal,
     Setting,
     Sweep,

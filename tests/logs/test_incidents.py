@@ -8,7 +8,7 @@ import torch
 
 from kedge.logs.incidents import add_incident, describe_row, truncate_incidents
 from kedge.logs.json_lines import read_json_lines
-from kedge.system.output import DIAGNOSTIC_FILES, INCIDENTS_FILE
+from kedge_base.run_folder.output import DIAGNOSTIC_FILES, INCIDENTS_FILE
 from tests.tiny import tiny_tokenizer
 from tests.training.test_update import make_experience, make_models
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import OutputError
 from kedge.logs.json_lines import JsonLines, read_json_lines
+from kedge_base.errors import OutputError
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no RLIMIT_FSIZE")

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import DataError, ShapeError
 from kedge.logs.json_lines import (
     METRICS_FILE,
     SAMPLES_FILE,
@@ -24,7 +23,8 @@ from kedge.logs.json_lines import (
     read_samples,
     rows_until,
 )
-from kedge.system.output import replace_file
+from kedge_base.errors import DataError, ShapeError
+from kedge_base.run_folder.output import replace_file
 
 SAMPLE = Sample(
     prompt="p", response="a b", tokens=["a", " b"], score=1 / 3, stopped=True, logprobs=[-1 / 3, -1.0],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kedge.logs.progress import Progress, _NotebookBlock, in_notebook
+from kedge_base.machine.progress import Progress, _NotebookBlock, in_notebook
 
 
 class Display:
@@ -44,7 +44,7 @@ def test_a_notebook_is_told_from_a_terminal(monkeypatch):
 def test_a_stage_is_one_block_that_is_replaced(monkeypatch, capsys):
     display = Display()
     kernel(monkeypatch, SimpleNamespace(kernel=object()))
-    monkeypatch.setattr("kedge.logs.progress._ipython_display", lambda: display)
+    monkeypatch.setattr("kedge_base.machine.progress._ipython_display", lambda: display)
     now = [0.0]
     with Progress("sft <b>", total=1_000, clock=lambda: now[0]) as progress:
         for step in range(1, 1_001):

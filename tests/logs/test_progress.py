@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from kedge.logs.progress import Progress, format_duration, format_figure
 from kedge.training.stopping import Terminated
+from kedge_base.machine.progress import Progress, format_duration, format_figure
 
 
 class Clock:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from kedge.errors import OutputError
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
+from kedge_base.errors import OutputError
 
 
 def test_new_and_empty_folders_are_accepted(tmp_path):

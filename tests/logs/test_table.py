@@ -6,9 +6,9 @@ import io
 
 import pytest
 
-from kedge.errors import ShapeError
 from kedge.logs.table import print_table
-from kedge.system.intervals import Interval
+from kedge_base.errors import ShapeError
+from kedge_base.intervals import Interval
 
 
 def test_a_table_holds_intervals_numbers_and_gaps():

@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 import kedge
 from kedge.cli import app
 from kedge.config import config_from_settings, load_config
-from kedge.errors import ConfigError, ModelError, OutputError
 from kedge.models import (
     AdapterSettings,
     LanguageModel,
@@ -38,6 +37,7 @@ from kedge.models.frozen import hold_bases
 from kedge.models.loading import Bases
 from kedge.models.packing.packed import TokenRows
 from kedge.runs.fingerprint import input_hashes
+from kedge_base.errors import ConfigError, ModelError, OutputError
 from tests.models.registry.builder import save_policy_folder, save_reward_folder
 from tests.tiny import Family, save_tiny_policy, save_tiny_reward_model, tiny_causal_lm, tiny_tokenizer
 

@@ -20,12 +20,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 import kedge
 from kedge.cli import main
-from kedge.errors import ModelError
 from kedge.models import find_model, load_language_model, load_tokenizer
 from kedge.models.sources import check_source, gguf_files
 from kedge.models.sources.gguf_metadata import check_metadata, complete_config
 from kedge.models.sources.gguf_splits import follow_splits
-from kedge.system.texts import names_function
+from kedge_base.errors import ModelError
+from kedge_base.texts import names_function
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("accelerate")

@@ -8,7 +8,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from kedge.algorithm.critic import Bins
-from kedge.errors import ModelError
 from kedge.models import (
     ActorCritic,
     HistogramHead,
@@ -21,6 +20,7 @@ from kedge.models import (
 )
 from kedge.models.heads import read_values
 from kedge.rollout import Sampler
+from kedge_base.errors import ModelError
 from tests.models.test_actor_critic import make_rollout
 from tests.tiny import tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForPreTraining
 
 from kedge.config import load_config
-from kedge.errors import ModelError
 from kedge.models import load_language_model, load_scalar_model, load_tokenizer
 from kedge.models.pretrained import load_pretrained
 from kedge.models.sources import loading_reason
-from kedge.stages.planning.plan import plan_machine
+from kedge_base.errors import ModelError
+from kedge_plan.plan import plan_machine
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 

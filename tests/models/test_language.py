@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 
 from kedge.data import encode_completion, encode_text
 from kedge.data.chat import end_of_turn
-from kedge.errors import ConfigError, ModelError
 from kedge.models import (
     AdapterSettings,
     LanguageModel,
@@ -25,6 +24,7 @@ from kedge.models.heads import read_values
 from kedge.models.language import FORBIDDEN_LOGIT
 from kedge.models.pretrained import fuse_activations
 from kedge.models.saving import merge
+from kedge_base.errors import ConfigError, ModelError
 from tests.models.families import causal_lm
 from tests.tiny import (
     CHAT_TEMPLATE,

@@ -16,10 +16,10 @@ from huggingface_hub import constants
 
 from kedge.cli import main
 from kedge.config import config_from_settings
-from kedge.errors import ConfigError, PushError
-from kedge.models.pushing import check_push, push_folder, push_model
 from kedge.runs.run import check_publishing
 from kedge.stages.sft import run_sft
+from kedge_base.errors import ConfigError, PushError
+from kedge_hub.pushing import check_push, push_folder, push_model
 from tests.tiny import save_tiny_policy
 
 ME = {"type": "user", "name": "me", "auth": {"accessToken": {"role": "write"}}, "orgs": [{"name": "crew"}]}
@@ -181,7 +181,7 @@ def test_links_and_dot_files_stay_here_and_a_dry_run_says_so(hub, folder, tmp_pa
     assert "me/ship" not in hub.repos
     said: list[str] = []
     with monkeypatch.context() as without:
-        without.setattr("kedge.models.pushing.get_token", lambda: None)
+        without.setattr("kedge_hub.pushing.get_token", lambda: None)
         assert push_model(folder, "me/ship", dry_run=True, say=said.append) == f"{hub.url}/me/ship"
     assert said == [*shown.err.splitlines(), "the hub was not asked if it takes them: there is no token"]
     push_model(folder, "me/ship")
@@ -266,7 +266,7 @@ def test_no_token_no_network_no_hub(hub, monkeypatch):
     hub.fails = "whoami"
     with pytest.raises(ConfigError, match="me/ship cannot be pushed to: the hub refuses: the disk is full"):
         check_push("me/ship")
-    monkeypatch.setattr("kedge.models.pushing.get_token", lambda: None)
+    monkeypatch.setattr("kedge_hub.pushing.get_token", lambda: None)
     with pytest.raises(ConfigError, match="no token; run `hf auth login`, or set HF_TOKEN"):
         check_push("me/ship")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -13,9 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from kedge.config import config_from_settings
-from kedge.errors import ConfigError
 from kedge.models import LanguageModel, ScalarModel, TokenRows, autocast, hold_frozen, score_rows
 from kedge.models.frozen import QuantizedDtype, QuantizedLinear, load_bitsandbytes, num_weights
+from kedge_base.errors import ConfigError
 from tests.models.families import ARCHITECTURES, language_model
 from tests.tiny import tiny_reward_model, tiny_tokenizer
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import ModelError
 from kedge.models import find_model
+from kedge_base.errors import ModelError
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
-from kedge.errors import ModelError
 from kedge.models import (
     AdapterSettings,
     ModelCard,
@@ -24,6 +23,7 @@ from kedge.models import (
     save_scalar_model,
 )
 from kedge.models.loading import Bases
+from kedge_base.errors import ModelError
 from tests.models.test_language import ROWS, padded
 from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_reward_model, tiny_tokenizer
 

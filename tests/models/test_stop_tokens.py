@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from kedge.errors import ModelError
 from kedge.models import (
     ModelCard,
     StopTokens,
@@ -20,6 +19,7 @@ from kedge.models import (
     own_stop_tokens,
     save_policy,
 )
+from kedge_base.errors import ModelError
 from tests.stages.evaluation.speakers import save_speaker
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 

@@ -39,12 +39,12 @@ from transformers import (
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from kedge.algorithm.experience import Rollout
-from kedge.errors import ModelError
 from kedge.models import LanguageModel, ScalarModel, TokenRows, load_scalar_model, load_tokenizer
 from kedge.models.packing.packed import PackedDecoder
 from kedge.models.packing.trunk import GroupedDecoder
 from kedge.models.scalar import find_batching
 from kedge.rollout import Sampler
+from kedge_base.errors import ModelError
 from tests.tiny import tiny_tokenizer
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": 300}

@@ -25,7 +25,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from kedge.algorithm.experience import Rollout
 from kedge.config import Config, config_from_settings, load_config, word
 from kedge.config.presets import LANGUAGE_PRESETS, PRESETS
-from kedge.errors import ConfigError, KedgeError
 from kedge.models.pretrained import NORMALIZATION_KEY
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.roles import Roles
@@ -33,6 +32,7 @@ from kedge.stages.ppo.trainer import Trainer
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from kedge.training import update as training_update
+from kedge_base.errors import ConfigError, KedgeError
 from tests.oracle.slow import SlowPpo, Text
 from tests.tiny import TEXTS, tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 

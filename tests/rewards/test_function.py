@@ -22,12 +22,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import RewardError
 from kedge.rewards import CallLimits, FunctionReward, Responses, WeightedReward
 from kedge.rewards.function import GuardedReward, load_function
 from kedge.rewards.source import checked_scores
-from kedge.system.generators import seeded
 from kedge.training.stopping import Terminated, stopping
+from kedge_base.errors import RewardError
+from kedge_base.generators import seeded
 
 
 def responses(count: int = 3, **columns: list) -> Responses:

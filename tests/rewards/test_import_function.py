@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import RewardError
 from kedge.rewards import load_function
 from kedge.rewards.penalties import too_long
-from kedge.system.texts import names_function
+from kedge_base.errors import RewardError
+from kedge_base.texts import names_function
 
 RUN_CONTROL = "kedge.control(env='CartPole-v1')"
 SWEEP = "kedge.sweep('ppo', {'num_epochs': [1, 2]}, model='m', prompts='p.jsonl', reward='r.py:f')"
@@ -105,7 +105,7 @@ def test_a_script_that_names_its_own_function_starts_no_run(tmp_path, started):
 
 def test_a_script_that_runs_the_command_starts_no_run_either(tmp_path):
     """Its process would import the script again, in a chain of processes without end."""
-    nested = "from kedge.system.invocation import refuse_nested_run as refuse; refuse()"
+    nested = "from kedge_base.machine.invocation import refuse_nested_run as refuse; refuse()"
     text = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {nested!r}], check=True)\n"
     path = write(tmp_path / "r.py", f"{text}def f(completions): return [1.0]\n")
     with pytest.raises(RewardError, match=r"raised CalledProcessError: .* \(r.py:2\)"):

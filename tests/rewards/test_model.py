@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from kedge.errors import ModelError, RewardError
 from kedge.models import ScalarModel, load_tokenizer
 from kedge.rewards import MESSAGES_COLUMN, ModelReward, Responses, RewardTerm, load_reward
 from kedge.rewards.model import share_tokens
+from kedge_base.errors import ModelError, RewardError
 from tests.tiny import (
     FAMILIES,
     save_tiny_reward_model,

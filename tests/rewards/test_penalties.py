@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from kedge.errors import RewardError
 from kedge.rewards import FunctionReward, Responses, load_reward
 from kedge.rewards.penalties import blank, ill_formed, off_length, off_target_length, repetitive, too_long, unfinished
-from kedge.rewards.verify import tags
+from kedge_base.errors import RewardError
+from kedge_tasks.verify import tags
 
 
 def test_too_long_has_the_published_shape():

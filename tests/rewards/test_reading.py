@@ -16,9 +16,9 @@ from transformers import (
 )
 
 from kedge.data import Sources, encode_example, read_rows
-from kedge.errors import RewardError
 from kedge.models import ModelCard, ScalarModel, load_tokenizer, save_scalar_model
 from kedge.rewards import MESSAGES_COLUMN, ModelReward, Responses, load_reward
+from kedge_base.errors import RewardError
 from tests.tiny import CHAT_TEMPLATE, save_tiny_reward_model, tiny_reward_model, tiny_tokenizer
 
 EOS, NEWLINE = 2, tiny_tokenizer().encode("\n")[0]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import RewardError
 from kedge.rewards import CallLimits, FunctionReward, Responses, WeightedReward, load_reward
 from kedge.rewards.function import CallTimeout, GuardedReward
+from kedge_base.errors import RewardError
 
 LIMITS = CallLimits(pause=0.0)
 

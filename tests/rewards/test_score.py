@@ -10,10 +10,11 @@ import torch
 
 from kedge.algorithm.experience import Rollout
 from kedge.data import Prompt
-from kedge.errors import UnscoredError
-from kedge.rewards import CallLimits, Responses, RewardTerm, load_reward, penalties, verify
+from kedge.rewards import CallLimits, Responses, RewardTerm, load_reward, penalties
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.score import MissingEos, describe_responses, score_rollout
+from kedge_base.errors import UnscoredError
+from kedge_tasks import verify
 from tests.models.test_actor_critic import RESPONSES, make_rollout
 from tests.tiny import tiny_tokenizer
 
@@ -185,7 +186,7 @@ def test_verifiers_read_the_last_turn_and_functions_what_they_name(paid):
 def test_a_verifier_by_name_reads_the_last_turn_as_well():
     rollout = episode((CALL, True), (RESULT, False), (LAST, True))
     for name, said in (("number", 0.0), ("exact", 1.0)):
-        source = load_reward(f"kedge.rewards.verify:{name}")
+        source = load_reward(f"kedge_tasks.verify:{name}")
         answer = {"number": "42", "exact": LAST}[name]
         result = score_rollout(rollout, [Prompt("How many?", {"answer": answer})], source, TOKENIZER,
                                max_new_tokens=99)  # fmt: skip

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from kedge.algorithm.experience import Rollout
-from kedge.errors import RewardError
 from kedge.rewards import (
     CallLimits,
     FunctionReward,
@@ -24,7 +23,8 @@ from kedge.rewards import (
 )
 from kedge.rewards.score import ScoredRollout, join_scored
 from kedge.rewards.source import checked_scores, plain_scores
-from kedge.rewards.verify import number, pattern
+from kedge_base.errors import RewardError
+from kedge_tasks.verify import number, pattern
 
 BATCH = Responses(["p"] * 4, ["a", "bb", "ccc", "d"], [[1]] * 4, [[1]] * 4, [True] * 4)
 GSM8K = replace(BATCH, completions=["#### 1", "#### 2", "no", "#### 4"], columns={"answer": ["#### 1"] * 4})
@@ -132,7 +132,7 @@ def test_many_reasons_share_a_metric():
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no process groups")
 def test_a_verifier_runs_by_name_in_a_process_of_its_own():
-    reward = load_reward("kedge.rewards.verify:gsm8k", limits=CallLimits(timeout=60.0))
+    reward = load_reward("kedge_tasks.verify:gsm8k", limits=CallLimits(timeout=60.0))
     try:
         reward.check({"answer": ["#### 1"], "other": [object()]})
         scored = reward.score_terms(GSM8K)
@@ -191,7 +191,7 @@ def test_selected_rows_keep_their_reasons():
 
 @pytest.mark.parametrize("local", [False, True], ids=["worker", "local"])
 def test_verifiers_of_several_tasks_score_the_rows_that_have_their_columns(local):
-    sources = [number, pattern] if local else [f"kedge.rewards.verify:{name}" for name in ("number", "pattern")]
+    sources = [number, pattern] if local else [f"kedge_tasks.verify:{name}" for name in ("number", "pattern")]
     reward = load_reward(sources)
     columns = {"answer": ["1", None, None, "3"], "pattern": [None, "b+", None, None]}
     reward.check(columns)

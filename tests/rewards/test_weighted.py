@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards import CallLimits, FunctionReward, Responses, RewardTerm, WeightedReward, load_reward
+from kedge_base.errors import NonfiniteScoreError, RewardError
 
 BATCH = Responses(["p"] * 3, ["a", "bb", "ccc"], [[1]] * 3, [[1]] * 3, [True] * 3)
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kedge.errors import EngineError
+from kedge.ranks import Ranks
 from kedge.rollout.central import CentralEngine
 from kedge.rollout.engine import Engine
-from kedge.system.ranks import Ranks
+from kedge_base.errors import EngineError
 
 NAMES = ["embed", "layer", "head"]
 PATIENCE = 60.0

@@ -12,8 +12,8 @@ from kedge.algorithm.experience import join_rollouts
 from kedge.models import ActorCritic, response_logprobs
 from kedge.models.packing.packed import PackedDecoder
 from kedge.models.packing.trunk import Trunk
+from kedge.ranks import AdaptiveTokens
 from kedge.rollout import Sampler
-from kedge.system.ranks import AdaptiveTokens
 from tests.models.families import ARCHITECTURES, HEADS, OTHERS, SIZES
 from tests.rollout.test_sampler import STOP, speaker
 

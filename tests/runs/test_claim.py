@@ -11,10 +11,10 @@ from threading import Barrier
 
 import pytest
 
-from kedge.errors import OutputError
 from kedge.runs.claim import claim, claim_free_folder, claims
 from kedge.runs.run import Resume
 from kedge.stages.sft import run_sft
+from kedge_base.errors import OutputError
 from tests.tiny import save_tiny_policy
 
 HOLD = """

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from kedge.config import Config, config_from_settings, load_config, resolved_yaml
-from kedge.errors import ConfigError
 from kedge.runs import ending
 from kedge.runs.calls import TO_FILL_IN, Call, following_call, next_calls, resuming_call
 from kedge.runs.ending import chained, resumable, say_next
+from kedge_base.errors import ConfigError
 
 FOLDER = Path("runs/my run")
 

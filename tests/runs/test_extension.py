@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from kedge.config import Config, config_from_settings, load_config
-from kedge.errors import ConfigError
 from kedge.runs.resuming import describe_extension, finished_run
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.sft import run_sft
+from kedge_base.errors import ConfigError
 from tests.control.test_runs import play, untimed
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy

@@ -12,8 +12,8 @@ import pytest
 from kedge.config import load_config
 from kedge.config.schema.root import Config
 from kedge.rewards import RewardTerm
-from kedge.rewards.verify import gsm8k
 from kedge.runs.fingerprint import changed_inputs, input_hashes, lost_inputs
+from kedge_tasks.verify import gsm8k
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "value_head/model.safetensors", "config.json", "tokenizer.json"])

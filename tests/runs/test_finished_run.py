@@ -12,12 +12,12 @@ import pytest
 
 import kedge
 from kedge.config import Config, config_from_settings
-from kedge.errors import ConfigError, DataError
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.rlhf import RlhfResult, run_rlhf
 from kedge.stages.sft import run_sft
+from kedge_base.errors import ConfigError, DataError
 from tests.forking import forked_kedge
 from tests.runs.test_refused_resume import PAIRS, RL, ROWS, contents, length
 from tests.stages.ppo.test_ppo import PROMPTS, configure

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kedge.config import config_from_settings, load_config
-from kedge.inspect.record import RunRecord, read_run
 from kedge.rewards import RewardTerm, load_reward
 from kedge.runs.fingerprint import input_hashes
 from kedge.runs.run import describe_in_memory
 from kedge.stages.ppo import run_ppo
+from kedge_inspect.record import RunRecord, read_run
 from tests.stages.ppo.test_ppo import PROMPTS, configure, vowels
 from tests.tiny import save_tiny_policy
 

@@ -10,10 +10,10 @@ import pytest
 import kedge
 from kedge.cli import main
 from kedge.config import config_from_settings, load_config
-from kedge.errors import ConfigError, KedgeError, RewardError
 from kedge.runs.names import check_names
-from kedge.stages.sweep import plan_trials, run_sweep
-from kedge.system.importing import check_named, find_named
+from kedge_base.errors import ConfigError, KedgeError, RewardError
+from kedge_base.importing import check_named, find_named
+from kedge_lab.sweep import plan_trials, run_sweep
 from tests.tiny import save_tiny_policy
 
 ROWS = {
@@ -65,8 +65,8 @@ def loads(monkeypatch):
         "transformers.AutoTokenizer.from_pretrained",
         "kedge.models.pretrained._load_weights",
         "kedge.runs.run.input_hashes",
-        "kedge.stages.planning.before.is_small",
-        "kedge.stages.planning.plan.count_stage",
+        "kedge_plan.before.is_small",
+        "kedge_plan.plan.count_stage",
     ):
         monkeypatch.setattr(kind, lambda *_, kind=kind, **__: found.append(kind) or pytest.fail(kind))
     return found
@@ -79,7 +79,7 @@ WRONG = [
       if name in ROWS),
     *((stage, {"reward": "mine.py:leters"}, "did you mean 'letters'") for stage in SCORED),
     *((stage, {"reward": "mime.py:letters"}, "does not exist") for stage in SCORED),
-    ("ppo", {"reward": "kedge.rewards.verify:gsm9k"}, "did you mean 'gsm8k'"),
+    ("ppo", {"reward": "kedge_tasks.verify:gsm9k"}, "did you mean 'gsm8k'"),
     ("ppo", {"reward": "kedge.rewards.verfy:gsm8k"}, "there is no module 'kedge.rewards.verfy'"),
     ("ppo", {"reward": "./rm"}, "no such folder"),
     ("ppo", {"reward": ["mine.py:letters", "./rm"]}, "no such folder"),
@@ -224,7 +224,7 @@ def test_packages_are_not_imported(tmp_path, monkeypatch, spec):
         ("mypakcage.inner:f", "there is no module 'mypakcage'"),
         ("rewards.py", "is not the name of a function"),
         (":f", "is not the name of a function"),
-        ("kedge.rewards.verify:gsm9k", "did you mean 'gsm8k'"),
+        ("kedge_tasks.verify:gsm9k", "did you mean 'gsm8k'"),
         ("kedge.reward.verify:gsm8k", "there is no module 'kedge.reward'"),
         ("./none/mine.py:f", "does not exist"),
     ],

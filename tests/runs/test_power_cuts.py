@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from kedge.config import Config, config_from_settings
-from kedge.errors import DataError
 from kedge.logs.json_lines import read_metrics
 from kedge.runs.resuming import damage, finished_run
 from kedge.runs.run import Resume
 from kedge.stages.sft import run_sft
+from kedge_base.errors import DataError
 from tests.tiny import save_tiny_policy
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye, {number}."} for number in range(8)]

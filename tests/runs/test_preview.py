@@ -15,9 +15,9 @@ from kedge.cli import app
 from kedge.config import load_config
 from kedge.data import Demonstration
 from kedge.data.preview import example_lines, histogram, parts_of
-from kedge.errors import KedgeError
 from kedge.runs.data_log import DataLog
 from kedge.runs.inputs import load_rows
+from kedge_base.errors import KedgeError
 from tests.tiny import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 ROWS = [{"dialogue": f"Where is boat {number}?", "summary": " At anchor."} for number in range(9)]

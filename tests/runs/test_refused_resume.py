@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from kedge.config import Config, config_from_settings
-from kedge.errors import DataError, KedgeError, ModelError
 from kedge.runs.run import Resume
 from kedge.stages.critic import run_critic
 from kedge.stages.ppo import run_ppo
@@ -21,6 +20,7 @@ from kedge.stages.reward import run_reward
 from kedge.stages.rlhf import run_rlhf
 from kedge.stages.sft import run_sft
 from kedge.training.checkpoint import state
+from kedge_base.errors import DataError, KedgeError, ModelError
 from kedge_control.stage.run import run_control
 from tests.control.test_runs import SMALL, UPDATE
 from tests.stages.ppo.test_ppo import PROMPTS

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import RewardError
-from kedge.inspect.doctor import diagnose
-from kedge.stages.evaluate import EvaluateResult
 from kedge.stages.ppo.result import PpoResult
 from kedge.stages.reward import RewardResult
-from kedge.system.intervals import Interval
+from kedge_base.errors import RewardError
+from kedge_base.intervals import Interval
+from kedge_inspect.doctor import diagnose
+from kedge_lab.evaluate import EvaluateResult
 from tests.inspect.page.judged import evaluation_record, write_judged
 from tests.inspect.page.records import ppo_record, reward_record, write_run
 

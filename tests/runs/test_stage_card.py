@@ -16,12 +16,12 @@ import kedge
 from kedge.config import config_from_settings, load_config
 from kedge.data import Rendered, encode_prompt
 from kedge.models import ModelCard, load_scalar_model, load_tokenizer
-from kedge.models.card import CardSample, Origin, hub_id, public_name, read_origin
 from kedge.models.scalar import score_rows
-from kedge.runs.stage_card import algorithm_of, recipe_of
 from kedge.stages.ppo import run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
+from kedge_hub.card import CardSample, Origin, hub_id, public_name, read_origin
+from kedge_hub.stage_card import algorithm_of, recipe_of
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 QUIET = {"runtime.report": False, "runtime.num_threads": 1}

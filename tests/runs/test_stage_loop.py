@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kedge.config import config_from_settings
-from kedge.errors import DataError, ModelError
 from kedge.runs.run import Resume
 from kedge.stages.sft import run_sft
 from kedge.training.checkpoint.files import _canonical_json
+from kedge_base.errors import DataError, ModelError
 from tests.tiny import save_tiny_policy
 
 

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import kedge
 from kedge.data import encode_example
-from kedge.errors import ConfigError, ModelError
 from kedge.logs.json_lines import read_samples
 from kedge.models import (
     AdapterSettings,
@@ -26,9 +25,10 @@ from kedge.models import (
     load_tokenizer,
     save_policy,
 )
-from kedge.models.card import read_origin
 from kedge.models.loading import Bases
 from kedge.models.packing.packed import TokenRows
+from kedge_base.errors import ConfigError, ModelError
+from kedge_hub.card import read_origin
 from tests.models.test_adapters import adapt
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 

@@ -10,14 +10,14 @@ import pytest
 import kedge
 from kedge.cli import main
 from kedge.config import config_from_settings
-from kedge.errors import ConfigError, KedgeError
-from kedge.inspect.doctor import examine
-from kedge.inspect.page.checks import critic
-from kedge.inspect.page.verdict import describe_run
-from kedge.inspect.record import read_run
 from kedge.logs.json_lines import CRITIC_CHECKS_FILE, read_json_lines
-from kedge.stages.check_critic import run_check_critic
 from kedge.stages.ppo import run_ppo
+from kedge_base.errors import ConfigError, KedgeError
+from kedge_inspect.doctor import examine
+from kedge_inspect.page.checks import critic
+from kedge_inspect.page.verdict import describe_run
+from kedge_inspect.record import read_run
+from kedge_lab.check_critic import run_check_critic
 from tests.stages.ppo.test_critic_check import HELD_OUT, SETTINGS, vowels
 from tests.stages.ppo.test_episodes import EPISODES
 from tests.stages.ppo.test_ppo import PROMPTS, configure

@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import load_file
 
 from kedge.config import check_stage, config_from_settings
-from kedge.errors import ConfigError
 from kedge.runs.run import Resume, open_run
 from kedge.stages.critic import CriticResult, run_critic
 from kedge.stages.critic import sampling as critic_sampling
 from kedge.stages.critic.parts import PartStore
 from kedge.stages.critic.sampling import CriticInputs, as_first_update
-from kedge.stages.planning.plan import count_stage
-from kedge.stages.planning.rows import Lengths
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import load_roles
 from kedge.training.supervised.returns import ReturnsLoss, SampledReturns, measure_explained
+from kedge_base.errors import ConfigError
+from kedge_plan.plan import count_stage
+from kedge_plan.rows import Lengths
 from tests.tiny import save_tiny_policy, tiny_tokenizer
 
 PROMPTS = [f"The {thing} {verb}" for thing in ("boat", "tide", "sun", "rope") for verb in ("is", "was", "will")]

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.errors import OutputError
 from kedge.logs.json_lines import read_metrics
-from kedge.stages.demo import recipe
-from kedge.stages.demo.gold_evaluation import GoldScores, sample_summaries
-from kedge.stages.demo.main import collect_comparisons, run_demo, start_from_scratch
-from kedge.stages.demo.world import Post, SummaryScores, World
+from kedge_base.errors import OutputError
+from kedge_lab.demo import recipe
+from kedge_lab.demo.gold_evaluation import GoldScores, sample_summaries
+from kedge_lab.demo.main import collect_comparisons, run_demo, start_from_scratch
+from kedge_lab.demo.world import Post, SummaryScores, World
 
 SMALL = {
     "NUM_TOKENIZER_TEXTS": 60,

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from kedge.config import Config, load_config
-from kedge.errors import ConfigError, DataError, KedgeError, ModelError, RewardError
 from kedge.logs.json_lines import read_json_lines
-from kedge.stages.evaluate import evaluate_or_check, run_evaluate
+from kedge_base.errors import ConfigError, DataError, KedgeError, ModelError, RewardError
+from kedge_lab.evaluate import evaluate_or_check, run_evaluate
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge, save_speaker
 from tests.tiny import (

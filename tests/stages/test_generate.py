@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import kedge
 from kedge.config import Config, config_from_settings, load_config
-from kedge.errors import KedgeError, OutputError, RewardError
 from kedge.logs.json_lines import read_json_lines
-from kedge.stages.generate import kl_of_best, run_generate
+from kedge_base.errors import KedgeError, OutputError, RewardError
+from kedge_lab.generate import kl_of_best, run_generate
 from tests.environments import worlds
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge, save_speaker

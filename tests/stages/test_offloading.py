@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 import kedge
 from kedge.config import load_config
-from kedge.errors import ConfigError
+from kedge.ranks import Ranks
 from kedge.runs.run import open_run
-from kedge.system.ranks import Ranks
 from kedge.training import optimizer
 from kedge.training.host_state import HostState
+from kedge_base.errors import ConfigError
 from tests.tiny import save_tiny_policy
 
 TEXTS = ["The boat", "A sailor", "My rope", "Our anchor"]

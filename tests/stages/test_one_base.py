@@ -16,7 +16,6 @@ from transformers import AutoModelForSequenceClassification
 import kedge
 from kedge.config import config_from_settings
 from kedge.data import encode_example
-from kedge.errors import ModelError
 from kedge.models import AdapterSettings, load_language_model, load_scalar_model, load_tokenizer
 from kedge.models.adapters import read_adapter
 from kedge.models.loading import Bases
@@ -24,6 +23,7 @@ from kedge.models.packing.packed import TokenRows
 from kedge.runs.run import open_run
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import Roles, load_roles
+from kedge_base.errors import ModelError
 from tests.models.test_adapters import adapt, edit
 from tests.stages.test_adapters import LORA, PPO, vowels, weights_of
 from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model

@@ -20,17 +20,17 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from kedge.algorithm.experience import Experience, PolicyOutputs
 from kedge.cli import main
 from kedge.config import Config, config_from_settings, with_values
-from kedge.errors import OutOfMemoryError
 from kedge.logs.json_lines import MetricsLog
 from kedge.rollout import Sampler
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.sft import run_sft
-from kedge.system.memory import in_phase
 from kedge.training.learner import LanguageLearner
 from kedge.training.runtime import stream
 from kedge.training.supervised.losses import CompletionLoss
+from kedge_base.errors import OutOfMemoryError
+from kedge_base.machine.memory import in_phase
 from kedge_control import experience
 from kedge_control.experience import ControlExperience, ControlLearner
 from tests.control.test_runs import play, untimed, weights_of

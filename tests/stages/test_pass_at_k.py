@@ -14,12 +14,12 @@ import pytest
 
 import kedge
 from kedge.config import Config, load_config
-from kedge.errors import ConfigError, DataError
-from kedge.inspect.diagnosis import diagnose_run
 from kedge.logs.json_lines import read_json_lines
 from kedge.rewards import Verdict
-from kedge.stages.evaluate import evaluate_or_check, run_evaluate
-from kedge.stages.generate import run_generate
+from kedge_base.errors import ConfigError, DataError
+from kedge_inspect.diagnosis import diagnose_run
+from kedge_lab.evaluate import evaluate_or_check, run_evaluate
+from kedge_lab.generate import run_generate
 from tests.stages.evaluation.speakers import run_kedge, save_speaker
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
@@ -148,7 +148,7 @@ def test_the_command_with_a_verifier(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"prompt": "Seven?", "answer": "#### 7777"}, {"prompt": "Eight?", "answer": "#### 8"}]
     prompts.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    arguments = ["evaluate", "--model", policy, "--prompts", prompts, "--judge", "kedge.rewards.verify:gsm8k_strict"]
+    arguments = ["evaluate", "--model", policy, "--prompts", prompts, "--judge", "kedge_tasks.verify:gsm8k_strict"]
     done = run_kedge(*arguments, "--samples", "2", "--out", tmp_path / "run", "max_new_tokens=4")
     assert done.returncode == 0, done.stderr
     assert "gsm8k_strict: 100% cut off" in done.stdout

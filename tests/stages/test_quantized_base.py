@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 import kedge
-from kedge.errors import ConfigError
 from kedge.models import (
     AdapterSettings,
     LanguageModel,
@@ -29,6 +28,7 @@ from kedge.models.frozen import QuantizedLinear, hold_bases
 from kedge.models.loading import Bases
 from kedge.models.packing.packed import TokenRows
 from kedge.rollout.background import frozen_copy
+from kedge_base.errors import ConfigError
 from tests.models.test_adapters import adapt
 from tests.stages.test_adapters import LORA, PPO, vowels, weights_of
 from tests.stages.test_one_base import randomize

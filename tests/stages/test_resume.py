@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from kedge.config import Config, config_from_settings, load_config
-from kedge.errors import ConfigError, DataError, ModelError, OutputError
 from kedge.logs.json_lines import MetricsLog, read_json_lines
 from kedge.runs import resuming
 from kedge.runs.run import Resume, resumed
@@ -26,9 +25,10 @@ from kedge.stages.ppo import guarding, run_ppo
 from kedge.stages.reward import run_reward
 from kedge.stages.rlhf import run_rlhf
 from kedge.stages.sft import run_sft
-from kedge.system.durable import is_part
 from kedge.training.checkpoint.store import newest_valid
 from kedge.training.stopping import Terminated
+from kedge_base.errors import ConfigError, DataError, ModelError, OutputError
+from kedge_base.machine.durable import is_part
 from tests.forking import fork_context, forked_kedge
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy, save_tiny_reward_model

@@ -11,14 +11,14 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 from kedge.config import load_config
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
-from kedge.errors import ConfigError, ModelError
 from kedge.logs.json_lines import read_metrics
 from kedge.models import ScalarModel, TokenRows, load_scalar_model, load_tokenizer
 from kedge.models.packing.trunk import Trunk
-from kedge.stages.planning.plan import count_stage
-from kedge.stages.planning.rows import Lengths
 from kedge.stages.reward import run_reward, train_reward_model
 from kedge.training.supervised import reward_model
+from kedge_base.errors import ConfigError, ModelError
+from kedge_plan.plan import count_stage
+from kedge_plan.rows import Lengths
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge
 from tests.tiny import (

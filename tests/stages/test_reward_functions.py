@@ -7,11 +7,11 @@ import time
 import pytest
 
 from kedge.config import config_from_settings
-from kedge.errors import RewardError, UnscoredError
 from kedge.logs.json_lines import read_metrics
 from kedge.stages.critic import run_critic
-from kedge.stages.generate import run_generate
 from kedge.stages.ppo import run_ppo
+from kedge_base.errors import RewardError, UnscoredError
+from kedge_lab.generate import run_generate
 from tests.processes import children_with_a_group
 from tests.tiny import save_tiny_policy
 

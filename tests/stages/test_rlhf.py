@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.config import Config, check_stage, load_config, with_values
-from kedge.errors import ConfigError, KedgeError
 from kedge.logs.json_lines import read_json_lines
 from kedge.stages import rlhf
-from kedge.stages.planning.report import MachinePlan, PlannedPhase
 from kedge.stages.rlhf import run_rlhf
+from kedge_base.errors import ConfigError, KedgeError
+from kedge_plan.report import MachinePlan, PlannedPhase
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import run_kedge
 from tests.tiny import save_tiny_policy

@@ -14,15 +14,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kedge.config import load_config
 from kedge.data import Demonstration, encode_prompt
-from kedge.errors import ConfigError, DataError, KedgeError, OutputError
-from kedge.inspect.page.verdict import data_sentences
-from kedge.inspect.record import read_run
 from kedge.logs.json_lines import MEASURED, read_metrics
 from kedge.models import LanguageModel, TokenRows, load_tokenizer
 from kedge.models.packing.trunk import Trunk
 from kedge.stages import sft
 from kedge.stages.sft import run_sft, train_sft
 from kedge.training.supervised.loop import Outcome
+from kedge_base.errors import ConfigError, DataError, KedgeError, OutputError
+from kedge_inspect.page.verdict import data_sentences
+from kedge_inspect.record import read_run
 from tests.forking import forked_kedge
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 

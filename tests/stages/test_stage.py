@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kedge.system.stage import imported, stages
+from kedge_base.stage import imported, stages
 
 DESCRIPTION = """
-from kedge.system.stage import Flag, Stage
+from kedge_base.stage import Flag, Stage
 
 WALK = Stage(
     "walk",

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from kedge.config import load_config
-from kedge.errors import RewardError
-from kedge.inspect.page.responses import shown_responses
-from kedge.inspect.record import read_run
 from kedge.logs.json_lines import read_samples
 from kedge.rewards import Verdict
-from kedge.stages.evaluate import run_evaluate
-from kedge.stages.generate import run_generate
 from kedge.stages.ppo import run_ppo
+from kedge_base.errors import RewardError
+from kedge_inspect.page.responses import shown_responses
+from kedge_inspect.record import read_run
+from kedge_lab.evaluate import run_evaluate
+from kedge_lab.generate import run_generate
 from tests.stages.evaluation.speakers import save_speaker
 from tests.stages.ppo.test_ppo import configure
 from tests.tiny import save_tiny_policy
 
 ROWS = [{"prompt": f"Deck {number}:", "answer": f"#### {number}"} for number in range(4)]
-GSM8K = "kedge.rewards.verify:gsm8k"
+GSM8K = "kedge_tasks.verify:gsm8k"
 
 by_name = pytest.mark.skipif(os.name != "posix", reason="Windows has no process groups")
 

@@ -10,11 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import OutputError
-from kedge.inspect.report import write_report
 from kedge.logs.run_folder import create_run_folder
-from kedge.system.durable import copy_tree, is_part, remove_parts, replace_contents, replaced_folder, share_as_usual
-from kedge.system.output import check_output
+from kedge_base.errors import OutputError
+from kedge_base.machine.durable import (
+    copy_tree,
+    is_part,
+    remove_parts,
+    replace_contents,
+    replaced_folder,
+    share_as_usual,
+)
+from kedge_base.run_folder.output import check_output
+from kedge_inspect.report import write_report
 from tests.inspect.page.records import ppo_record, write_run
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kedge.system.generators import random_state, restore_random_state, seed_generators, seeded
+from kedge_base.generators import random_state, restore_random_state, seed_generators, seeded
 
 
 def draw() -> list[float]:

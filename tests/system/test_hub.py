@@ -9,11 +9,11 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
+from kedge import downloads as hub
 from kedge.data.sources import rows_of
-from kedge.errors import DataError, ModelError
+from kedge.downloads import hub_fault
 from kedge.models import load_tokenizer
-from kedge.system import hub
-from kedge.system.hub import hub_fault
+from kedge_base.errors import DataError, ModelError
 
 
 @pytest.fixture

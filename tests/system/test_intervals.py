@@ -9,8 +9,8 @@ from statistics import fmean
 
 import pytest
 
-from kedge.errors import ShapeError
-from kedge.system.intervals import (
+from kedge_base.errors import ShapeError
+from kedge_base.intervals import (
     Interval,
     mean_interval,
     resampled_interval,

@@ -9,8 +9,8 @@ from http import HTTPStatus
 
 import pytest
 
-from kedge.errors import ConfigError
-from kedge.system.local_server import Answer, LocalServer, Request
+from kedge_base.errors import ConfigError
+from kedge_base.machine.local_server import Answer, LocalServer, Request
 
 
 def found(request: Request) -> Answer:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import OutputError
 from kedge.models import ModelCard, load_language_model, load_tokenizer, save_policy
-from kedge.system.invocation import mark_command_line
-from kedge.system.output import (
+from kedge_base.errors import OutputError
+from kedge_base.machine.invocation import mark_command_line
+from kedge_base.run_folder.output import (
     REJECTED_FILE,
     REWARD_LOG,
     check_output,

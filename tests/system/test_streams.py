@@ -41,7 +41,7 @@ def test_output_that_cannot_be_written_is_dropped(kind, tmp_path):
         pytest.skip("no /dev/full")
     code = """
 import sys, time
-from kedge.system.streams import lasting_streams
+from kedge_base.machine.streams import lasting_streams
 sys.stdin.readline()
 with lasting_streams():
     for stream in (sys.stdout, sys.stderr):
@@ -63,7 +63,7 @@ print("done", file=open(sys.argv[1], "w"))
 def test_closed_descriptors_are_not_given_to_files_and_sockets(closed, tmp_path):
     code = """
 import os, subprocess, sys
-from kedge.system.streams import lasting_streams
+from kedge_base.machine.streams import lasting_streams
 with lasting_streams():
     print("out"), print("err", file=sys.stderr), sys.stdin.read()
     opened = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
@@ -84,7 +84,7 @@ with lasting_streams():
 def test_all_of_a_long_text_arrives_through_a_pipe_that_does_not_block():
     code = """
 import os, sys
-from kedge.system.streams import lasting_streams
+from kedge_base.machine.streams import lasting_streams
 os.set_blocking(1, False)
 with lasting_streams():
     print("x" * 300_000)

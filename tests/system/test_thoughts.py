@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kedge.system.thoughts import MARKS, answer_of, opened_thought
+from kedge_base.thoughts import MARKS, answer_of, opened_thought
 
 
 @pytest.mark.parametrize(("begin", "end"), MARKS)

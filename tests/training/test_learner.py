@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from kedge.algorithm.advantages import RewardToGo
 from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
 from kedge.algorithm.policy_losses import kl_penalty_policy_loss, unclipped_policy_loss
-from kedge.errors import ConfigError
 from kedge.logs.experience_metrics import repetition
 from kedge.models import ActorCritic, LanguageModel
-from kedge.system.ranks import ALONE
+from kedge.ranks import ALONE
 from kedge.training.learner import T
 from kedge.training.objective import Metric
 from kedge.training.optimizer import build_optimizer
 from kedge.training.update import MetricTotals, ppo_update, reduce_steps
+from kedge_base.errors import ConfigError
 from tests.experience import collected
 from tests.tiny import tiny_causal_lm, tiny_tokenizer
 from tests.training.test_update import GAE, gradients, make_learner, make_models, make_objective, run_update

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from kedge.errors import ConfigError
 from kedge.models.adapters import mark_frozen
 from kedge.training.optimizer import (
     build_optimizer,
@@ -20,6 +19,7 @@ from kedge.training.optimizer import (
     scale_output_gradients,
     set_learning_rate,
 )
+from kedge_base.errors import ConfigError
 
 # One weight, lr 0.1, β = (0.9, 0.999), ε = 0.01, gradients 1, −0.5, 2; worked out to 30 digits outside torch,
 # each row from its own published form.

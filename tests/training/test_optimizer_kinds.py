@@ -12,12 +12,12 @@ from torch import nn
 
 from kedge.config import config_from_settings
 from kedge.data import Demonstration
-from kedge.errors import ConfigError
 from kedge.models import load_language_model, load_scalar_model, load_tokenizer
 from kedge.models.pretrained import inner_matrices
 from kedge.stages.sft import train_sft
 from kedge.training.optimizer import build_optimizer, clip_gradients, set_learning_rate
 from kedge.training.optimizer_kinds import Optimizer, OptimizerKind, check_optimizer, state_bytes, state_shape
+from kedge_base.errors import ConfigError
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 RATE, EPS, DECAY = 0.01, 1e-5, 0.1

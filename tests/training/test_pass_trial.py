@@ -11,9 +11,9 @@ import torch
 
 from kedge.config import Config
 from kedge.models.live_bytes import LiveBytes
+from kedge.ranks import ALONE, AdaptiveTokens
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
-from kedge.system.ranks import ALONE, AdaptiveTokens
 from kedge.training import pass_trial
 from kedge.training.pass_trial import find_tokens
 from tests.stages.ppo.test_ppo import PROMPTS, configure

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import ConfigError
 from kedge.training import runtime
+from kedge_base.errors import ConfigError
 
 
 def test_auto_uses_cuda_if_available(monkeypatch):
@@ -140,7 +140,7 @@ def test_products_of_new_shapes_leave_no_kernels_behind():
 
 FREED = """
 import torch
-from kedge.system.memory import give_back
+from kedge_base.machine.memory import give_back
 from kedge.training.runtime import memory_in_use, tune_memory
 tune_memory()
 def used():

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from kedge.system.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, Ranks
 from kedge.training.stopping import Terminated, stopping
 
 
@@ -118,7 +118,7 @@ def test_off_the_main_thread_nothing_is_changed():
 
 STUBBORN = """
 import time
-from kedge.system.invocation import mark_command_line
+from kedge_base.machine.invocation import mark_command_line
 from kedge.training.stopping import stopping
 {mark}
 with stopping() as asked:

@@ -14,7 +14,6 @@ import torch
 from kedge.algorithm.advantages import GeneralizedAdvantage
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.policy_losses import clipped_policy_loss, kl_penalty_policy_loss
-from kedge.errors import NumericsError
 from kedge.models import ActorCritic, LanguageModel, ScalarModel
 from kedge.models.packing.trunk import Trunk
 from kedge.rollout import Sampler
@@ -23,6 +22,7 @@ from kedge.training.objective import Objective
 from kedge.training.optimizer import CRITIC, build_optimizer
 from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.update import distance_moved, ppo_update
+from kedge_base.errors import NumericsError
 from tests.experience import collected
 from tests.tiny import tiny_causal_lm, tiny_reward_model, tiny_tokenizer
 

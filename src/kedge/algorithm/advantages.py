@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import TypedDict, Unpack
 
 from kedge.algorithm.masking import check_counted, check_positive, check_same_shape, check_share, keep_counted
-from kedge.errors import ShapeError
+from kedge_base.errors import ShapeError
 
 Need = Literal["values", "group", "baseline"]
 """Requirement of an estimator beyond rewards: a critic, several responses to a prompt, or a greedy one's score."""

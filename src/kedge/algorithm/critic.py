@@ -20,7 +20,7 @@ from kedge.algorithm.masking import (
     masked_mean,
     rounding_of,
 )
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 MIN_SPREAD = 1e-4
 """Returns with a standard deviation below this share of their root mean square are treated as constant: rounding is

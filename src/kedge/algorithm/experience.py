@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 
 from kedge.algorithm.masking import check_same_shape
 from kedge.algorithm.shaping import total_scores
-from kedge.errors import ShapeError
+from kedge_base.errors import ShapeError
 
 ENDINGS = ("completed", "truncated", "max_turns", "max_tokens", "context_overflow", "timeout", "failed")
 """How an episode ended: the environment ended it, or cut it off; the limit of turns, or of tokens in the middle of a

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kedge.algorithm.masking import check_choice, check_counted, check_positive, keep_counted
-from kedge.errors import ConfigError, ShapeError
+from kedge_base.errors import ConfigError, ShapeError
 
 BandOf = Literal["token", "sequence"]
 

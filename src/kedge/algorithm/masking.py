@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from kedge.errors import ConfigError, ShapeError
+from kedge_base.errors import ConfigError, ShapeError
 
 Aggregation = Literal["token", "sequence", "constant"]
 

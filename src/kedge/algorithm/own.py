@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from kedge.algorithm.advantages import AdvantageInputs, Advantages, Need
 from kedge.algorithm.masking import keep_counted
-from kedge.errors import ShapeError
+from kedge_base.errors import ShapeError
 
 LARGEST = 1e12
 """The largest advantage or return: their sums and squares are computed in fp32, which ends at 3e38."""

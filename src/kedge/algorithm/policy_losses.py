@@ -27,7 +27,7 @@ from kedge.algorithm.masking import (
     keep_counted,
 )
 from kedge.algorithm.own import function_name, own_values
-from kedge.errors import ConfigError, ShapeError
+from kedge_base.errors import ConfigError, ShapeError
 
 
 def named_surrogate(

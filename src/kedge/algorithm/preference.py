@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from kedge.algorithm.masking import check_same_shape
-from kedge.errors import ShapeError
+from kedge_base.errors import ShapeError
 
 
 def ranking_loss(

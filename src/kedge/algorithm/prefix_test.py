@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kedge.algorithm.masking import check_same_shape
-from kedge.errors import ShapeError
-from kedge.system.intervals import Interval, resampled_interval, share_interval
+from kedge_base.errors import ShapeError
+from kedge_base.intervals import Interval, resampled_interval, share_interval
 
 NUM_BINS = 10
 """Bins of the calibration."""

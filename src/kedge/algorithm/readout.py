@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kedge.algorithm.masking import check_counted
-from kedge.errors import ShapeError
-from kedge.system.intervals import Interval, resampled_interval
+from kedge_base.errors import ShapeError
+from kedge_base.intervals import Interval, resampled_interval
 
 PENALTIES = tuple(10.0**power for power in range(-7, 2))
 """Ridge penalties that are tried, in units of the features' variance."""

@@ -19,7 +19,7 @@ from kedge.algorithm.masking import (
     keep_counted,
     rounding_of,
 )
-from kedge.errors import ConfigError, ShapeError
+from kedge_base.errors import ConfigError, ShapeError
 
 KLEstimator = Literal["k1", "k2", "k3"]
 ScoreAt = Literal["last", "after_last"]

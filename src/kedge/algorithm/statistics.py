@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kedge.errors import ShapeError
-from kedge.system.intervals import Interval, share_interval
+from kedge_base.errors import ShapeError
+from kedge_base.intervals import Interval, share_interval
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import typer
 
 from kedge.cli import chat, config, data, inspect, launch, models, plan, stages, sweep
 from kedge.cli.command import Command, Group
-from kedge.errors import ConfigError, KedgeError, OutputError, PushError, is_panic
-from kedge.system.invocation import mark_command_line, num_ranks
-from kedge.system.memory import Exhaustion, is_out_of_memory
-from kedge.system.stage import stages as known_stages
-from kedge.system.streams import lasting_streams, refused_output
-from kedge.system.texts import error_text, printable
-from kedge.system.version import __version__
+from kedge_base.errors import ConfigError, KedgeError, OutputError, PushError, is_panic
+from kedge_base.machine.invocation import mark_command_line, num_ranks
+from kedge_base.machine.memory import Exhaustion, is_out_of_memory
+from kedge_base.machine.streams import lasting_streams, refused_output
+from kedge_base.stage import stages as known_stages
+from kedge_base.texts import error_text, printable
+from kedge_base.version import __version__
 
 __all__ = ["app", "main"]
 

@@ -8,7 +8,7 @@ import typer
 
 from kedge.cli.options import PresetName, Reward, Seed, weighted_rewards
 from kedge.config import load_config
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=.*", re.DOTALL)
 
@@ -51,7 +51,7 @@ def chat(
     config = load_config(None, overrides, flags, preset, stage="generate")
     from contextlib import suppress
 
-    from kedge.stages.chat import chat_on_terminal, chat_server, load_chat
+    from kedge_lab.chat import chat_on_terminal, chat_server, load_chat
 
     loaded = load_chat(config, names, form=None if form == "auto" else form)
     if not web:

@@ -8,8 +8,8 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from kedge.config import advice_for, full_name
-from kedge.errors import ConfigError
-from kedge.system.stage import stages
+from kedge_base.errors import ConfigError
+from kedge_base.stage import stages
 
 
 class Command(TyperCommand):

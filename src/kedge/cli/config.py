@@ -18,8 +18,8 @@ from kedge.config import (
     schedule_in_words,
     stage_of,
 )
-from kedge.errors import ConfigError
-from kedge.system.stage import registered_stages, value_of
+from kedge_base.errors import ConfigError
+from kedge_base.stage import registered_stages, value_of
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Show, check and explain the configuration.")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kedge.system.texts import printable
+from kedge_base.texts import printable
 
 
 def _path(text: str) -> Path:
@@ -42,8 +42,8 @@ def doctor(
     from rich.console import Console
 
     from kedge.config import field_advice
-    from kedge.inspect.diagnosis import examine_run
-    from kedge.inspect.doctor import merge, print_examinations
+    from kedge_inspect.diagnosis import examine_run
+    from kedge_inspect.doctor import merge, print_examinations
 
     examined = examine_run(run, advice=field_advice)
     findings = merge(examined.values()).findings
@@ -62,7 +62,7 @@ def report(
 ) -> None:
     """Write an HTML report of one run, or a comparison of several. Also works while they are running."""
     from kedge.config import field_advice
-    from kedge.inspect.report import write_report
+    from kedge_inspect.report import write_report
 
     typer.echo(printable(str(write_report(runs, out, advice=field_advice))))
 
@@ -76,7 +76,7 @@ def watch(
     from contextlib import suppress
 
     from kedge.config import field_advice
-    from kedge.inspect.live import has_run, serve_run
+    from kedge_inspect.live import has_run, serve_run
 
     with suppress(KeyboardInterrupt):
         if not has_run(run):

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from kedge.cli.command import Command
-from kedge.errors import ConfigError
-from kedge.system.stage import find_stage, stages
+from kedge_base.errors import ConfigError
+from kedge_base.stage import find_stage, stages
 
 RANKED = [stage.name for stage in stages().values() if stage.is_ranked]
 EXAMPLE = "kedge launch --nodes 2 --devices 8 -- ppo --model MODEL … --out runs/ppo"

@@ -20,8 +20,8 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the push, and show what would go.")] = False,
 ) -> None:
     """Push a trained model to the Hugging Face hub. Exits with 1 if the hub refuses halfway."""
-    from kedge.logs.progress import say
-    from kedge.models.pushing import push_model
+    from kedge_base.machine.progress import say
+    from kedge_hub.pushing import push_model
 
     typer.echo(push_model(model, repo, private=private, existing=existing, dry_run=dry_run, say=say))
 

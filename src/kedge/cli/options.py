@@ -14,10 +14,10 @@ import typer
 from typer.models import OptionInfo
 
 from kedge.config import LANGUAGE_PRESETS, PRESETS, completions, initial_critic
-from kedge.errors import ConfigError
 from kedge.stages.descriptions import REWARD
-from kedge.system.stage import Flag, stages
-from kedge.system.texts import printable
+from kedge_base.errors import ConfigError
+from kedge_base.stage import Flag, stages
+from kedge_base.texts import printable
 
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:

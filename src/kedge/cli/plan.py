@@ -6,8 +6,8 @@ import typer
 
 from kedge.cli.options import ConfigFile, PresetName, weighted_rewards
 from kedge.config import initial_critic, load_config, preset_conflicts
-from kedge.errors import ConfigError
-from kedge.system.stage import find_stage, stages
+from kedge_base.errors import ConfigError
+from kedge_base.stage import find_stage, stages
 
 PLANNED = ("sft", "reward", "critic", "ppo", "rlhf")
 """The stages that can be planned."""
@@ -58,7 +58,7 @@ def plan(
     if find_stage(stage).starting_model(resolved) is None:
         raise ConfigError(f"kedge plan {stage} needs model: pass --model, or set it in the configuration")
     from kedge.runs.names import check_names
-    from kedge.stages.planning.plan import plan_machine
+    from kedge_plan.plan import plan_machine
 
     check_names(resolved, stage)
     typer.echo(plan_machine(resolved, stage, device_name=device, price_per_hour=price_per_hour))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import typer
 
-from kedge.errors import KedgeError, LostContactError, PushError
-from kedge.system.ranks.start import end_together, is_first_to_fail, is_lost_contact, join_ranks
+from kedge.ranks.start import end_together, is_first_to_fail, is_lost_contact, join_ranks
+from kedge_base.errors import KedgeError, LostContactError, PushError
 
 LOST_CONTACT = 3
 """Exit status of a rank that ends because another one is gone."""

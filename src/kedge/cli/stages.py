@@ -29,12 +29,12 @@ from kedge.cli.options import (
     settings_of,
 )
 from kedge.config import Config, check_stage, load_config, presets_of, with_values
-from kedge.errors import ConfigError
 from kedge.runs.claim import claim_free_folder, claims
-from kedge.stages.demo.recipe import DURATION
-from kedge.system.output import CONFIG_FILE, check_output, is_run
-from kedge.system.stage import Stage, imported, stages
-from kedge.system.texts import IN_MEMORY, printable
+from kedge_base.errors import ConfigError
+from kedge_base.run_folder.output import CONFIG_FILE, check_output, is_run
+from kedge_base.stage import Stage, imported, stages
+from kedge_base.texts import IN_MEMORY, printable
+from kedge_lab.demo.recipe import DURATION
 
 
 def _command_of(stage: Stage) -> Callable[..., None]:
@@ -102,7 +102,7 @@ def _demo(out: Out = None, seed: Annotated[int, typer.Option(min=0, help="Random
     """Run the demo."""
     with claims():
         folder = claim_free_folder(Path("runs") / "demo") if out is None else check_output(out)
-        from kedge.stages.demo.main import run_demo
+        from kedge_lab.demo.main import run_demo
 
         run_demo(folder, seed)
 

@@ -10,8 +10,8 @@ import typer
 
 from kedge.cli.options import ConfigFile, Out, Overrides, PresetName, parameters_of, settings_of
 from kedge.config import Config, check_stage, full_name, load_config
-from kedge.errors import ConfigError
-from kedge.system.stage import stages
+from kedge_base.errors import ConfigError
+from kedge_base.stage import stages
 
 SWEPT = {stage.name: stage for stage in stages().values() if stage.is_swept}
 *_FIRST, _LAST = SWEPT
@@ -55,7 +55,7 @@ def sweep(
         raise ConfigError(f"kedge sweep runs {', '.join(SWEPT)}, not {stage}")
     if goal not in (None, "max", "min"):
         raise ConfigError(f"--goal must be max or min; it is {goal}")
-    from kedge.stages.sweep import plan_trials, run_sweep, split_override
+    from kedge_lab.sweep import plan_trials, run_sweep, split_override
 
     split = [(override, *split_override(override)) for override in overrides or ()]
     swept = {field: values for _, field, values in split if len(values) > 1 or ".." in values[0]}

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from kedge.system.texts import read_table
+from kedge_base.texts import read_table
 
 LIBRARIES: dict[str, dict[str, list[tuple[str, str]]]] = {}
 for library, title, names, here in read_table(Path(__file__).with_suffix(".tsv")):

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from kedge.config.explain.describe import suggestion, written
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import word
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 SCHEDULABLE = (
     "optimization.max_grad_norm",

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from kedge.config.explain.describe import suggestion
 from kedge.config.presets import check_presets
 from kedge.config.schema.root import Config
-from kedge.errors import ConfigError
-from kedge.system.invocation import as_argument
-from kedge.system.stage import Stage, find_stage, stages, value_of
-from kedge.system.term_names import distinct_names, source_name
+from kedge_base.errors import ConfigError
+from kedge_base.machine.invocation import as_argument
+from kedge_base.stage import Stage, find_stage, stages, value_of
+from kedge_base.term_names import distinct_names, source_name
 
 
 def check_stage(config: Config, name: str) -> None:

@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 from kedge.data.fields import Messages
 from kedge.data.records import RowError
 from kedge.data.tokens import Rendered, num_shared, special_wrapping
-from kedge.errors import DataError
-from kedge.system.texts import error_text
-from kedge.system.workers.log import CallLog
-from kedge.system.workers.process import Request, WorkerEnded, WorkerError, WorkerProcess
+from kedge_base.errors import DataError
+from kedge_base.texts import error_text
+from kedge_base.workers.log import CallLog
+from kedge_base.workers.process import Request, WorkerEnded, WorkerError, WorkerProcess
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -445,7 +445,7 @@ class _Renderer:
                     # Perhaps it ends now, since it had nothing to do for too long; another one shows.
                     with suppress(WorkerEnded):
                         return self._reply(self._process, request)
-                self._process = WorkerProcess("kedge.system.workers.chat_templates", CallLog(None, self._NAME))
+                self._process = WorkerProcess("kedge.models.template_worker", CallLog(None, self._NAME))
                 load = Request.of(self._NAME, "load")
                 self._process.send(load)
                 self._process.reply(load, STARTUP_SECONDS, "starting its process")

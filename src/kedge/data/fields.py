@@ -9,8 +9,8 @@ from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 from kedge.data.records import RowError, is_missing
-from kedge.errors import DataError
-from kedge.system.texts import unwritable
+from kedge_base.errors import DataError
+from kedge_base.texts import unwritable
 
 Fields: TypeAlias = "Mapping[str, Any]"
 Messages: TypeAlias = "list[dict[str, str]]"

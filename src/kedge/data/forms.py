@@ -23,7 +23,7 @@ from kedge.data.fields import (
 )
 from kedge.data.records import RowError
 from kedge.data.tokens import encode_example, encode_prompt, is_character_tokenizer, num_shared
-from kedge.system.invocation import as_argument
+from kedge_base.machine.invocation import as_argument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

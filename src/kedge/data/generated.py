@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kedge.system.generated import open_entry, open_task
+from kedge_base.generated import open_entry, open_task
 
 
 def generated_rows(source: str) -> Iterator[dict[str, str]]:

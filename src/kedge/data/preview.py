@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, hint_of
 from kedge.data.tokens import encode_completion, encode_example, encode_prompt, token_pieces
-from kedge.system.texts import printable
+from kedge_base.texts import printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from kedge.data.fields import field_of, number_of
 from kedge.data.records import Comparison, Demonstration, Prompt, Ranking, RowError
-from kedge.errors import ConfigError, DataError
+from kedge_base.errors import ConfigError, DataError
 
 
 def room_for_prompt(context_lengths: Mapping[str, int | None], max_new_tokens: int) -> int | None:

@@ -13,7 +13,7 @@ from kedge.data.fields import MAY_BE_EMPTY, Role, columns_of, name_missing_colum
 from kedge.data.parsing import ReadingOptions, parse_comparison, parse_demonstration, parse_prompt
 from kedge.data.records import Prompt, Rejection, RowError, Table, hint_of, write_rejections
 from kedge.data.sources import Source, numbered_rows
-from kedge.errors import DataError
+from kedge_base.errors import DataError
 
 _PARSERS: dict[str, Callable[[object, ReadingOptions], Any]] = {
     "demonstrations": parse_demonstration,

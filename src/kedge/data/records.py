@@ -12,9 +12,9 @@ from pathlib import Path
 from reprlib import Repr
 from typing import Any, Generic, TypeVar
 
-from kedge.errors import DataError
-from kedge.system.output import writing
-from kedge.system.texts import error_text
+from kedge_base.errors import DataError
+from kedge_base.run_folder.output import writing
+from kedge_base.texts import error_text
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias, TypeVar
 from kedge.data.generated import generated_rows
 from kedge.data.records import Row, check_row_count, listed_rows, one_line_errors, parquet_rows, table_rows
 from kedge.data.text_files import COMPRESSIONS, csv_rows, json_rows
-from kedge.errors import DataError
-from kedge.system.generated import PREFIX
-from kedge.system.memory import free_memory, memory_limit, private_memory
-from kedge.system.texts import IN_MEMORY, pointer_fault
+from kedge_base.errors import DataError
+from kedge_base.generated import PREFIX
+from kedge_base.machine.memory import free_memory, memory_limit, private_memory
+from kedge_base.texts import IN_MEMORY, pointer_fault
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     **{".jsonl": json_rows, ".ndjson": json_rows, ".json": json_rows, ".parquet": parquet_rows},
@@ -286,7 +286,7 @@ def _saved_rows(folder: Path, split: str | None) -> Iterator[Row]:
 
 
 def _hub_rows(name: str, repository: str, config: str | None, split: str) -> Iterator[Row]:
-    from kedge.system.hub import hub_fault  # slow to import, like datasets
+    from kedge.downloads import hub_fault  # slow to import, like datasets
 
     if (fault := hub_fault(repository, "dataset")) is not None:
         raise DataError(f"{name!r}: no such file or folder; {fault}{_text_advice(name)}")

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 from kedge.data.fields import is_conversation
 from kedge.data.records import Row, listed_rows
-from kedge.errors import DataError
-from kedge.system.texts import error_text
+from kedge_base.errors import DataError
+from kedge_base.texts import error_text
 
 # A file without line breaks, or an endless one, must not exhaust memory.
 _LONGEST_LINE = 2**27

@@ -19,7 +19,7 @@ from kedge.data.chat import apply_template
 from kedge.data.fields import Messages
 from kedge.data.records import Prompt, RowError
 from kedge.data.tokens import Rendered, encode_prompt, encode_text, num_shared
-from kedge.errors import DataError
+from kedge_base.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

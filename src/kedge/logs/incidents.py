@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.data.tokens import turn_pieces
 from kedge.logs.json_lines import JsonLines, parsed_row, plain_json
-from kedge.system.output import INCIDENTS_FILE, replace_file
+from kedge_base.run_folder.output import INCIDENTS_FILE, replace_file
 
 
 def add_incident(folder: Path, incident: Mapping[str, Any]) -> None:

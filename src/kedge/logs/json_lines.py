@@ -17,9 +17,9 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import Self
 
-from kedge.errors import DataError, ShapeError
-from kedge.system.durable import replace_contents, sync, sync_folder
-from kedge.system.output import writing
+from kedge_base.errors import DataError, ShapeError
+from kedge_base.machine.durable import replace_contents, sync, sync_folder
+from kedge_base.run_folder.output import writing
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"

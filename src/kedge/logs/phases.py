@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kedge.logs.json_lines import JsonLines
-from kedge.system.output import PROGRESS_FILE
+from kedge_base.run_folder.output import PROGRESS_FILE
 
 JUDGING = "judge"
 """The phase where a judge reads all responses of a side at once."""

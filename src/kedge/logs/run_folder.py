@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from kedge.system.durable import check_renaming, is_part, make_folder
-from kedge.system.output import (
+from kedge_base.machine.durable import check_renaming, is_part, make_folder
+from kedge_base.run_folder.output import (
     CONFIG_FILE,
     DATA_FILE,
     DIAGNOSTIC_FILES,

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kedge.errors import ShapeError
-from kedge.logs.progress import format_figure
-from kedge.system.intervals import Interval
-from kedge.system.texts import printable
+from kedge_base.errors import ShapeError
+from kedge_base.intervals import Interval
+from kedge_base.machine.progress import format_figure
+from kedge_base.texts import printable
 
 Cell = Interval | float | str | None
 

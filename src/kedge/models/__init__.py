@@ -1,7 +1,6 @@
 """The four models of PPO (policy, reference, critic, reward model): loading, heads, forward pass, saving."""
 
 from kedge.models.adapters import AdapterSettings
-from kedge.models.card import ModelCard
 from kedge.models.frozen import FrozenDtype, HostWeights, hold_frozen
 from kedge.models.heads import HistogramHead, ValueHead, initialize_head, load_value_head, read_values
 from kedge.models.language import ActorCritic, LanguageModel, PolicyWeights, response_logprobs
@@ -13,6 +12,7 @@ from kedge.models.saving import save_architecture, save_policy, save_scalar_mode
 from kedge.models.scalar import ScalarModel, score_rows
 from kedge.models.sources import find_model
 from kedge.models.tokenizers import StopTokens, load_tokenizer, named_stop_tokens, own_stop_tokens
+from kedge_hub.card import ModelCard
 
 __all__ = [
     "ActorCritic",

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from kedge.system.ranks import Ranks
+from kedge.ranks import Ranks
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,12 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from kedge.errors import ConfigError, install_line
 from kedge.models.adapters import is_frozen, mark_frozen
 from kedge.models.language import LanguageModel
 from kedge.models.packing.trunk import Precision
 from kedge.models.scalar import ScalarModel
-from kedge.system.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, Ranks
+from kedge_base.errors import ConfigError, install_line
 
 QuantizedDtype = Literal["bf16", "int8", "nf4"]
 FrozenDtype = Literal["auto", "fp32", "bf16", "int8", "nf4"]

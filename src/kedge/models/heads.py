@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kedge.algorithm.critic import Bins
-from kedge.errors import ModelError
+from kedge.downloads import repository_file
 from kedge.models.sources import check_source, find_model
-from kedge.system.hub import repository_file
+from kedge_base.errors import ModelError
 
 HeadInit = Literal["zero", "normal"]
 

@@ -19,14 +19,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kedge.algorithm.critic import Bins
 from kedge.algorithm.experience import CriticOutputs, PolicyOutputs, Rollout
 from kedge.algorithm.logprobs import token_logprobs_and_entropy
-from kedge.errors import ModelError
 from kedge.models.adapters import Adapter
 from kedge.models.heads import HistogramHead, ValueHead, Values, initialize_head, read_values, scale_head
 from kedge.models.packing.packed import TokenRows
 from kedge.models.packing.probe import TOLERANCE, Findings, relative_error, trial_rows
 from kedge.models.packing.trunk import Precision, Trunk, autocast
 from kedge.models.pretrained import context_length, disable_dropout, fit_embedding, rope_switch
-from kedge.system.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, Ranks
+from kedge_base.errors import ModelError
 
 if TYPE_CHECKING:
     from kedge.models.scalar import ScalarModel

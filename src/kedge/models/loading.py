@@ -21,7 +21,6 @@ from transformers import (
 )
 
 from kedge.algorithm.critic import Bins
-from kedge.errors import ModelError
 from kedge.models.adapters import Adapter, AdapterFolder, AdapterSettings, shared_copy
 from kedge.models.first_rank import Loaded, built_without_weights, give_model, inner_weights
 from kedge.models.heads import find_head, initialize_head
@@ -37,7 +36,8 @@ from kedge.models.pretrained import (
 )
 from kedge.models.scalar import ScalarModel, checked_number
 from kedge.models.sources import check_source, find_adapter, find_model, local_folder, quiet_transformers
-from kedge.system.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, Ranks
+from kedge_base.errors import ModelError
 
 
 class Bases:

@@ -19,7 +19,6 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from kedge.errors import ModelError
 from kedge.models.adapters import AdapterFolder, merge_adapter
 from kedge.models.first_rank import Loaded, load_on_first
 from kedge.models.sources import (
@@ -31,7 +30,8 @@ from kedge.models.sources import (
     local_folder,
     quiet_transformers,
 )
-from kedge.system.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, Ranks
+from kedge_base.errors import ModelError
 
 NORMALIZATION_KEY = "kedge_score_shift"
 """Key of config.json with the score shift; in every reward model that kedge saved, even where the shift is 0."""

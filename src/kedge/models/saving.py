@@ -21,10 +21,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from kedge.errors import DataError, ModelError
 from kedge.models.adapters import Adapter, is_adapter, read_adapter
 from kedge.models.adapters.folder import write_shift
-from kedge.models.card import CARD, ORIGIN_FILE, ModelCard
 from kedge.models.heads import VALUE_HEAD_FILE, value_head_file
 from kedge.models.language import LanguageModel
 from kedge.models.pretrained import (
@@ -38,10 +36,12 @@ from kedge.models.pretrained import (
 from kedge.models.scalar import ScalarModel
 from kedge.models.sources import SHARDED_WEIGHTS, check_source, find_model
 from kedge.models.tokenizers import kept_stop_ids, load_tokenizer, save_tokenizer
-from kedge.system.durable import copy_tree, replaced_folder
-from kedge.system.memory import in_phase
-from kedge.system.output import check_output, writing
-from kedge.system.ranks.sharding import StoredTensors
+from kedge.ranks.sharding import StoredTensors
+from kedge_base.errors import DataError, ModelError
+from kedge_base.machine.durable import copy_tree, replaced_folder
+from kedge_base.machine.memory import in_phase
+from kedge_base.run_folder.output import check_output, writing
+from kedge_hub.card import CARD, ORIGIN_FILE, ModelCard
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Files that name the pad token."""

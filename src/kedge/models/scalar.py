@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kedge.algorithm.critic import Bins
-from kedge.errors import ModelError
 from kedge.models.adapters import Adapter
 from kedge.models.heads import HistogramHead, ValueHead, Values, read_values, scale_head
 from kedge.models.packing.packed import TokenRows
@@ -31,7 +30,8 @@ from kedge.models.pretrained import (
     num_embeddings,
     rope_switch,
 )
-from kedge.system.ranks import ALONE, PassTokens, Ranks, evaluate_in_passes
+from kedge.ranks import ALONE, PassTokens, Ranks, evaluate_in_passes
+from kedge_base.errors import ModelError
 
 Batching = Literal["right", "left", "equal"]
 """Rows padded on the right, padded on the left, or only rows of equal length in one batch."""

@@ -6,15 +6,15 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from kedge.errors import ModelError
 from kedge.models.first_rank import give_tensors, inner_weights, take_out
 from kedge.models.frozen import factors_of
 from kedge.models.language import LanguageModel, output_layer
 from kedge.models.packing.packed import TokenRows
 from kedge.models.packing.trunk import Precision, Trunk, autocast
 from kedge.models.scalar import ScalarModel
-from kedge.system.ranks import Ranks
-from kedge.system.ranks.sharding import fill_parts, shard, shard_weight
+from kedge.ranks import Ranks
+from kedge.ranks.sharding import fill_parts, shard, shard_weight
+from kedge_base.errors import ModelError
 
 
 def can_be_sharded(model: LanguageModel | ScalarModel) -> bool:

@@ -14,12 +14,12 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from kedge.data.chat import end_of_turn, special_tokens
-from kedge.errors import ConfigError, ModelError, is_panic
 from kedge.models.adapters import is_adapter
 from kedge.models.language import LanguageModel
 from kedge.models.pretrained import load_config
 from kedge.models.sources import base_source, check_source, loading_reason, local_folder, quiet_transformers
-from kedge.system.texts import printable
+from kedge_base.errors import ConfigError, ModelError, is_panic
+from kedge_base.texts import printable
 
 PAD_TOKEN = "<|pad|>"
 CONFIG_FILE = "tokenizer_config.json"

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from kedge.models.sources import quiet_transformers
 from kedge.models.tokenizers import save_tokenizer
-from kedge.system.durable import share_as_usual
+from kedge_base.machine.durable import share_as_usual
 
 PAD_TOKEN = "<|pad|>"
 END_TOKEN = "<|end|>"

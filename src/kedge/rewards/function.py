@@ -18,18 +18,18 @@ from functools import partial
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Literal
 
-from kedge.errors import RewardError, RunEnded
 from kedge.rewards.source import Responses, Score, Verdict, checked_scores, free_names
-from kedge.system.generators import seeded
-from kedge.system.importing import find_named
-from kedge.system.texts import place_of, typed_error_text
-from kedge.system.workers.codec import own_copy
-from kedge.system.workers.event_loop import event_loop
+from kedge_base.errors import RewardError, RunEnded
+from kedge_base.generators import seeded
+from kedge_base.importing import find_named
+from kedge_base.texts import place_of, typed_error_text
+from kedge_base.workers.codec import own_copy
+from kedge_base.workers.event_loop import event_loop
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
+    from kedge.ranks import Ranks
     from kedge.rewards.model import ModelReward
     from kedge.rewards.worker.client import RemoteFunction
-    from kedge.system.ranks import Ranks
 
 TURN_ARGUMENTS = ("last_turns", "episodes")
 """The responses by turns; only for functions that name them."""
@@ -278,7 +278,7 @@ class FunctionReward:
 
     def _texts(self, responses: Responses) -> list[str]:
         """The `completions`: kedge's own functions read the policy's last turn alone, not what an environment said."""
-        if self._module.startswith("kedge.rewards.verify."):
+        if self._module.startswith("kedge_tasks.verify."):
             return responses.answers
         return responses.last_turns if self._is_ours else responses.completions
 

@@ -11,16 +11,16 @@ from typing import Any, TypeAlias, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from kedge.errors import RewardError
 from kedge.models import Precision, load_scalar_model, load_tokenizer
 from kedge.models.loading import Bases
+from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.rewards.function import CallLimits, FunctionReward, GuardedReward, load_function
 from kedge.rewards.model import ModelReward
 from kedge.rewards.source import RewardSource
 from kedge.rewards.weighted import WeightedReward
 from kedge.rewards.worker.client import RemoteFunction
-from kedge.system.ranks import ALONE, PassTokens, Ranks
-from kedge.system.term_names import is_function, source_name
+from kedge_base.errors import RewardError
+from kedge_base.term_names import is_function, source_name
 
 RewardSpec: TypeAlias = "str | Path | Callable[..., Any]"
 """A reward model's folder or hub id, `path/to/file.py:function`, `package.module:function`, or a function."""

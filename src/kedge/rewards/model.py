@@ -11,11 +11,11 @@ from kedge.data.chat import apply_template, closing_of, render_answer, render_pr
 from kedge.data.fields import Messages
 from kedge.data.records import RowError
 from kedge.data.tokens import special_wrapping
-from kedge.errors import DataError, RewardError
 from kedge.models import Precision, ScalarModel, score_rows
+from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.rewards.source import MESSAGES_COLUMN, Responses, Score, checked_scores
-from kedge.system.memory import in_phase
-from kedge.system.ranks import ALONE, PassTokens, Ranks
+from kedge_base.errors import DataError, RewardError
+from kedge_base.machine.memory import in_phase
 
 
 class ModelReward:

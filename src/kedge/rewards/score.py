@@ -17,8 +17,8 @@ from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
 from kedge.algorithm.shaping import MissingEosMode, penalize_missing_eos, total_scores
 from kedge.data import Prompt, Rendered
 from kedge.data.turns import opened_conversation
-from kedge.errors import UnscoredError
 from kedge.rewards import MESSAGES_COLUMN, Responses, ScoredTerms, WeightedReward
+from kedge_base.errors import UnscoredError
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kedge.errors import NonfiniteScoreError, RewardError
 from kedge.rewards.function import CallResult, FunctionReward, GuardedReward, answers_of, reasons_of
 from kedge.rewards.source import Responses, RewardSource, Score, Scores
-from kedge.system.term_names import distinct_names
+from kedge_base.errors import NonfiniteScoreError, RewardError
+from kedge_base.term_names import distinct_names
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
     from kedge.rewards.model import ModelReward

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
+from kedge.ranks import Ranks
 from kedge.rollout.engine import Engine
-from kedge.system.ranks import Ranks
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from kedge.algorithm.logprobs import BandOf, truncated_importance_weights, withi
 from kedge.algorithm.masking import keep_counted, masked_whiten
 from kedge.algorithm.own import OwnAdvantage
 from kedge.algorithm.shaping import KLEstimator, KLScope, ScoreAt, shape_rewards
-from kedge.errors import ConfigError
 from kedge.models import ActorCritic, LanguageModel, Precision, response_logprobs
-from kedge.system.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_passes
+from kedge.ranks import ALONE, PassTokens, Prompts, Ranks, evaluate_in_passes
+from kedge_base.errors import ConfigError
 
 Evaluated = Literal["nothing", "critic", "all"]
 """The models that read a rollout for its experience: policy and critic, or the critic alone."""

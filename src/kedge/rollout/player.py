@@ -17,9 +17,9 @@ from kedge.data import Prompt, Rendered
 from kedge.data.fields import Messages
 from kedge.data.records import RowError
 from kedge.data.turns import PlainTurns, TemplateTurns, ToolUse, Turns
-from kedge.errors import DataError, EnvError
-from kedge.system.thoughts import opened_thought
-from kedge.system.workers.codec import own_copy
+from kedge_base.errors import DataError, EnvError
+from kedge_base.thoughts import opened_thought
+from kedge_base.workers.codec import own_copy
 
 CUT_OFF = ("truncated", "context_overflow", "timeout")
 """Endings that are not of the task: the state has a value, which the critic's stands for."""

@@ -13,10 +13,10 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.logprobs import token_logprobs
 from kedge.models import Decoder, LanguageModel, PackedDecoder, Precision, autocast, prepacked, read_values
+from kedge.ranks import AdaptiveTokens
 from kedge.rollout.engine import Dialogue
 from kedge.rollout.responses import Responses
-from kedge.system.memory import is_out_of_memory, note_exhaustion, release
-from kedge.system.ranks import AdaptiveTokens
+from kedge_base.machine.memory import is_out_of_memory, note_exhaustion, release
 
 # Finished rows are dropped when they reach this share, because dropping copies the cache of the other rows.
 COMPACTION_SHARE = 0.25

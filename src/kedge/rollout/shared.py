@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from kedge.algorithm.experience import Rollout
 from kedge.data.tokens import pad_left
+from kedge.ranks import Ranks
+from kedge.ranks.sharding import whole_weights
 from kedge.rollout.engine import Dialogue, Engine
-from kedge.system.ranks import Ranks
-from kedge.system.ranks.sharding import whole_weights
 
 
 @dataclass(frozen=True)

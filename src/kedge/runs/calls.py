@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kedge.config import Config, changed_values, load_config
-from kedge.errors import KedgeError
-from kedge.inspect.record import read_config
-from kedge.inspect.report import REPORT_FILE, report_as_html, report_as_text, runs_in
-from kedge.system.output import CONFIG_FILE, MODEL_FOLDER
-from kedge.system.stage import find_stage, imported, stages
-from kedge.system.texts import printable
+from kedge_base.errors import KedgeError
+from kedge_base.run_folder.output import CONFIG_FILE, MODEL_FOLDER
+from kedge_base.stage import find_stage, imported, stages
+from kedge_base.texts import printable
+from kedge_inspect.record import read_config
+from kedge_inspect.report import REPORT_FILE, report_as_html, report_as_text, runs_in
 
 T = TypeVar("T")
 

@@ -18,9 +18,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from kedge.errors import OutputError
-from kedge.system.durable import make_folder
-from kedge.system.output import check_creatable, free_folders, is_free
+from kedge_base.errors import OutputError
+from kedge_base.machine.durable import make_folder
+from kedge_base.run_folder.output import check_creatable, free_folders, is_free
 
 
 @dataclass(frozen=True)

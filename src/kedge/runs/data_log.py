@@ -15,9 +15,9 @@ from kedge.config import Config
 from kedge.data import DataUsage, Mixture, Split, Table, split_eval
 from kedge.data.preview import PLAIN_WIDTH, Part, example_lines, parts_of
 from kedge.data.prompts import RecordT
-from kedge.errors import DataError
-from kedge.logs.progress import say
-from kedge.system.output import DATA_FILE, replace_file
+from kedge_base.errors import DataError
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import DATA_FILE, replace_file
 
 
 @dataclass(frozen=True)

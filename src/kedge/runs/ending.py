@@ -9,18 +9,24 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from kedge.config import Config, field_advice
-from kedge.errors import OutOfMemoryError, OutputError
-from kedge.inspect.diagnosis import examine_run
-from kedge.inspect.doctor import merge, one_line
-from kedge.inspect.report import REPORT_FILE, leave_report, runs_in
-from kedge.logs.progress import say
-from kedge.models.pushing import push_folder
+from kedge.ranks import AdaptiveTokens
 from kedge.runs.calls import Call, next_calls, resuming_call
 from kedge.runs.run import Run
-from kedge.system.invocation import is_command_line, is_first_rank
-from kedge.system.output import FINISHED_FILE, MODEL_FOLDER, SAMPLED_FOLDER, checkpoint_folder, kept_checkpoints
-from kedge.system.ranks import AdaptiveTokens
-from kedge.system.texts import printable
+from kedge_base.errors import OutOfMemoryError, OutputError
+from kedge_base.machine.invocation import is_command_line, is_first_rank
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import (
+    FINISHED_FILE,
+    MODEL_FOLDER,
+    SAMPLED_FOLDER,
+    checkpoint_folder,
+    kept_checkpoints,
+)
+from kedge_base.texts import printable
+from kedge_hub.pushing import push_folder
+from kedge_inspect.diagnosis import examine_run
+from kedge_inspect.doctor import merge, one_line
+from kedge_inspect.report import REPORT_FILE, leave_report, runs_in
 
 _in_chain: ContextVar[bool] = ContextVar("in_chain", default=False)
 """True if the stage is part of a chain, which says itself how to continue."""

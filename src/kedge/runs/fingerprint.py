@@ -18,14 +18,14 @@ from typing import Any, cast
 
 from kedge.config import Config
 from kedge.data.sources import is_data_file
-from kedge.errors import DataError
 from kedge.logs.json_lines import plain_json
 from kedge.models import find_model
 from kedge.models.adapters import is_adapter, read_adapter
-from kedge.system.output import FINISHED_FILE, MODEL_FOLDER, checkpoint_folder, is_run, kept_checkpoints
-from kedge.system.stage import stages, value_of
-from kedge.system.texts import names_function
 from kedge.training.checkpoint.files import record_file
+from kedge_base.errors import DataError
+from kedge_base.run_folder.output import FINISHED_FILE, MODEL_FOLDER, checkpoint_folder, is_run, kept_checkpoints
+from kedge_base.stage import stages, value_of
+from kedge_base.texts import names_function
 
 
 def _code_files(source: str) -> list[Path]:

@@ -10,16 +10,16 @@ import torch
 
 from kedge.config import Config
 from kedge.data import Prompt
-from kedge.errors import RewardError
-from kedge.logs.progress import say
 from kedge.models import ActorCritic, AdapterSettings, HostWeights, LanguageModel, ScalarModel, hold_frozen
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import hold_bases
 from kedge.models.loading import Bases
 from kedge.models.sharded import can_be_sharded, shard_model
+from kedge.ranks import Ranks
 from kedge.rewards import Responses, WeightedReward
 from kedge.runs.run import Run, offloads_frozen
-from kedge.system.ranks import Ranks
+from kedge_base.errors import RewardError
+from kedge_base.machine.progress import say
 
 
 def adapter_of(config: Config) -> AdapterSettings | None:

@@ -13,14 +13,14 @@ from kedge.config import Config, DataConfig
 from kedge.data import Prompt, Sources, read_rows
 from kedge.data.chat import prompt_form
 from kedge.data.fields import Role, columns_of
-from kedge.errors import RewardError
-from kedge.logs.progress import say
 from kedge.models.loading import Bases
 from kedge.rewards import CallLimits, RewardSpec, RewardTerm, WeightedReward, load_reward
 from kedge.rewards.source import RewardSource
 from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run
-from kedge.system.output import REWARD_LOG
+from kedge_base.errors import RewardError
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import REWARD_LOG
 
 if TYPE_CHECKING:
     from kedge.rollout.player import Player
@@ -247,8 +247,8 @@ def load_player(
     given = environment or config.environment.source
     if given is None:
         return None
-    from kedge.environments.client import Environment  # a run without one needs none of it
     from kedge.rollout.player import Limits, Player
+    from kedge_tasks.environments.client import Environment  # a run without one needs none of it
 
     settings = config.environment
     limits = Limits(settings.max_turns, tokens, settings.max_turn_tokens, on_error=settings.on_error)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from kedge.errors import ConfigError, ModelError
 from kedge.models.sources import quiet_transformers
 from kedge.models.tokenizers import CONFIG_FILE, save_tokenizer
 from kedge.rewards import RewardTerm
-from kedge.system.durable import copy_tree
-from kedge.system.output import is_run, writing
+from kedge_base.errors import ConfigError, ModelError
+from kedge_base.machine.durable import copy_tree
+from kedge_base.run_folder.output import is_run, writing
 
 
 def is_pretrained(value: object) -> bool:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from kedge.config import Config
 from kedge.data.sources import Sources, rows_of
-from kedge.errors import ConfigError, EnvError, RewardError
 from kedge.logs.loggers import check_loggers
 from kedge.models import load_tokenizer
 from kedge.models.sources import check_source
-from kedge.system.importing import check_named
-from kedge.system.stage import find_stage, value_of
-from kedge.system.term_names import is_function
+from kedge_base.errors import ConfigError, EnvError, RewardError
+from kedge_base.importing import check_named
+from kedge_base.stage import find_stage, value_of
+from kedge_base.term_names import is_function
 
 PPO = "ppo.advantage ppo.policy_loss environment.source reward evaluate.judge model ppo.reference data.prompts"
 READ = {

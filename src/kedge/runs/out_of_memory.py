@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from kedge.config import Config
-from kedge.errors import ModelError, OutOfMemoryError
 from kedge.runs.claim import claims
 from kedge.runs.resuming import RunFinished
-from kedge.system.generators import kept_random_state
-from kedge.system.invocation import refuse_nested_run
-from kedge.system.memory import Exhaustion, is_out_of_memory, release
-from kedge.system.stage import Stage, find_stage
-from kedge.system.streams import lasting_streams
 from kedge.training.runtime import default_modes
+from kedge_base.errors import ModelError, OutOfMemoryError
+from kedge_base.generators import kept_random_state
+from kedge_base.machine.invocation import refuse_nested_run
+from kedge_base.machine.memory import Exhaustion, is_out_of_memory, release
+from kedge_base.machine.streams import lasting_streams
+from kedge_base.stage import Stage, find_stage
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -15,9 +15,9 @@ from kedge.data.preview import parts_of
 from kedge.data.readers import read_table
 from kedge.data.records import table_rows
 from kedge.data.tokens import character_tokenizer
-from kedge.errors import ConfigError, DataError
 from kedge.models import load_tokenizer
 from kedge.runs.inputs import reading
+from kedge_base.errors import ConfigError, DataError
 
 ROLES: dict[str, Role] = {
     "sft": "demonstrations",

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kedge.config import Config, changed_settings, differences, effective_settings, load_config, word
-from kedge.errors import ConfigError, DataError
-from kedge.inspect.record import read_config, read_json_object
-from kedge.logs.progress import say
-from kedge.models.card import CARD, public_settings
 from kedge.runs.fingerprint import changed_inputs, lost_inputs
-from kedge.system.invocation import as_argument, is_command_line
-from kedge.system.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
-from kedge.system.stage import Stage, find_stage, value_of
 from kedge.training.checkpoint.files import FileRecord, record_file, record_files
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.runtime import available_cores, set_threads
+from kedge_base.errors import ConfigError, DataError
+from kedge_base.machine.invocation import as_argument, is_command_line
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, MODEL_FOLDER, is_run, replace_file
+from kedge_base.stage import Stage, find_stage, value_of
+from kedge_hub.card import CARD, public_settings
+from kedge_inspect.record import read_config, read_json_object
 
 
 def lengthening(folder: Path, config: Config, stage: str) -> list[str]:

@@ -20,13 +20,12 @@ import torch
 
 from kedge.config import Config, check_stage, full_name, preset_conflicts, resolved_yaml, with_values
 from kedge.data.chat import render_as_of
-from kedge.errors import ConfigError, DataError
-from kedge.logs.progress import say
 from kedge.logs.run_folder import create_run_folder, discard_run_folder, write_config
 from kedge.models import Precision, model_width, resolve_precision
 from kedge.models.frozen import load_bitsandbytes
-from kedge.models.pushing import check_base, check_push
 from kedge.models.sources import base_source, find_adapter
+from kedge.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
+from kedge.ranks.start import join_ranks, local_rank
 from kedge.rewards import RewardTerm
 from kedge.rewards.function import name_of
 from kedge.runs.claim import claim, claim_free_folder
@@ -50,22 +49,6 @@ from kedge.runs.resuming import (
     mark_finished,
     threads_before,
 )
-from kedge.system.durable import make_folder, remove_parts, sync_folder
-from kedge.system.generators import seed_generators
-from kedge.system.output import (
-    CHECKPOINTS,
-    DIAGNOSTIC_FILES,
-    FINISHED_FILE,
-    REJECTED_FILE,
-    check_output,
-    is_run,
-    kept_checkpoints,
-    writing,
-)
-from kedge.system.ranks import ALONE, AdaptiveTokens, PassTokens, Ranks
-from kedge.system.ranks.start import join_ranks, local_rank
-from kedge.system.stage import Stage, find_stage, stages, value_of
-from kedge.system.texts import IN_MEMORY
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.optimizer_kinds import check_optimizer
 from kedge.training.runtime import (
@@ -76,6 +59,23 @@ from kedge.training.runtime import (
     tune_memory,
     use_deterministic_kernels,
 )
+from kedge_base.errors import ConfigError, DataError
+from kedge_base.generators import seed_generators
+from kedge_base.machine.durable import make_folder, remove_parts, sync_folder
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import (
+    CHECKPOINTS,
+    DIAGNOSTIC_FILES,
+    FINISHED_FILE,
+    REJECTED_FILE,
+    check_output,
+    is_run,
+    kept_checkpoints,
+    writing,
+)
+from kedge_base.stage import Stage, find_stage, stages, value_of
+from kedge_base.texts import IN_MEMORY
+from kedge_hub.pushing import check_base, check_push
 
 
 def describe_in_memory(in_memory: Mapping[str, object]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from kedge.config import Config, best_metric
-from kedge.errors import ConfigError, KedgeError, OutOfMemoryError
 from kedge.logs.experience_metrics import DETAILS_FILE
 from kedge.logs.incidents import truncate_incidents
 from kedge.logs.json_lines import (
@@ -27,16 +26,17 @@ from kedge.logs.json_lines import (
 )
 from kedge.logs.loggers import PROJECT, LoggedRun, LoggerGroup, LoggerState
 from kedge.logs.phases import PhaseLog
-from kedge.logs.progress import Progress, say
+from kedge.ranks import AdaptiveTokens
 from kedge.runs.ending import end_stage, resumable
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Run
-from kedge.system.output import CHECKPOINTS, replace_file
-from kedge.system.ranks import AdaptiveTokens
 from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.state import BestUpdate, RunState
 from kedge.training.stopping import Stopping, stopping
+from kedge_base.errors import ConfigError, KedgeError, OutOfMemoryError
+from kedge_base.machine.progress import Progress, say
+from kedge_base.run_folder.output import CHECKPOINTS, replace_file
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from kedge.config import Config, config_from_settings, full_settings, initial_cr
 from kedge.config.explain.describe import section_type
 from kedge.data.fields import is_conversation
 from kedge.data.records import table_rows
-from kedge.errors import ConfigError
 from kedge.rewards import RewardSpec, RewardTerm
 from kedge.runs.claim import claim_free_folder
 from kedge.runs.loaded_models import LoadedModel, NamedModels, is_pretrained
-from kedge.system.output import IN_MEMORY_FOLDER, check_output, is_run
-from kedge.system.stage import Stage
+from kedge_base.errors import ConfigError
+from kedge_base.run_folder.output import IN_MEMORY_FOLDER, check_output, is_run
+from kedge_base.stage import Stage
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
 """A folder, a file or a hub id."""

@@ -1,13 +1,13 @@
-"""kedge's own stages; see `kedge.system.stage` for the meaning of each attribute."""
+"""kedge's own stages; see `kedge_base.stage` for the meaning of each attribute."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kedge.errors import ConfigError
-from kedge.system.invocation import as_argument
-from kedge.system.stage import Flag, Stage
+from kedge_base.errors import ConfigError
+from kedge_base.machine.invocation import as_argument
+from kedge_base.stage import Flag, Stage
 
 if TYPE_CHECKING:
     from kedge.config import Config
@@ -44,7 +44,7 @@ REWARD = Flag(
     "reward",
     "REWARD[=WEIGHT]",
     "Reward model (folder or id) or function (file.py:name, module:name), such as the verifier "
-    "kedge.rewards.verify:gsm8k, optionally with a weight: file.py:name=0.5. "
+    "kedge_tasks.verify:gsm8k, optionally with a weight: file.py:name=0.5. "
     "Repeatable.",
     repeats=True,
 )
@@ -67,7 +67,7 @@ NEEDS_MODEL = {"model": "--model"}
 NEEDS_PROMPTS = {"data.prompts": "--prompts"}
 NEEDS_REWARD = {"reward": "--reward"}
 
-PLAN = "kedge.stages.planning.before:plan_before"
+PLAN = "kedge_plan.before:plan_before"
 
 HIGHER = True
 LOWER = False
@@ -372,7 +372,7 @@ RLHF = Stage(
     samples=True,
     trains=("sft", "reward_model", "critic", "ppo"),
     next_calls="kedge.runs.calls:after_policy",
-    plan="kedge.stages.planning.before:plan_chain_before",
+    plan="kedge_plan.before:plan_chain_before",
     best_metrics={**SFT.best_metrics, **REWARD_MODEL.best_metrics, **CRITIC.best_metrics, **PPO_BEST},
     check=_check_rlhf,
 )
@@ -381,7 +381,7 @@ GENERATE = Stage(
     "generate",
     help="Write a model's responses to prompts, with their scores if a reward is given.",
     title="Generation",
-    run="kedge.stages.generate:run_generate",
+    run="kedge_lab.generate:run_generate",
     sections=(("generate",), SCORED, ("environment",)),
     unread=FOR_TRAINING,
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS},
@@ -409,7 +409,7 @@ EVALUATE = Stage(
     help="Measure the win rate of a policy against another policy or the references; how many prompts it solves "
     "(--samples); or check a critic (--critic).",
     title="Evaluation",
-    run="kedge.stages.evaluate:evaluate_or_check",
+    run="kedge_lab.evaluate:evaluate_or_check",
     sections=(("evaluate",), ("generate",), SCORED, ("environment",)),
     unread=("generate.best_of", *FOR_TRAINING),
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS, "evaluate.judge": "--judge"},

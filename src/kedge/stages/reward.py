@@ -16,7 +16,6 @@ from typing import Any
 
 from kedge.config import Config
 from kedge.data import Comparison, Ranking
-from kedge.logs.progress import say
 from kedge.models import ScalarModel, load_scalar_model, save_scalar_model
 from kedge.models.sharded import shard_model
 from kedge.runs.calls import shows_its_run
@@ -26,9 +25,10 @@ from kedge.runs.out_of_memory import stage_function
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, running
-from kedge.stages.planning.report import MachinePlan
 from kedge.stages.supervised import SupervisedInputs, Trained, load_start, split_inputs, train_model
 from kedge.training.supervised.reward_model import RewardModelReport, train_reward_model
+from kedge_base.machine.progress import say
+from kedge_plan.report import MachinePlan
 
 
 @shows_its_run

@@ -24,7 +24,6 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config, check_stage, metric_in_chain, with_values
 from kedge.config.schedules import config_at
 from kedge.data import Prompt, PromptStream
-from kedge.inspect.record import read_json_object
 from kedge.logs.json_lines import plain_json
 from kedge.logs.table import Cell, print_table
 from kedge.models import load_scalar_model, load_tokenizer
@@ -36,21 +35,22 @@ from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, describe_in_memory, open_run
 from kedge.runs.training import Callback
 from kedge.stages.critic import CriticResult, run_critic
-from kedge.stages.evaluation.evaluator import collect_rankings
-from kedge.stages.evaluation.policy import SamplingSettings, load_policy
-from kedge.stages.planning.report import MachinePlan
+from kedge.stages.policy import SamplingSettings, load_policy
 from kedge.stages.ppo import PpoResult, run_ppo
 from kedge.stages.ppo.ahead import check_ahead
 from kedge.stages.ppo.critics import load_saved_critic
 from kedge.stages.ppo.roles import check_roles
 from kedge.stages.reward import RewardResult, run_reward
 from kedge.stages.sft import SftResult, run_sft
-from kedge.system.durable import copy_tree, replaced_folder
-from kedge.system.intervals import Interval
-from kedge.system.output import SUMMARY_FILE, is_run, replace_file, write_summary, writing
-from kedge.system.stage import find_stage, value_of
 from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping
+from kedge_base.intervals import Interval
+from kedge_base.machine.durable import copy_tree, replaced_folder
+from kedge_base.run_folder.output import SUMMARY_FILE, is_run, replace_file, write_summary, writing
+from kedge_base.stage import find_stage, value_of
+from kedge_inspect.record import read_json_object
+from kedge_lab.evaluation.evaluator import collect_rankings
+from kedge_plan.report import MachinePlan
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from kedge.runs.out_of_memory import stage_function
 from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, running
-from kedge.stages.planning.report import MachinePlan
 from kedge.stages.supervised import SupervisedInputs, Trained, load_start, split_inputs, train_model
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import CompletionLoss
+from kedge_plan.report import MachinePlan
 
 
 @shows_its_run

@@ -13,19 +13,19 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.data import Demonstration, Split
 from kedge.data.prompts import RecordT
-from kedge.logs.progress import say
 from kedge.models import LanguageModel, ScalarModel, load_tokenizer
+from kedge.ranks.sharding import gathered_state
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.frozen import adapter_of, bases_of, say_loaded_whole
 from kedge.runs.run import Run, offloads_optimizer
-from kedge.runs.stage_card import stage_card
 from kedge.runs.training import Callback, logged_steps, stage_loop, watched
-from kedge.stages.planning.report import MachinePlan, compared
-from kedge.system.output import MODEL_FOLDER, write_summary
-from kedge.system.ranks.sharding import gathered_state
-from kedge.system.stage import find_stage
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.supervised.loop import Outcome, count_steps
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import MODEL_FOLDER, write_summary
+from kedge_base.stage import find_stage
+from kedge_hub.stage_card import stage_card
+from kedge_plan.report import MachinePlan, compared
 
 Model = TypeVar("Model", bound=LanguageModel | ScalarModel)
 

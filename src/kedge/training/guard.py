@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.logprobs import sampler_mismatch
-from kedge.errors import NonfiniteScoreError, NumericsError
+from kedge_base.errors import NonfiniteScoreError, NumericsError
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import AdamW
 
-from kedge.errors import ConfigError
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import load_bitsandbytes
-from kedge.system.ranks import ALONE, Ranks
-from kedge.system.ranks.sharding import clip_shards
+from kedge.ranks import ALONE, Ranks
+from kedge.ranks.sharding import clip_shards
 from kedge.training.host_state import HostState
 from kedge.training.optimizer_kinds import (
     SMALLEST_IN_8_BITS,
@@ -25,6 +24,7 @@ from kedge.training.optimizer_kinds import (
     OptimizersAsOne,
     check_optimizer,
 )
+from kedge_base.errors import ConfigError
 
 AdamEpsMode = Literal["torch", "tf1"]
 Schedule = Literal["linear", "cosine", "constant"]

@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import ConfigError
 from kedge.models.frozen import load_bitsandbytes
+from kedge_base.errors import ConfigError
 
 OptimizerKind = Literal["adamw", "adamw8bit", "adafactor", "muon"]
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from kedge.models.live_bytes import LiveBytes
-from kedge.system.memory import free_memory, in_phase, with_unit
-from kedge.system.ranks import AdaptiveTokens, PassTokens, Ranks
+from kedge.ranks import AdaptiveTokens, PassTokens, Ranks
 from kedge.training.host_state import HostState
 from kedge.training.optimizer import all_parameters
 from kedge.training.optimizer_kinds import Optimizer
+from kedge_base.machine.memory import free_memory, in_phase, with_unit
 
 MOST_ON_GPU = 65_536
 """Tokens per pass at most on a GPU, which larger passes do not use better; on a CPU it is the number to start with."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kedge.data import EncodedExample
-from kedge.system.ranks import ALONE, PassTokens, Ranks
+from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.training.runtime import stream
 from kedge.training.supervised.losses import CompletionLoss
 from kedge.training.update import ExtraLoss

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from kedge.errors import ConfigError
-from kedge.system.memory import note_exhaustion
+from kedge_base.errors import ConfigError
+from kedge_base.machine.memory import note_exhaustion
 
 GIB = 2**30
 # malloc.h

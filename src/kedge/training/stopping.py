@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from kedge.errors import RunEnded
-from kedge.system.invocation import is_command_line
-from kedge.system.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, Ranks
+from kedge_base.errors import RunEnded
+from kedge_base.machine.invocation import is_command_line
 
 GRACE_SECONDS = 20.0
 """Time that the current update has to stop or finish after a signal; then it is cut short."""

@@ -12,13 +12,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from kedge.algorithm.experience import PolicyOutputs
-from kedge.errors import ConfigError
-from kedge.system.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, Ranks
 from kedge.training.guard import BadValue, StepCheck, first_nonfinite, largest_ratio, refuse_nonfinite
 from kedge.training.learner import B, Batch, Learner
 from kedge.training.objective import Metric, Objective, Reduction
 from kedge.training.optimizer import all_parameters, clip_by_owner, clip_gradients, scale_output_gradients
 from kedge.training.optimizer_kinds import Optimizer
+from kedge_base.errors import ConfigError
 
 ExtraLoss = Iterator[Callable[[], Iterable[Tensor]]]
 """An additional loss for each step (ptx mixing), in parts that add up; each part is freed before the next."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kedge.config import check_stage, config_from_settings, full_settings
-from kedge.errors import ConfigError
 from kedge.runs.run import resumed
 from kedge.runs.training import Callback, check_callback
-from kedge.system.output import folder_of
+from kedge_base.errors import ConfigError
+from kedge_base.run_folder.output import folder_of
 
 if TYPE_CHECKING:  # Gymnasium is an extra
     from kedge_control.stage.result import ControlResult

@@ -1,12 +1,12 @@
-"""Control as a stage; see `kedge.system.stage` for the meaning of each attribute."""
+"""Control as a stage; see `kedge_base.stage` for the meaning of each attribute."""
 
 from __future__ import annotations
 
 import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
-from kedge.errors import ConfigError, install_line
-from kedge.system.stage import Flag, Stage, value_of
+from kedge_base.errors import ConfigError, install_line
+from kedge_base.stage import Flag, Stage, value_of
 
 if TYPE_CHECKING:
     from kedge.config import Config

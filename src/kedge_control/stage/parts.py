@@ -15,17 +15,17 @@ import torch
 
 from kedge.algorithm.policy_losses import named_surrogate
 from kedge.config import Config
-from kedge.errors import ConfigError
+from kedge.ranks import tokens_of
 from kedge.runs.run import Run
-from kedge.system.importing import find_named
-from kedge.system.ranks import tokens_of
-from kedge.system.stage import value_of
 from kedge.training.checkpoint.state import Stateful
 from kedge.training.controllers import Coefficients, Controllers
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.runtime import stream_seed
+from kedge_base.errors import ConfigError
+from kedge_base.importing import find_named
+from kedge_base.stage import value_of
 from kedge_control.compiled import CompiledUpdate
 from kedge_control.environments import Environments
 from kedge_control.experience import ControlLearner

@@ -9,19 +9,19 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.errors import ConfigError, EnvError
 from kedge.logs.json_lines import METRICS_FILE, read_metrics
 from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
-from kedge.runs.stage_card import recipe_of
-from kedge.system.output import VIDEO_FILE
-from kedge.system.texts import markdown
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.runtime import stream_seed
+from kedge_base.errors import ConfigError, EnvError
+from kedge_base.run_folder.output import VIDEO_FILE
+from kedge_base.texts import markdown
 from kedge_control.recording import record_episode
 from kedge_control.saving import ControlPolicy, load_control_policy, save_control_policy
 from kedge_control.stage.parts import Parts
+from kedge_hub.stage_card import recipe_of
 
 CARD = """---
 library_name: kedge

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kedge.inspect.record import RunRecord
+from kedge_inspect.record import RunRecord
 from tests.inspect.doctor.synthetic import run_with, synthetic_run, towards
 
 FUNCTION = [{"source": "mine.py:brief", "weight": 1.0, "name": None}]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from kedge.inspect.record import RunRecord
+from kedge_inspect.record import RunRecord
 from tests.inspect.doctor.cases import (
     AHEAD,
     DAMAGED,

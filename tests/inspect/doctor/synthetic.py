@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kedge.inspect.doctor import RULES
-from kedge.inspect.look import look_of
-from kedge.inspect.record import RunRecord
+from kedge_inspect.doctor import RULES
+from kedge_inspect.look import look_of
+from kedge_inspect.record import RunRecord
 
 ALL_RULES = (*RULES, *look_of("control").rules)
 

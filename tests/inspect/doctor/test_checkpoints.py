@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge.inspect.doctor.hacking import earlier_policy, proxy_up_judge_down
-from kedge.inspect.doctor.series import Series
+from kedge_inspect.doctor.hacking import earlier_policy, proxy_up_judge_down
+from kedge_inspect.doctor.series import Series
 from tests.inspect.doctor.synthetic import synthetic_run
 
 JUDGE = Series(range(1, 41), [*(update / 20 for update in range(1, 21)), *(1 - update / 20 for update in range(1, 21))])

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from kedge.config import config_from_settings
-from kedge.inspect.doctor import Examination, Finding, diagnose, examine, merge, one_line, print_examinations
-from kedge.inspect.doctor.rule import scale
-from kedge.inspect.record import RunRecord
+from kedge_inspect.doctor import Examination, Finding, diagnose, examine, merge, one_line, print_examinations
+from kedge_inspect.doctor.rule import scale
+from kedge_inspect.record import RunRecord
 from tests.inspect.doctor.cases import CASES, DAMAGED, JUDGED, TAUGHT, Case, approached, dropped, nothing_held_out
 from tests.inspect.doctor.edges import EDGES
 from tests.inspect.doctor.synthetic import ALL_RULES, HEALTHY, run_with, synthetic_run, towards

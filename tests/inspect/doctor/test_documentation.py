@@ -8,9 +8,9 @@ from pathlib import Path
 from handbook.doctor import with_rules
 from kedge.config import field_advice
 from kedge.config.explain.describe import find_field
-from kedge.inspect.doctor import diagnose
-from kedge.inspect.doctor.sampling import MAX_RATIO
 from kedge.training.guard import MAX_RATIO as GUARD_MAX_RATIO
+from kedge_inspect.doctor import diagnose
+from kedge_inspect.doctor.sampling import MAX_RATIO
 from tests.inspect.doctor.cases import CASES
 from tests.inspect.doctor.synthetic import ALL_RULES
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kedge.inspect.diagnosis import diagnose_run, examine_run
-from kedge.inspect.doctor import diagnose, examine
+from kedge_inspect.diagnosis import diagnose_run, examine_run
+from kedge_inspect.doctor import diagnose, examine
 from tests.inspect.doctor.cases import judged, rate
 from tests.inspect.page.judged import evaluation_record, generation_record, write_judged
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kedge.inspect.doctor import diagnose
-from kedge.inspect.record import RunRecord
+from kedge_inspect.doctor import diagnose
+from kedge_inspect.record import RunRecord
 
 
 def is_leak(values):

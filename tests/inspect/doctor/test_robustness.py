@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.inspect.doctor import diagnose
-from kedge.inspect.record import RunRecord
+from kedge_inspect.doctor import diagnose
+from kedge_inspect.record import RunRecord
 from tests.inspect.doctor.synthetic import ALL_RULES
 
 NAMES = sorted({name.replace("NAME", "mine") for rule in ALL_RULES for name in rule.reads})

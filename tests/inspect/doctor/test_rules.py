@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kedge.inspect.doctor import Finding, diagnose, examine
-from kedge.inspect.doctor.rewards import reward_flat
-from kedge.inspect.record import RunRecord
+from kedge_inspect.doctor import Finding, diagnose, examine
+from kedge_inspect.doctor.rewards import reward_flat
+from kedge_inspect.record import RunRecord
 from tests.inspect.doctor.cases import CASES, DAMAGED, NO_SCORES, TAUGHT, Case
 from tests.inspect.doctor.edges import EDGES, MIN_UPDATES, Edge
 from tests.inspect.doctor.synthetic import ALL_RULES, run_with, synthetic_run, towards
@@ -100,7 +100,7 @@ def test_wrong_values_ask_for_easier_prompts_and_judges_do_not_count() -> None:
         ("python:scores", {}, True),
         ("mine.py:brief", {}, True),
         ("runs/reward/model", {}, False),
-        ("kedge.rewards.verify:math", {"verdict/math/wrong_value": 1.0}, False),
+        ("kedge_tasks.verify:math", {"verdict/math/wrong_value": 1.0}, False),
     ],
 )
 @pytest.mark.parametrize("updates", [1, 16])

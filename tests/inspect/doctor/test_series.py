@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kedge.inspect.doctor.series import Series, combine, fell, read, rose, span
+from kedge_inspect.doctor.series import Series, combine, fell, read, rose, span
 from tests.inspect.doctor.synthetic import run_with
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kedge.inspect.record import RunRecord
+from kedge_inspect.record import RunRecord
 
 TOKENS = [" The", " boat", ".", "<eos>"]
 CONFIG: dict[str, Any] = {

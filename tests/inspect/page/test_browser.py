@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kedge.inspect.doctor import Finding
-from kedge.inspect.page.data import ReportedRun, page_data
-from kedge.inspect.page.document import render_page
+from kedge_inspect.doctor import Finding
+from kedge_inspect.page.data import ReportedRun, page_data
+from kedge_inspect.page.document import render_page
 from tests.inspect.page.records import critic_check, ppo_record, reward_record, sample
 from tests.inspect.page.test_document import NASTY
 

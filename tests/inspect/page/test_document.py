@@ -12,8 +12,8 @@ from importlib.resources import files
 
 import pytest
 
-from kedge.inspect.page.data import ReportedRun, page_data
-from kedge.inspect.page.document import MARKER, SCRIPTS, is_page, render_page
+from kedge_inspect.page.data import ReportedRun, page_data
+from kedge_inspect.page.document import MARKER, SCRIPTS, is_page, render_page
 from tests.inspect.page.records import metric_row, ppo_record, sample
 
 NASTY = [
@@ -107,7 +107,7 @@ def test_the_plotting_library_is_the_one_that_plotly_ships(page):
 
 
 def test_the_script_has_every_part_and_writes_no_markup(page):
-    assets = files("kedge.inspect.page") / "assets"
+    assets = files("kedge_inspect.page") / "assets"
     assert {path.name for path in assets.iterdir() if path.name.endswith(".js")} == {f"{name}.js" for name in SCRIPTS}
     script = parts(page).scripts["module"]
     for dangerous in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):

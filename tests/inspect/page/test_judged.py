@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kedge.inspect.page.data import ReportedRun, page_data
-from kedge.inspect.page.numbers import distributions
-from kedge.inspect.page.responses import evaluation, generation, judge_agreement
-from kedge.inspect.report import collect_page
+from kedge_inspect.page.data import ReportedRun, page_data
+from kedge_inspect.page.numbers import distributions
+from kedge_inspect.page.responses import evaluation, generation, judge_agreement
+from kedge_inspect.report import collect_page
 from tests.inspect.page.judged import (
     SUMMARY,
     WINNERS,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge.inspect.page.data import ReportedRun, page_data
-from kedge.inspect.page.document import render_page
+from kedge_inspect.page.data import ReportedRun, page_data
+from kedge_inspect.page.document import render_page
 from tests.inspect.page.judged import evaluation_record, generation_record, judgment
 from tests.inspect.page.test_browser import CHROMIUM
 from tests.inspect.page.test_document import NASTY

@@ -9,17 +9,17 @@ from functools import partial
 
 import pytest
 
-from kedge.inspect.doctor import Direction, Finding, Severity
-from kedge.inspect.look import look_of
-from kedge.inspect.page.checks import FrontierPoint, critic, frontier, held_out
-from kedge.inspect.page.clipping import clipping, share_below
-from kedge.inspect.page.curves import curves, drawn_metrics
-from kedge.inspect.page.data import Headline, ReportedRun, page_data
-from kedge.inspect.page.numbers import typographic
-from kedge.inspect.page.responses import shown_responses
-from kedge.inspect.page.scores import cost, policy_scores, reward_model
-from kedge.inspect.page.verdict import describe_run, first_and_last
-from kedge.inspect.record import RunRecord
+from kedge_inspect.doctor import Direction, Finding, Severity
+from kedge_inspect.look import look_of
+from kedge_inspect.page.checks import FrontierPoint, critic, frontier, held_out
+from kedge_inspect.page.clipping import clipping, share_below
+from kedge_inspect.page.curves import curves, drawn_metrics
+from kedge_inspect.page.data import Headline, ReportedRun, page_data
+from kedge_inspect.page.numbers import typographic
+from kedge_inspect.page.responses import shown_responses
+from kedge_inspect.page.scores import cost, policy_scores, reward_model
+from kedge_inspect.page.verdict import describe_run, first_and_last
+from kedge_inspect.record import RunRecord
 from tests.inspect.page.records import CONFIG, critic_check, epoch, metric_row, ppo_record, reward_record, sample
 
 

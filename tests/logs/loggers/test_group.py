@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from kedge.errors import ConfigError, install_line
 from kedge.logs.json_lines import MetricsLog, SamplesLog
 from kedge.logs.loggers import LoggedRun, LoggerGroup, LoggerState, check_loggers, group
 from kedge.logs.loggers.logger import LOGGERS_FILE
+from kedge_base.errors import ConfigError, install_line
 from tests.logs.loggers.logging_run import SAMPLE
 
 

@@ -7,11 +7,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from kedge.errors import ModelError
 from kedge.models import LanguageModel, autocast, hold_frozen
 from kedge.models.packing import packed, trunk
 from kedge.models.packing.packed import MIN_GROWTH, Decoder, PackedDecoder
 from kedge.models.packing.trunk import PaddedDecoder, Trunk
+from kedge_base.errors import ModelError
 from tests.models.families import ARCHITECTURES, PACKED, language_model
 
 # Of different lengths, unsorted; the first and the last are the same prompt.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.models import TokenRows
-from kedge.system.ranks import budget_batches
+from kedge.ranks import budget_batches
 
 LENGTHS = st.lists(st.integers(1, 20), max_size=12)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kedge.errors import KedgeError
 from kedge.models.packing.trunk import Trunk
+from kedge_base.errors import KedgeError
 from tests.models.registry.outcome import Fault
 from tests.models.registry.sizes import PAD, WINDOW, WORDS
 

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from kedge.algorithm.advantages import GeneralizedAdvantage
 from kedge.algorithm.experience import Rollout
 from kedge.algorithm.policy_losses import clipped_policy_loss
-from kedge.errors import KedgeError
 from kedge.models import (
     ActorCritic,
     LanguageModel,
@@ -27,6 +26,7 @@ from kedge.training.learner import LanguageLearner
 from kedge.training.objective import Objective
 from kedge.training.optimizer import build_optimizer
 from kedge.training.update import ppo_update
+from kedge_base.errors import KedgeError
 from tests.experience import collected
 from tests.models.registry.alone import (
     gradients,

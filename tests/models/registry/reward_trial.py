@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from kedge.errors import KedgeError
 from kedge.models import ModelCard, ScalarModel, TokenRows, load_scalar_model, save_scalar_model, score_rows
+from kedge_base.errors import KedgeError
 from tests.models.registry.alone import gradients, relative_error, scores_alone
 from tests.models.registry.builder import save_reward_folder
 from tests.models.registry.checks import GRADIENT_TOLERANCE, check, layout, one_line, phase, random_rows

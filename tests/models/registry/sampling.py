@@ -9,11 +9,11 @@ import torch
 from transformers import PreTrainedModel
 
 from kedge.algorithm.experience import Rollout
-from kedge.errors import KedgeError
 from kedge.models import LanguageModel
 from kedge.models.packing.packed import PackedDecoder
 from kedge.models.packing.trunk import GroupedDecoder, PaddedDecoder
 from kedge.rollout import Sampler
+from kedge_base.errors import KedgeError
 from tests.models.registry.alone import logprobs_alone, taken
 from tests.models.registry.checks import LOGPROB_TOLERANCE, check, phase, random_rows
 from tests.models.registry.outcome import Fault

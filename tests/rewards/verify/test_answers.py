@@ -14,10 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.graders import HOSTILE
-from kedge.errors import RewardError
-from kedge.rewards.verify import answers, gsm8k, gsm8k_strict, json_schema, math, number, pattern
-from kedge.rewards.verify.answers import whole_quantity
-from kedge.rewards.verify.checking import Expired, deadline
+from kedge_base.errors import RewardError
+from kedge_tasks.verify import answers, gsm8k, gsm8k_strict, json_schema, math, number, pattern
+from kedge_tasks.verify.answers import whole_quantity
+from kedge_tasks.verify.checking import Expired, deadline
 
 ROW = "She sold 48 + 24 = <<48+24=72>>72 clips.\n#### 72"
 
@@ -351,7 +351,7 @@ def test_a_hostile_expression_costs_one_time_limit_and_harms_no_other(name, monk
 )
 def test_off_the_main_thread_a_verifier_with_a_time_limit_is_refused_instead_of_giving_zeros(verifier, text, column):
     name = verifier.__name__
-    line = f"^{name} needs the main thread for its time limit: pass its name, 'kedge.rewards.verify:{name}', so that it"
+    line = f"^{name} needs the main thread for its time limit: pass its name, 'kedge_tasks.verify:{name}', so that it"
     with ThreadPoolExecutor(1) as pool, pytest.raises(RewardError, match=line):
         pool.submit(verifier, [text], [column]).result()
 

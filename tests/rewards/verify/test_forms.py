@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kedge.errors import RewardError
-from kedge.rewards.verify import choice, exact, gsm8k, math, normalized, number
+from kedge_base.errors import RewardError
+from kedge_tasks.verify import choice, exact, gsm8k, math, normalized, number
 
 SOLUTION = "She has 30 + 12 = <<30+12=42>>42 pens.\n#### 42"
 CAPITALS = ["Berlin", "Vienna", "Prague", "Warsaw"]

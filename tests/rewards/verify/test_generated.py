@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kedge.errors import RewardError
-from kedge.rewards.verify import reasoning_gym as verify
-from kedge.rewards.verify.generated import REFUSED, reasoning_gym
-from kedge.system import generated
+from kedge_base import generated
+from kedge_base.errors import RewardError
+from kedge_tasks.verify import reasoning_gym as verify
+from kedge_tasks.verify.generated import REFUSED, reasoning_gym
 from tests import reasoning
 
 SUMS = "reasoning-gym:sums,size=9#5"  # the answer is 5

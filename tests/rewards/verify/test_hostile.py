@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from kedge.errors import RewardError
-from kedge.rewards.verify import (
+from kedge_base.errors import RewardError
+from kedge_tasks.verify import (
     choice,
     exact,
     gsm8k,
@@ -95,7 +95,7 @@ def test_no_answer_ends_a_run_by_its_digits(text):
 
 
 def test_an_exception_is_the_verdict_on_its_response_alone(monkeypatch):
-    from kedge.rewards.verify import answers
+    from kedge_tasks.verify import answers
 
     def read(text, is_whole):
         raise OverflowError(text)

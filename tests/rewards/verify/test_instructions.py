@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import RewardError
-from kedge.rewards import verify
-from kedge.rewards.verify import instruction_text, instructions, instructions_partial
-from kedge.rewards.verify.instructions import KINDS, split_sentences
+from kedge_base.errors import RewardError
+from kedge_tasks import verify
+from kedge_tasks.verify import instruction_text, instructions, instructions_partial
+from kedge_tasks.verify.instructions import KINDS, split_sentences
 
 DOCS = Path(__file__).resolve().parents[3] / "docs/rewards.md"
 

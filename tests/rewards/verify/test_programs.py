@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from kedge.errors import RewardError
 from kedge.rewards import CallLimits, FunctionReward, Responses
-from kedge.rewards.verify import code, code_stdio
-from kedge.rewards.verify.programs import program
 from kedge.rewards.worker.client import RemoteFunction
-from kedge.rewards.worker.confined import decode
-from kedge.rewards.worker.sandbox import open_sandbox
+from kedge_base.errors import RewardError
+from kedge_tasks.confined import decode
+from kedge_tasks.sandbox import open_sandbox
+from kedge_tasks.verify import code, code_stdio
+from kedge_tasks.verify.programs import program
 from tests.processes import members
 
 
@@ -945,7 +945,7 @@ def responses(*texts: str) -> Responses:
 def test_the_verifier_runs_by_name_in_a_process_of_its_own(tmp_path):
     limits = CallLimits(timeout=60.0, startup_timeout=60.0)
     log = tmp_path / "reward.log"
-    reward = RemoteFunction("kedge.rewards.verify:code", limits=limits, log=log)
+    reward = RemoteFunction("kedge_tasks.verify:code", limits=limits, log=log)
     try:
         reward.check({"test_list": [DOUBLE]})
         found = reward.score(responses("def double(x): return 2 * x", "while True: pass", "def double(x): return x"))
@@ -963,7 +963,7 @@ def test_the_verifier_runs_by_name_in_a_process_of_its_own(tmp_path):
 @needs_sandbox
 def test_a_worker_that_is_killed_takes_its_programs_with_it(tmp_path):
     limits = CallLimits(timeout=1.0, startup_timeout=60.0)
-    reward = RemoteFunction("kedge.rewards.verify:code", settings={"seconds": 9}, limits=limits, log=None)
+    reward = RemoteFunction("kedge_tasks.verify:code", settings={"seconds": 9}, limits=limits, log=None)
     worker = reward._worker._process.pid
     try:
         with pytest.raises(RewardError, match="took over 1 s; it was killed"):
@@ -978,7 +978,7 @@ def test_a_worker_that_is_killed_takes_its_programs_with_it(tmp_path):
 def test_a_call_may_take_as_long_as_its_endless_programs(name):
     row = {"code": {"test_list": DOUBLE}, "code_stdio": {"input_output": TWICE}}[name]
     limits = CallLimits(timeout=0.5, startup_timeout=60.0, retries=0)
-    reward = RemoteFunction(f"kedge.rewards.verify:{name}", settings={"seconds": 1}, limits=limits, log=None)
+    reward = RemoteFunction(f"kedge_tasks.verify:{name}", settings={"seconds": 1}, limits=limits, log=None)
     try:
         reward.check({column: [entry] for column, entry in row.items()})
         columns = {column: [entry] * 6 for column, entry in row.items()}

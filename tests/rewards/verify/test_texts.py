@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import RewardError
 from kedge.rewards.function import FunctionReward
 from kedge.rewards.source import Responses
-from kedge.rewards.verify import choice, exact, json_schema, normalized, number, pattern, tags
+from kedge_base.errors import RewardError
+from kedge_tasks.verify import choice, exact, json_schema, normalized, number, pattern, tags
 
 CITIES = ["London", "Paris", "New York", "York"]
 

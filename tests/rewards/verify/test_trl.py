@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kedge.rewards import verify
+from kedge_tasks import verify
 
 number: Any = verify.number
 """Its declared parameters are those that kedge passes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kedge.rewards.verify import (
+from kedge_tasks.verify import (
     choice,
     exact,
     gsm8k,

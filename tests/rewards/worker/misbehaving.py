@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from decimal import Decimal
 from multiprocessing import get_context
 
-from kedge.errors import RewardError
+from kedge_base.errors import RewardError
 
 LEAKED: list[bytes] = []
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import DataError, NonfiniteScoreError, RewardError
 from kedge.rewards import CallLimits, Responses
 from kedge.rewards.function import CallTimeout
 from kedge.rewards.worker.client import RemoteFunction
-from kedge.system.workers import codec, process
+from kedge_base.errors import DataError, NonfiniteScoreError, RewardError
+from kedge_base.workers import codec, process
 from tests.processes import children_with_a_group, members, processes
 
 FUNCTIONS = Path(__file__).with_name("misbehaving.py")

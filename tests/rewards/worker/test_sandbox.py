@@ -21,10 +21,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import RewardError
-from kedge.rewards.worker import sandbox as module
-from kedge.rewards.worker.confined import decode, encode
-from kedge.rewards.worker.sandbox import TOO_SLOW, Ran, Sandbox, open_sandbox
+from kedge_base.errors import RewardError
+from kedge_tasks import sandbox as module
+from kedge_tasks.confined import decode, encode
+from kedge_tasks.sandbox import TOO_SLOW, Ran, Sandbox, open_sandbox
 from tests.processes import processes
 from tests.rewards.worker.attacks import GREEDY, HARMFUL, HARMLESS, KILLED, TOOLS
 

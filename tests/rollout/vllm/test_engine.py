@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from kedge.errors import ConfigError, EngineError, NumericsError
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.settings import PpoSettings
+from kedge_base.errors import ConfigError, EngineError, NumericsError
 from tests.environments import worlds
 from tests.rollout.vllm.stand_in import StandIn
 from tests.stages.ppo.test_ppo import PROMPTS, configure, varied, vowels

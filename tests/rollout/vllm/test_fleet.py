@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from kedge.errors import EngineError
 from kedge.rollout.vllm import Fleet, GivenServer, OwnServer, SamplingSettings, ServerOptions, supervisor
 from kedge.rollout.vllm.engine import read_answer
+from kedge_base.errors import EngineError
 from tests.processes import members, processes
 from tests.rollout.vllm.stand_in import StandIn
 

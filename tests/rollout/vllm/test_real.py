@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import kedge
 from bench import vllm as bench
 from bench.ahead import save_letters
-from kedge.errors import EngineError
+from kedge_base.errors import EngineError
 from tests.environments import worlds
 from tests.tiny import tiny_tokenizer
 

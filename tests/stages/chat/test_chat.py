@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from kedge.config import load_config
-from kedge.errors import ConfigError, DataError
-from kedge.models.card import Origin
 from kedge.rewards.score import continuation
-from kedge.stages.chat import Chat, chat_on_terminal, load_chat
-from kedge.stages.chat.chat import Conversation, TextStream
+from kedge_base.errors import ConfigError, DataError
+from kedge_hub.card import Origin
+from kedge_lab.chat import Chat, chat_on_terminal, load_chat
+from kedge_lab.chat.chat import Conversation, TextStream
 from tests.tiny import (
     CHAT_TEMPLATE,
     save_tiny_policy,
@@ -60,7 +60,7 @@ def test_a_model_with_a_template_remembers_and_a_base_model_does_not(folders):
 
 def test_the_form_of_the_training_counts_more_than_the_template(folders, talker, monkeypatch):
     assert talker.conversations[0].form == "conversation"
-    monkeypatch.setattr("kedge.stages.chat.chat.read_origin", lambda _: Origin("ppo", "x", prompt_form="text"))
+    monkeypatch.setattr("kedge_lab.chat.chat.read_origin", lambda _: Origin("ppo", "x", prompt_form="text"))
     chat = load_chat(CONFIG, [folders["talker"]])
     assert chat.conversations[0].form == "text"
     assert "trained on plain prompts: it continues your text" in chat.introductions()[0]
@@ -212,7 +212,7 @@ def test_two_models_are_told_apart(folders, width):
 
 
 def test_nothing_that_a_model_writes_acts_on_the_terminal(talker, monkeypatch):
-    monkeypatch.setattr("kedge.stages.chat.chat.continuation", lambda *_: "\x1b[2Jred")
+    monkeypatch.setattr("kedge_lab.chat.chat.continuation", lambda *_: "\x1b[2Jred")
     monkeypatch.setattr("kedge.rewards.score.continuation", lambda *_: "\x1b[2Jred")
     assert "\\x1b[2Jred" in typed(talker, ["Ahoy"])
 
@@ -239,7 +239,7 @@ def test_one_or_two_models(folders):
 
 def test_a_name_in_its_own_folder_stays_a_path(tmp_path: Path):
     (tmp_path / "kedge.json").write_text('{"stage": "ppo", "base_model": "x", "prompt_form": ["conversation"]}')
-    from kedge.models.card import read_origin
+    from kedge_hub.card import read_origin
 
     assert read_origin(tmp_path) == Origin("ppo", "x", None, None, "")
     for damaged in ("[]", "{", '{"stage": 1}', "[" * 10_000):

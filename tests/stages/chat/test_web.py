@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kedge.config import load_config
-from kedge.stages.chat import Chat, chat_server, load_chat
-from kedge.system.local_server import LocalServer
+from kedge_base.machine.local_server import LocalServer
+from kedge_lab.chat import Chat, chat_server, load_chat
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 CONFIG = load_config(overrides=["generate.temperature=1", "generate.max_new_tokens=6", "runtime.num_threads=1"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.stages.demo.world import AXES, Post, World, judge_summary
+from kedge_lab.demo.world import AXES, Post, World, judge_summary
 
 FACTS = {
     "who": "boss", "deed": "hid", "object": "kite", "place": "zoo", "time": "Friday",

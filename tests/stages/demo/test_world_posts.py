@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kedge.stages.demo.words import (
+from kedge_lab.demo.words import (
     BYSTANDERS,
     CORE_SLOTS,
     LEXICON,
@@ -15,7 +15,7 @@ from kedge.stages.demo.words import (
     SUBREDDITS,
     TELLINGS,
 )
-from kedge.stages.demo.world import World, stated_facts
+from kedge_lab.demo.world import World, stated_facts
 
 
 def test_a_post_is_a_function_of_seed_split_and_index() -> None:

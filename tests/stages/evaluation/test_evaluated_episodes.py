@@ -7,10 +7,10 @@ from math import comb
 import pytest
 
 import kedge
-from kedge.environments import Step
-from kedge.errors import ConfigError
 from kedge.logs.json_lines import read_json_lines
-from kedge.rewards import verify
+from kedge_base.errors import ConfigError
+from kedge_tasks import verify
+from kedge_tasks.environments import Step
 from tests.environments.worlds import Guess
 from tests.stages.evaluation.speakers import save_speaker
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer

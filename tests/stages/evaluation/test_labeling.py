@@ -8,11 +8,11 @@ import pytest
 
 from kedge.config import load_config
 from kedge.data import Prompt, Ranking, read_rows
-from kedge.errors import RewardError
 from kedge.rewards import load_reward
 from kedge.runs.run import open_run
-from kedge.stages.evaluation.evaluator import collect_rankings, rank_responses
-from kedge.stages.evaluation.policy import Policy, SamplingSettings, load_policy
+from kedge.stages.policy import Policy, SamplingSettings, load_policy
+from kedge_base.errors import RewardError
+from kedge_lab.evaluation.evaluator import collect_rankings, rank_responses
 from tests.tiny import save_tiny_policy, tiny_tokenizer
 
 SAMPLING = SamplingSettings(max_new_tokens=8, temperature=1.0, batch_size=5, seed=3)

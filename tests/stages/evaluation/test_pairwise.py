@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kedge.errors import RewardError
 from kedge.rewards import Responses
 from kedge.rewards.function import FunctionReward
-from kedge.stages.evaluation.judges import PairwiseJudge
+from kedge.stages.judges import PairwiseJudge
+from kedge_base.errors import RewardError
 
 
 def said(*texts: str, **columns: list) -> Responses:

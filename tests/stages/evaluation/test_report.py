@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from kedge.rewards import Responses, Scores
-from kedge.stages.evaluation.evaluator import PolicyResult
-from kedge.stages.evaluation.judges import Judge, PairOutcomes, ScoredResponses
-from kedge.stages.evaluation.report import Evaluation, report
+from kedge.stages.judges import Judge, PairOutcomes, ScoredResponses
+from kedge_lab.evaluation.evaluator import PolicyResult
+from kedge_lab.evaluation.report import Evaluation, report
 
 
 class NamedJudge:

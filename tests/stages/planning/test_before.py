@@ -12,13 +12,13 @@ from transformers import LlamaConfig
 
 from kedge.cli import main
 from kedge.config import load_config
-from kedge.errors import ConfigError
-from kedge.stages.planning.before import _least, is_small, plan_before, plan_chain_before
-from kedge.stages.planning.devices import Device, this_machine
-from kedge.stages.planning.plan import count_stage
-from kedge.stages.planning.report import MachinePlan, PlannedPhase, peak_line
-from kedge.stages.planning.rows import Lengths
-from kedge.system.memory import MemoryLimit
+from kedge_base.errors import ConfigError
+from kedge_base.machine.memory import MemoryLimit
+from kedge_plan.before import _least, is_small, plan_before, plan_chain_before
+from kedge_plan.devices import Device, this_machine
+from kedge_plan.plan import count_stage
+from kedge_plan.report import MachinePlan, PlannedPhase, peak_line
+from kedge_plan.rows import Lengths
 from tests.models.registry.builder import tiny_config
 from tests.models.test_adapters import adapt
 from tests.tiny import save_tiny_policy
@@ -39,7 +39,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def limited(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
     device = Device("this machine's CPU", size * GIB, accelerator=False, is_this=True, bound="the control group")
-    monkeypatch.setattr("kedge.stages.planning.before.this_machine", lambda _: device)
+    monkeypatch.setattr("kedge_plan.before.this_machine", lambda _: device)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_the_verdict_counts_what_is_free_and_says_both(
     monkeypatch: pytest.MonkeyPatch, limits: list[tuple[str, int, int]], needed: float, line: str
 ) -> None:
     found = [MemoryLimit(name, limit * GIB, used * GIB) for name, limit, used in limits]
-    monkeypatch.setattr("kedge.stages.planning.devices.memory_limits", lambda: found)
-    monkeypatch.setattr("kedge.stages.planning.devices.held_memory", lambda: 3 * GIB)
+    monkeypatch.setattr("kedge_plan.devices.memory_limits", lambda: found)
+    monkeypatch.setattr("kedge_plan.devices.held_memory", lambda: 3 * GIB)
     plan = MachinePlan("sft", "step", (PlannedPhase("step", {("weights", "policy"): needed * GIB}),))
     assert peak_line(plan, this_machine("cpu")).endswith(f"; {line}")
 
@@ -110,7 +110,7 @@ def test_the_verdict_counts_what_is_free_and_says_both(
 def test_a_chain_is_planned_before_its_first_stage(
     wide: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kedge.stages.planning.before.is_small", lambda _, stage: stage == "reward")
+    monkeypatch.setattr("kedge_plan.before.is_small", lambda _, stage: stage == "reward")
     fields = ("runtime.device=cpu", "runtime.precision=fp32", "rlhf.train_critic=true", "critic.kind=shared")
     config = load_config(None, fields, {"model": str(wide)}, None, stage="rlhf")
     limited(monkeypatch, 1000)
@@ -134,7 +134,7 @@ def test_a_run_that_may_fit_is_not_refused(wide: Path, monkeypatch: pytest.Monke
 def test_a_small_run_from_an_adapter_is_not_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its size is that of its base; counting would take seconds."""
     adapt(save_tiny_policy(tmp_path / "policy"), tmp_path / "adapter")
-    monkeypatch.setattr("kedge.stages.planning.before.count_stage", lambda *_: pytest.fail("it was counted"))
+    monkeypatch.setattr("kedge_plan.before.count_stage", lambda *_: pytest.fail("it was counted"))
     config = load_config(None, ("runtime.device=cpu",), {"model": str(tmp_path / "adapter")}, None, stage="ppo")
     assert plan_before(config, "ppo") is None
 
@@ -152,7 +152,7 @@ def test_a_model_whose_code_needs_contents_is_one_line_and_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_config("xlm").save_pretrained(tmp_path)
-    monkeypatch.setattr("kedge.stages.planning.before.is_small", lambda *_: False)
+    monkeypatch.setattr("kedge_plan.before.is_small", lambda *_: False)
     said = rf"ppo of {re.escape(str(tmp_path))} cannot be planned: .* the model's code raises KeyError: .*"
     config = load_config(None, ("runtime.device=cpu",), {"model": str(tmp_path)}, None, stage="ppo")
     assert plan_before(config, "ppo") is None

@@ -17,12 +17,17 @@ from bench.plan.shallow import save_shallow, text_of
 from kedge.algorithm.experience import Experience
 from kedge.cli import main
 from kedge.config import Config, load_config, with_values
-from kedge.errors import ConfigError
 from kedge.logs.json_lines import read_metrics
 from kedge.models.live_bytes import Hollow, LiveBytes
 from kedge.stages.critic import run_critic
-from kedge.stages.planning.devices import find_device
-from kedge.stages.planning.plan import (
+from kedge.stages.ppo import run_ppo
+from kedge.stages.ppo.roles import Roles
+from kedge.stages.ppo.trainer import Trainer
+from kedge.stages.reward import run_reward
+from kedge.stages.sft import run_sft
+from kedge_base.errors import ConfigError
+from kedge_plan.devices import find_device
+from kedge_plan.plan import (
     _alternatives,
     as_on,
     count_stage,
@@ -30,13 +35,8 @@ from kedge.stages.planning.plan import (
     proposals,
     rlhf_stages,
 )
-from kedge.stages.planning.report import MachinePlan, PlannedPhase
-from kedge.stages.planning.rows import Lengths, lengths_of, quantiles
-from kedge.stages.ppo import run_ppo
-from kedge.stages.ppo.roles import Roles
-from kedge.stages.ppo.trainer import Trainer
-from kedge.stages.reward import run_reward
-from kedge.stages.sft import run_sft
+from kedge_plan.report import MachinePlan, PlannedPhase
+from kedge_plan.rows import Lengths, lengths_of, quantiles
 from tests.models.registry.builder import save_policy_folder, tiny_config
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
@@ -307,7 +307,7 @@ def test_no_experience_is_held_while_the_next_update_samples(tmp_path: Path, mon
 
 def test_a_plan_reads_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alternatives = [{"ppo.critic": "shared"}, {"optimization.optimizer": "adamw8bit"}]
-    monkeypatch.setattr("kedge.stages.planning.plan._alternatives", lambda *_: alternatives)
+    monkeypatch.setattr("kedge_plan.plan._alternatives", lambda *_: alternatives)
     config = ppo_config(tmp_path, **{"ppo.critic": "separate"})
     (tmp_path / "policy" / "model.safetensors").unlink()
     text = plan_machine(config, "ppo", device_name="h100", price_per_hour=2.0)

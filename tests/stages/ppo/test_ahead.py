@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from kedge.config import config_from_settings
-from kedge.errors import ConfigError, RewardError
 from kedge.logs.json_lines import read_samples
 from kedge.rewards import Verdict
 from kedge.runs.run import Resume
 from kedge.runs.training import Callback, Update
 from kedge.stages.ppo import run_ppo
-from kedge.system.output import CHECKPOINTS
 from kedge.training.checkpoint.store import newest_valid
+from kedge_base.errors import ConfigError, RewardError
+from kedge_base.run_folder.output import CHECKPOINTS
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times, varied
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 

@@ -12,12 +12,12 @@ import torch
 
 from kedge.algorithm.prefix_test import prefix_test
 from kedge.config import schedule_in_words
-from kedge.errors import ConfigError, KedgeError
 from kedge.logs.json_lines import CRITIC_CHECKS_FILE, read_json_lines
 from kedge.models import response_logprobs
+from kedge.ranks import ALONE
 from kedge.stages.ppo import measurements, run_ppo
 from kedge.stages.ppo.trainer import Trainer
-from kedge.system.ranks import ALONE
+from kedge_base.errors import ConfigError, KedgeError
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from kedge.inspect.doctor import examine
-from kedge.inspect.record import read_run
 from kedge.stages.ppo import run_ppo
+from kedge_inspect.doctor import examine
+from kedge_inspect.record import read_run
 from tests.stages.ppo.test_ppo import PROMPTS, configure, vowels
 from tests.tiny import save_tiny_policy
 

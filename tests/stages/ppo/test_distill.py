@@ -16,16 +16,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import kedge
 from kedge.config import Config, check_stage, config_from_settings
-from kedge.errors import ConfigError, DataError, ModelError
-from kedge.inspect.diagnosis import diagnose_run
-from kedge.inspect.page.sentences import of_ppo
-from kedge.inspect.record import read_run
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge.runs.run import Resume, open_run
-from kedge.stages.planning.plan import count_stage
 from kedge.stages.ppo import roles, run_ppo
 from kedge.stages.ppo.roles import load_roles
 from kedge.stages.ppo.trainer import Trainer
+from kedge_base.errors import ConfigError, DataError, ModelError
+from kedge_inspect.diagnosis import diagnose_run
+from kedge_inspect.page.sentences import of_ppo
+from kedge_inspect.record import read_run
+from kedge_plan.plan import count_stage
 from tests.forking import forked_kedge
 from tests.stages.ppo.test_ppo import PROMPTS, metrics_without_times
 from tests.tiny import save_tiny_policy, tiny_tokenizer

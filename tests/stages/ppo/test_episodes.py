@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
-from kedge.errors import ConfigError, DataError, EnvError
-from kedge.inspect.doctor import diagnose
-from kedge.inspect.page.responses import shown_responses
-from kedge.inspect.record import read_run
 from kedge.logs.json_lines import EVALUATIONS_FILE, read_json_lines, read_samples
 from kedge.runs.run import Resume
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.trainer import Trainer
-from kedge.system.importing import find_named
+from kedge_base.errors import ConfigError, DataError, EnvError
+from kedge_base.importing import find_named
+from kedge_inspect.doctor import diagnose
+from kedge_inspect.page.responses import shown_responses
+from kedge_inspect.record import read_run
 from tests.data.test_turns import UNREAD, calling
 from tests.environments import worlds
 from tests.forking import fork_context

@@ -11,15 +11,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kedge.errors import NumericsError
 from kedge.logs.json_lines import read_json_lines, read_metrics, read_samples
 from kedge.models import ActorCritic
 from kedge.rollout import Sampler, collect
 from kedge.runs.run import Resume
 from kedge.stages.ppo import guarding, run_ppo
 from kedge.stages.ppo import trainer as ppo_trainer
-from kedge.system.output import INCIDENTS_FILE
 from kedge.training.stopping import Terminated
+from kedge_base.errors import NumericsError
+from kedge_base.run_folder.output import INCIDENTS_FILE
 from tests.forking import forked_kedge
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times, vowels
 from tests.stages.test_resume import assert_same, stop_at  # noqa: F401

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from kedge.config import load_config, schedule_in_words
-from kedge.errors import ConfigError
 from kedge.logs.json_lines import EVALUATIONS_FILE, MetricsLog, read_json_lines
 from kedge.models import find_model
 from kedge.rewards import RewardTerm, Verdict
 from kedge.runs.run import Resume
 from kedge.stages.ppo import measurements, run_ppo
-from kedge.system.output import best_checkpoint, kept_checkpoints
 from kedge.training.stopping import Terminated
+from kedge_base.errors import ConfigError
+from kedge_base.run_folder.output import best_checkpoint, kept_checkpoints
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times
 from tests.tiny import save_tiny_policy
 

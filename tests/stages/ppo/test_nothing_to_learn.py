@@ -9,8 +9,8 @@ import pytest
 
 import kedge
 from kedge.config.schema.ppo import NEED_GROUPS
-from kedge.errors import ConfigError
 from kedge.logs.json_lines import read_metrics
+from kedge_base.errors import ConfigError
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time"]
@@ -101,7 +101,7 @@ def test_a_reward_for_messages_is_named_in_the_first_update(policy, tmp_path, ca
 
 def test_a_verifier_says_its_verdicts_in_the_first_update(policy, tmp_path, capsys):
     rows = [{"prompt": text, "answer": "#### 5"} for text in PROMPTS]
-    kedge.ppo(model=policy, prompts=rows, reward="kedge.rewards.verify:gsm8k", out=tmp_path / "run",
+    kedge.ppo(model=policy, prompts=rows, reward="kedge_tasks.verify:gsm8k", out=tmp_path / "run",
               num_prompts=8, num_updates=1, max_new_tokens=4, report=False)  # fmt: skip
     said = capsys.readouterr().err
     assert "reward_flat: all scores are 0: 100% " in said

@@ -13,7 +13,7 @@ import kedge
 from kedge.algorithm import generalized_advantages
 from kedge.algorithm.group_advantages import GroupMeanAdvantage
 from kedge.algorithm.own import OwnAdvantage
-from kedge.errors import ConfigError, NumericsError, ShapeError
+from kedge_base.errors import ConfigError, NumericsError, ShapeError
 from tests.stages.ppo.test_own_loop import PROMPTS, SIZES, assert_same, scored
 from tests.tiny import save_tiny_policy
 

@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import load_file
 
 import kedge
-from kedge.errors import ConfigError, DataError, OutputError, RewardError
 from kedge.logs.json_lines import MEASURED, read_samples
 from kedge.runs.claim import claim
 from kedge.training.stopping import Terminated
+from kedge_base.errors import ConfigError, DataError, OutputError, RewardError
 from tests.forking import fork_context
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 

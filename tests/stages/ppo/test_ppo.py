@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
 from kedge.config import config_from_settings
-from kedge.errors import ConfigError, DataError, KedgeError, ModelError, OutputError, RewardError
 from kedge.logs.json_lines import MEASURED, read_json_lines, read_samples
 from kedge.models import load_language_model
 from kedge.models.packing.trunk import Trunk
 from kedge.stages.ppo import critics, roles, run_ppo
 from kedge.stages.ppo import trainer as ppo_trainer
 from kedge.training.pretraining_mix import PretrainingMix
+from kedge_base.errors import ConfigError, DataError, KedgeError, ModelError, OutputError, RewardError
 from tests.forking import forked_kedge
 from tests.stages.evaluation.speakers import save_speaker
 from tests.tiny import CHAT_TEMPLATE, FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kedge.algorithm.experience import Rollout
 from kedge.config import config_from_settings, schedule_in_words
 from kedge.data import Prompt
-from kedge.errors import ConfigError, UnscoredError
 from kedge.logs.json_lines import read_samples
 from kedge.rewards import CallLimits, load_reward
 from kedge.rewards.score import ScoredRollout, score_rollout
@@ -24,6 +23,7 @@ from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.sampling import SampledBatch, Sampling, next_round_size
 from kedge.stages.ppo.settings import PpoSettings
 from kedge.training.runtime import Stopwatch
+from kedge_base.errors import ConfigError, UnscoredError
 from tests.models.test_actor_critic import make_rollout
 from tests.rewards.test_score import scored
 from tests.stages.ppo.test_ppo import PROMPTS, configure, metrics_without_times

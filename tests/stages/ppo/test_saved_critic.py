@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 import kedge
 from kedge.config import Config, check_stage, config_from_settings, initial_critic, load_config
-from kedge.errors import ConfigError, KedgeError, ModelError
 from kedge.models import (
     AdapterSettings,
     ModelCard,
@@ -27,6 +26,7 @@ from kedge.runs.fingerprint import input_hashes
 from kedge.runs.run import open_run
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.roles import Roles, load_roles
+from kedge_base.errors import ConfigError, KedgeError, ModelError
 from tests.tiny import save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 GIVEN = {"model": "m", "data.demonstrations": "d", "data.comparisons": "c", "data.prompts": "p"}

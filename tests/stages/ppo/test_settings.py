@@ -12,9 +12,9 @@ from kedge.algorithm.advantages import GeneralizedAdvantage, LengthAdaptiveLambd
 from kedge.algorithm.critic import Bins
 from kedge.config import config_from_settings
 from kedge.config.schema.ppo import PpoConfig
-from kedge.inspect.record import RunRecord
-from kedge.inspect.resolved import critic_of, value_warmup_of, weighs_scores
 from kedge.stages.ppo.settings import PpoSettings, advantage_of, coefficients_of
+from kedge_inspect.record import RunRecord
+from kedge_inspect.resolved import critic_of, value_warmup_of, weighs_scores
 from tests.training.test_update import make_experience, make_models, run_update
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kedge.config import Config, load_config
-from kedge.errors import ConfigError
-from kedge.stages.sweep import plan_trials, split_override
+from kedge_base.errors import ConfigError
+from kedge_lab.sweep import plan_trials, split_override
 
 
 def resolve(values: Mapping[str, Any]) -> Config:

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from kedge.config import load_config
-from kedge.errors import ConfigError, KedgeError, OutputError
-from kedge.inspect.sweeps import read_sweep
 from kedge.runs.fingerprint import input_hashes
-from kedge.stages import sweep
-from kedge.stages.sweep import Trial, plan_trials, run_sweep
+from kedge_base.errors import ConfigError, KedgeError, OutputError
+from kedge_inspect.sweeps import read_sweep
+from kedge_lab import sweep
+from kedge_lab.sweep import Trial, plan_trials, run_sweep
 
 STAND_IN = """
 import json, os, pathlib, signal, sys

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from kedge.errors import DataError
-from kedge.system.memory import Exhaustion, MemoryLimit, asked_for, in_phase, is_out_of_memory, release, with_unit
+from kedge_base.errors import DataError
+from kedge_base.machine.memory import Exhaustion, MemoryLimit, asked_for, in_phase, is_out_of_memory, release, with_unit
 
 PIB = 2**50
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge.system import memory
-from kedge.system.memory import (
+from kedge_base.machine import memory
+from kedge_base.machine.memory import (
     MemoryLimit,
     free_memory,
     held_memory,
@@ -94,7 +94,7 @@ def test_a_container_that_sees_its_group_at_the_root(files, tmp_path: Path):
 def test_address_space_is_limited_by_ulimit():
     """Measured in a child, whose limit `resource` sets as `ulimit -v` does."""
     code = """
-from kedge.system.memory import tightest_limit
+from kedge_base.machine.memory import tightest_limit
 found = tightest_limit()
 print(found.name, found.limit, found.used, sep=";")
 """

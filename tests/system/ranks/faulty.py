@@ -20,12 +20,12 @@ import torch
 
 from kedge.algorithm.experience import Experience
 from kedge.cli import main
-from kedge.errors import RewardError
-from kedge.stages.evaluation import policy
+from kedge.stages import policy
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint import shards
 from kedge.training.learner import LanguageLearner
 from kedge.training.supervised import loop
+from kedge_base.errors import RewardError
 
 FAULTY_RANK, PLACE, FAULT = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 estimate, describe, write_files = Trainer.estimate, policy.describe_responses, shards.write_files

@@ -24,9 +24,9 @@ from kedge.models import (
     score_rows,
 )
 from kedge.models.sharded import can_be_sharded, layers_of, shard_model
-from kedge.system.ranks import Ranks
-from kedge.system.ranks.sharding import whole, whole_weights
-from kedge.system.ranks.start import join_ranks
+from kedge.ranks import Ranks
+from kedge.ranks.sharding import whole, whole_weights
+from kedge.ranks.start import join_ranks
 from tests.tiny import FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROWS = [[5, 9, 17, 33, 8, 60], [7, 44, 12]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kedge.errors import DataError
-from kedge.system.ranks import ALONE, AdaptiveTokens, tokens_of, within_memory
+from kedge.ranks import ALONE, AdaptiveTokens, tokens_of, within_memory
+from kedge_base.errors import DataError
 
 LENGTHS = [30, 10, 20, 25, 5]
 ROOM = 40

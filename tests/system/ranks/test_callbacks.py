@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kedge
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 from tests.system.ranks.forked import forked_ranks
 from tests.tiny import save_tiny_policy
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import kedge
-from kedge.errors import DataError
 from kedge.stages.ppo import result
+from kedge_base.errors import DataError
 from tests.system.ranks.forked import forked_ranks
 from tests.tiny import save_tiny_policy
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.system.workers.codec import decode, encode, own_copy
+from kedge_base.workers.codec import decode, encode, own_copy
 
 texts = st.text(st.characters())
 scalars = st.one_of(

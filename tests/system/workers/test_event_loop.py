@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from kedge.system.workers.event_loop import event_loop
+from kedge_base.workers.event_loop import event_loop
 
 
 @pytest.mark.parametrize("when", ["before it starts", "while it is awaited"])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import NonfiniteScoreError, RewardError
-from kedge.system.workers.log import CallLog
-from kedge.system.workers.process import Request, WorkerEnded, WorkerError, WorkerProcess, WorkerTimeout
-from kedge.system.workers.serving import serve
+from kedge_base.errors import NonfiniteScoreError, RewardError
+from kedge_base.workers.log import CallLog
+from kedge_base.workers.process import Request, WorkerEnded, WorkerError, WorkerProcess, WorkerTimeout
+from kedge_base.workers.serving import serve
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has no process groups")
 

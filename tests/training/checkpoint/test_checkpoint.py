@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from kedge.errors import DataError, NumericsError
-from kedge.system import durable
 from kedge.training.checkpoint.files import MANIFEST_FILE
 from kedge.training.checkpoint.store import newest_valid, open_checkpoint, save_checkpoint
+from kedge_base.errors import DataError, NumericsError
+from kedge_base.machine import durable
 from tests.training.checkpoint.saver import is_consistent, names, refuse, save_update
 
 FILES = ("manifest.json", "optimizer.safetensors", "policy.safetensors", "state.json")

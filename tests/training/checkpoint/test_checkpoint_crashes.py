@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import OutputError
-from kedge.system.durable import is_part
 from kedge.training.checkpoint.store import newest_valid, open_checkpoint
+from kedge_base.errors import OutputError
+from kedge_base.machine.durable import is_part
 from tests.forking import fork_context
 from tests.training.checkpoint.saver import is_consistent, names, refuse, save_until_killed, save_update
 

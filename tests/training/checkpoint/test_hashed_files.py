@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from kedge.system.ranks.sharding import StoredTensors
+from kedge.ranks.sharding import StoredTensors
 from kedge.training.checkpoint.files import (
     DTYPE_NAMES,
     PIECE_BYTES,

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.errors import DataError, OutputError
 from kedge.training.checkpoint import state as state_module
 from kedge.training.checkpoint.loop import CheckpointedLoop, SaveSchedule
 from kedge.training.checkpoint.state import RunState, TrainingState
 from kedge.training.checkpoint.store import Checkpoint, newest_valid
 from kedge.training.stopping import Stopping, Terminated, listening
+from kedge_base.errors import DataError, OutputError
 from tests.training.checkpoint.saver import names, refuse
 
 

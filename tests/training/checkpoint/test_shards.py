@@ -18,11 +18,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import kedge
-from kedge.errors import DataError, ModelError, OutputError
 from kedge.models import ActorCritic, ModelCard, find_model, load_language_model, load_tokenizer, save_policy
-from kedge.system.durable import is_part
-from kedge.system.ranks import Ranks
-from kedge.system.ranks.sharding import part_for, shard_name
+from kedge.ranks import Ranks
+from kedge.ranks.sharding import part_for, shard_name
 from kedge.training.checkpoint.files import write_files
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.shards import shard_pieces
@@ -33,6 +31,8 @@ from kedge.training.checkpoint.store import (
     open_checkpoint,
     save_checkpoint,
 )
+from kedge_base.errors import DataError, ModelError, OutputError
+from kedge_base.machine.durable import is_part
 from tests.tiny import save_tiny_policy
 from tests.training.checkpoint.saver import names, refuse, save_update
 

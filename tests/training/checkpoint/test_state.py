@@ -13,8 +13,6 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from kedge.errors import ModelError
-from kedge.system.generators import random_state, restore_random_state
 from kedge.training.checkpoint.state import (
     module_tensors,
     optimizer_state,
@@ -24,6 +22,8 @@ from kedge.training.checkpoint.state import (
 from kedge.training.checkpoint.store import newest_valid, save_checkpoint
 from kedge.training.optimizer import AdamEpsMode, build_optimizer, clip_gradients, set_learning_rate
 from kedge.training.optimizer_kinds import OptimizerKind, state_bytes
+from kedge_base.errors import ModelError
+from kedge_base.generators import random_state, restore_random_state
 
 AVAILABLE = [kind for kind in get_args(OptimizerKind) if kind != "muon" or hasattr(torch.optim, "Muon")]
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kedge.errors import NonfiniteScoreError, NumericsError
 from kedge.training.guard import MAX_RATIO, BadValue, Guard, GuardOptions, SpikeDetector, refuse_nonfinite
+from kedge_base.errors import NonfiniteScoreError, NumericsError
 from tests.training.test_update import make_experience, make_models
 
 OPTIONS = {

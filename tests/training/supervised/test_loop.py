@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kedge.errors import ConfigError, NumericsError
-from kedge.system.ranks import AdaptiveTokens
+from kedge.ranks import AdaptiveTokens
 from kedge.training.supervised.loop import (
     TrainingSettings,
     accumulate_gradients,
@@ -20,6 +19,7 @@ from kedge.training.supervised.loop import (
     evaluate,
     train_supervised,
 )
+from kedge_base.errors import ConfigError, NumericsError
 
 Pull = tuple[float, float]
 

@@ -14,8 +14,8 @@ from kedge.config.libraries import foreign_answer
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
-from kedge.system.stage import registered_stages
-from kedge.system.texts import printable
+from kedge_base.stage import registered_stages
+from kedge_base.texts import printable
 
 _PLAIN = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "null"}
 _SOURCES = "a source or a list of sources"

@@ -23,9 +23,9 @@ from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schema.field import field_doc
 from kedge.config.schema.root import Config
 from kedge.config.schema.section import Section
-from kedge.errors import ConfigError
-from kedge.system.stage import find_stage
-from kedge.system.texts import read_table
+from kedge_base.errors import ConfigError
+from kedge_base.stage import find_stage
+from kedge_base.texts import read_table
 
 
 def explain(name: str = "") -> str:

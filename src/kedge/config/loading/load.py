@@ -17,9 +17,9 @@ from kedge.config.presets import PRESETS, find_preset
 from kedge.config.schedules import check_schedules
 from kedge.config.schema.rewards import RewardTermConfig
 from kedge.config.schema.root import Config
-from kedge.errors import ConfigError
-from kedge.system.stage import find_stage
-from kedge.system.version import __version__
+from kedge_base.errors import ConfigError
+from kedge_base.stage import find_stage
+from kedge_base.version import __version__
 
 
 def load_config(

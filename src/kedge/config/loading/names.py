@@ -7,8 +7,8 @@ from typing import Literal, get_args, get_origin
 from kedge.config.explain.describe import USUAL, all_fields, fields_named, find_field, section_type, unknown
 from kedge.config.libraries import foreign_answer
 from kedge.config.schema.root import Config
-from kedge.errors import ConfigError
-from kedge.system.stage import find_stage, registered_stages
+from kedge_base.errors import ConfigError
+from kedge_base.stage import find_stage, registered_stages
 
 
 def initial_critic(critic: str | None) -> dict[str, str | None]:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import yaml
 
-from kedge.errors import ConfigError
+from kedge_base.errors import ConfigError
 
 MAX_BYTES = 2**20
 

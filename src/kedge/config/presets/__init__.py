@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from kedge.config.presets.recipe import Preset, read_presets
-from kedge.errors import ConfigError
-from kedge.system.invocation import as_argument
-from kedge.system.stage import imported, registered_stages, stages
+from kedge_base.errors import ConfigError
+from kedge_base.machine.invocation import as_argument
+from kedge_base.stage import imported, registered_stages, stages
 
 RECIPES, FAMILY = (read_presets(Path(__file__).with_name(f"{name}.tsv")) for name in ("recipes", "family"))
 LANGUAGE_PRESETS = [preset.name for preset in (*RECIPES, *FAMILY)]

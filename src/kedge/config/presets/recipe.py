@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.system.texts import read_table
+from kedge_base.texts import read_table
 
 
 @dataclass(frozen=True)

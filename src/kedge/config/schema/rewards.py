@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from kedge.config.schema.field import field
 from kedge.config.schema.section import Section
-from kedge.system.texts import names_function
+from kedge_base.texts import names_function
 
 
 class RewardTermConfig(Section):
@@ -13,7 +13,7 @@ class RewardTermConfig(Section):
     source: str = field(
         ...,
         meaning="A reward model's folder or id, or a Python function (`file.py:function`, `package.module:function`), "
-        "such as the verifier `kedge.rewards.verify:gsm8k`.",
+        "such as the verifier `kedge_tasks.verify:gsm8k`.",
         source="kedge: no reward is assumed",
         text="a folder, a hub id or a function",
     )

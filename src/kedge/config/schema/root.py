@@ -20,7 +20,7 @@ from kedge.config.schema.rollout import EnvironmentConfig, RolloutConfig
 from kedge.config.schema.runtime import RuntimeConfig
 from kedge.config.schema.section import Section, as_list, check, word
 from kedge.config.schema.supervised import CriticConfig, RewardModelConfig, SftConfig
-from kedge.system.stage import imported, registered_stages
+from kedge_base.stage import imported, registered_stages
 
 
 def _as_terms(value: object) -> object:

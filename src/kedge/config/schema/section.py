@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from kedge.system.texts import unwritable
+from kedge_base.texts import unwritable
 
 MAX_DEPTH = 50
 """Levels of lists and mappings in a value."""

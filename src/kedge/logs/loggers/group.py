@@ -8,10 +8,10 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import ConfigError, install_line
 from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE, Sample, plain_json, read_json_lines
 from kedge.logs.loggers.logger import LoggedRun, Logger, LoggerState
-from kedge.system.stage import imported
+from kedge_base.errors import ConfigError, install_line
+from kedge_base.stage import imported
 
 LOGGERS = ("tensorboard", "wandb", "trackio")
 

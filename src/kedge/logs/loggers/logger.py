@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kedge.logs.json_lines import Sample
-from kedge.system.durable import replace_contents
-from kedge.system.output import writing
+from kedge_base.machine.durable import replace_contents
+from kedge_base.run_folder.output import writing
 
 PROJECT = "kedge"
 """The project of a run, unless a setting names another."""

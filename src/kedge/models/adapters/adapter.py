@@ -20,7 +20,6 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from kedge.errors import ModelError
 from kedge.models.adapters.folder import (
     ADAPTER_WEIGHTS,
     PREFIX,
@@ -33,7 +32,8 @@ from kedge.models.adapters.folder import (
     shared_weights,
     under_present_names,
 )
-from kedge.system.texts import error_text
+from kedge_base.errors import ModelError
+from kedge_base.texts import error_text
 
 M = TypeVar("M", bound=nn.Module)
 

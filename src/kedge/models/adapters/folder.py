@@ -28,9 +28,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from kedge.errors import ConfigError, ModelError, install_line
-from kedge.system.hub import GGUF_CACHE, has_whole_weights
-from kedge.system.texts import error_text
+from kedge.downloads import GGUF_CACHE, has_whole_weights
+from kedge_base.errors import ConfigError, ModelError, install_line
+from kedge_base.texts import error_text
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

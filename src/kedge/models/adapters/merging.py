@@ -8,7 +8,6 @@ from typing import Any, cast
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kedge.errors import ModelError
 from kedge.models.adapters.folder import (
     PREFIX,
     AdapterFolder,
@@ -18,7 +17,8 @@ from kedge.models.adapters.folder import (
     import_peft,
     under_present_names,
 )
-from kedge.system.texts import error_text
+from kedge_base.errors import ModelError
+from kedge_base.texts import error_text
 
 
 def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> tuple[PreTrainedModel, set[str]]:

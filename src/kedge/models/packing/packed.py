@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from kedge.errors import ModelError
+from kedge_base.errors import ModelError
 
 ATTENTION_NAME = "kedge_layout"
 MIN_FILL = 0.7

@@ -14,13 +14,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kedge.errors import ModelError
 from kedge.models.live_bytes import Hollow
 from kedge.models.packing.packed import Decoder, TokenRows
 from kedge.models.pretrained import context_length, num_embeddings
 from kedge.models.sources import loading_reason, quiet_transformers
-from kedge.system.memory import is_out_of_memory
-from kedge.system.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, Ranks
+from kedge_base.errors import ModelError
+from kedge_base.machine.memory import is_out_of_memory
 
 TOLERANCE = 1e-4
 """Largest relative error of a token's state, about 1e-3 nats. In all architectures of transformers, float32 rounding

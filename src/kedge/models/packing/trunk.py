@@ -19,7 +19,6 @@ from transformers.cache_utils import CacheLayerMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kedge.data.tokens import pad_left
-from kedge.errors import ModelError
 from kedge.models.packing.packed import (
     Decoder,
     Gather,
@@ -32,8 +31,9 @@ from kedge.models.packing.packed import (
 )
 from kedge.models.packing.probe import LONGEST, TOLERANCE, Findings, Trial
 from kedge.models.pretrained import rope_switch
-from kedge.system.memory import free_memory
-from kedge.system.ranks import ALONE, Ranks
+from kedge.ranks import ALONE, Ranks
+from kedge_base.errors import ModelError
+from kedge_base.machine.memory import free_memory
 
 WINDOW_LIMITS = ("sliding_window", "attention_chunk_size")
 """Settings that restrict a model's attention beyond causality for rows longer than their value."""

@@ -31,13 +31,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from kedge.errors import ModelError, install_line, is_panic
+from kedge.downloads import GGUF_CACHE
 from kedge.models.sources.gguf_metadata import ADVICE, check_kind, check_metadata, complete_config, is_scaled
 from kedge.models.sources.gguf_splits import follow_splits
 from kedge.models.sources.quiet import DAMAGED, loading_reason, quiet_transformers
-from kedge.system.durable import make_folder, remove_parts, replaced_folder
-from kedge.system.hub import GGUF_CACHE
-from kedge.system.texts import PACKAGE, pointer_fault
+from kedge_base.errors import ModelError, install_line, is_panic
+from kedge_base.machine.durable import make_folder, remove_parts, replaced_folder
+from kedge_base.texts import PACKAGE, pointer_fault
 
 SUFFIX = ".gguf"
 READERS = ("gguf", "accelerate")

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from kedge.errors import ModelError
+from kedge_base.errors import ModelError
 
 ADVICE = "which transformers does not read from GGUF files; use the original model"
 

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 
-from kedge.errors import ModelError
+from kedge_base.errors import ModelError
 
 PREFIX = "tokenizer.ggml.add_space_prefix"
 WHOLE = "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken"

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 
-from kedge.errors import ModelError
+from kedge.downloads import adapter_snapshot, has_whole_weights, hub_fault, two_models
 from kedge.models.adapters import ADAPTER_CONFIG, AdapterFolder, is_adapter, read_adapter
 from kedge.models.sources.gguf_files import find_gguf, gguf_folder
-from kedge.system.hub import adapter_snapshot, has_whole_weights, hub_fault, two_models
-from kedge.system.output import MODEL_FOLDER, best_checkpoint, checkpoint_folder, is_run, kept_checkpoints
-from kedge.system.texts import pointer_fault
+from kedge_base.errors import ModelError
+from kedge_base.run_folder.output import MODEL_FOLDER, best_checkpoint, checkpoint_folder, is_run, kept_checkpoints
+from kedge_base.texts import pointer_fault
 
 CONFIGS = ("config.json", "adapter_config.json")
 MANIFEST = "manifest.json"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from transformers.utils import logging as transformers_logging
 
-from kedge.system.texts import error_text
+from kedge_base.texts import error_text
 
 _one_at_a_time = threading.RLock()
 DAMAGED = "the file may be incomplete or damaged: download it again"

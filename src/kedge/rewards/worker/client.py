@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import DataError, NonfiniteScoreError, RewardError
 from kedge.rewards.function import CallLimits, CallTimeout, given_columns
 from kedge.rewards.source import Responses, Score, checked_scores
-from kedge.system.term_names import source_name
-from kedge.system.texts import error_text
-from kedge.system.workers.codec import encode
-from kedge.system.workers.log import CallLog
-from kedge.system.workers.process import Request, WorkerError, WorkerProcess, WorkerTimeout
+from kedge_base.errors import DataError, NonfiniteScoreError, RewardError
+from kedge_base.term_names import source_name
+from kedge_base.texts import error_text
+from kedge_base.workers.codec import encode
+from kedge_base.workers.log import CallLog
+from kedge_base.workers.process import Request, WorkerError, WorkerProcess, WorkerTimeout
 
 ENCODE_ERRORS = (TypeError, ValueError, RecursionError)
 

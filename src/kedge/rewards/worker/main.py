@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import RewardError
 from kedge.rewards.function import FunctionReward, find_function
 from kedge.rewards.source import Responses, plain_scores
-from kedge.system.generators import seed_generators
-from kedge.system.invocation import loading_user_code
-from kedge.system.workers.serving import serve
+from kedge_base.errors import RewardError
+from kedge_base.generators import seed_generators
+from kedge_base.machine.invocation import loading_user_code
+from kedge_base.workers.serving import serve
 
 LAST_RESORT = 3600.0
 """Seconds after a call's deadline at which the kernel ends a worker that kedge could not, because it died itself."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from kedge.system.texts import error_text
+from kedge_base.texts import error_text
 
 CONNECT_TIMEOUT = 10.0
 HEALTH_TIMEOUT = 5.0

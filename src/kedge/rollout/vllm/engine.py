@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm.experience import Rollout
-from kedge.errors import EngineError
 from kedge.rollout.engine import Dialogue
 from kedge.rollout.responses import Responses
 from kedge.rollout.vllm.fleet import Fleet
+from kedge_base.errors import EngineError
 
 GENERATE = "inference/v1/generate"
 """vLLM's endpoint for tokens in, tokens out."""

@@ -20,10 +20,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kedge.errors import EngineError
 from kedge.rollout.vllm.client import Client, ServerGone, ServerRefused
 from kedge.rollout.vllm.server import Server
-from kedge.system.durable import replaced_folder
+from kedge_base.errors import EngineError
+from kedge_base.machine.durable import replaced_folder
 
 SHARD_BYTES = 2 * 2**30
 """Tensors are copied to the CPU and written in files of this size, so that no second copy of the model is in memory."""

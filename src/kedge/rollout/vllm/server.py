@@ -19,10 +19,10 @@ from pathlib import Path
 from threading import Event
 from typing import Protocol
 
-from kedge.errors import EngineError
 from kedge.rollout.vllm import supervisor
 from kedge.rollout.vllm.client import Client
-from kedge.system.output import writing
+from kedge_base.errors import EngineError
+from kedge_base.run_folder.output import writing
 
 PLUGIN = Path(__file__).with_name("plugin")
 """The folder with the plugin of vLLM; in `PYTHONPATH` of every server that reads weights from a folder."""

@@ -26,10 +26,10 @@ from kedge.runs.resuming import read_ending
 from kedge.runs.run import Resume, open_run
 from kedge.runs.training import Callback, running
 from kedge.stages.critic.sampling import Sampled, load_critic_inputs, sample_returns
-from kedge.stages.planning.report import MachinePlan
 from kedge.stages.supervised import Trained, train_model
 from kedge.training.supervised.loop import count_steps
 from kedge.training.supervised.returns import measure_explained, train_critic
+from kedge_plan.report import MachinePlan
 
 
 @shows_its_run

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from kedge.algorithm.experience import Experience, Rollout
-from kedge.logs.progress import say
-from kedge.system.durable import make_folder
-from kedge.system.output import replace_file, writing
-from kedge.system.ranks.sharding import StoredTensors
+from kedge.ranks.sharding import StoredTensors
 from kedge.training.checkpoint.files import FileRecord, record_file, tensor_pieces
 from kedge.training.supervised.returns import SampledReturns
+from kedge_base.machine.durable import make_folder
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import replace_file, writing
 
 INDEX = "index.json"
 STORED = ("prompt_ids", "prompt_mask", "response_ids", "token_mask", "action_mask", "stopped", "group")

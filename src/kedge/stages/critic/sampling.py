@@ -15,17 +15,17 @@ import torch
 from kedge.config import Config, PpoConfig, with_values
 from kedge.config.schedules import config_at
 from kedge.data import Prompt, PromptStream
-from kedge.logs.progress import Progress, say
 from kedge.models import ActorCritic
 from kedge.runs.inputs import Rewards
 from kedge.runs.run import Run
 from kedge.stages.critic.parts import Part, PartStore
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.trainer import Trainer
-from kedge.system.output import SAMPLED_FOLDER
 from kedge.training.runtime import stream_seed
 from kedge.training.stopping import stopping
 from kedge.training.supervised.returns import ReturnsLoss, SampledReturns
+from kedge_base.machine.progress import Progress, say
+from kedge_base.run_folder.output import SAMPLED_FOLDER
 
 ALL_HELD_OUT = 10**9
 """A bound on the held-out prompts that is never reached: `data.eval_fraction` decides."""

@@ -29,7 +29,6 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.config import Config
 from kedge.data import Prompt, PromptStream
-from kedge.errors import ConfigError, NonfiniteScoreError
 from kedge.rewards import ScoredTerms
 from kedge.rewards.score import ScoredRollout
 from kedge.rollout import BackgroundEngine, Engine, Sampler, SharedEngine, frozen_copy
@@ -39,6 +38,7 @@ from kedge.stages.ppo.sampling import SampledBatch, Sampling
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.runtime import Stopwatch, stream_seed
+from kedge_base.errors import ConfigError, NonfiniteScoreError
 
 PHASES = ("time/rollout", "time/reward")
 KINDS = {kind.__name__: kind for kind in (SampledBatch, ScoredRollout, ScoredTerms, Rollout)}

@@ -14,8 +14,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from kedge.config import Config, with_values
-from kedge.errors import ConfigError, ModelError
-from kedge.logs.progress import say
 from kedge.models import (
     ActorCritic,
     LanguageModel,
@@ -38,6 +36,8 @@ from kedge.runs.frozen import adapter_of, say_loaded_whole
 from kedge.runs.run import Run
 from kedge.stages.ppo.settings import learns_in_returns_std, value_bins_of
 from kedge.training.runtime import stream_seed
+from kedge_base.errors import ConfigError, ModelError
+from kedge_base.machine.progress import say
 
 
 def load_actor_critic(

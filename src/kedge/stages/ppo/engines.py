@@ -12,9 +12,8 @@ from tempfile import mkdtemp
 import torch
 
 from kedge.config import Config
-from kedge.errors import ConfigError
-from kedge.logs.progress import say
 from kedge.models import LanguageModel, StopTokens, save_architecture
+from kedge.ranks import AdaptiveTokens
 from kedge.rollout import CentralEngine, Engine, Sampler, SharedEngine
 from kedge.rollout.vllm import (
     Fleet,
@@ -25,8 +24,9 @@ from kedge.rollout.vllm import (
     VllmEngine,
 )
 from kedge.runs.run import Run
-from kedge.system.output import VLLM_LOG
-from kedge.system.ranks import AdaptiveTokens
+from kedge_base.errors import ConfigError
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import VLLM_LOG
 
 MEMORY_FOLDER = Path("/dev/shm")
 COPIES = 3

@@ -13,9 +13,9 @@ from torch import Tensor
 from kedge.algorithm.experience import Rollout
 from kedge.data import Prompt, encode_prompt
 from kedge.data.tokens import encode_completion
-from kedge.errors import DataError
 from kedge.rollout.responses import Responses
 from kedge.stages.ppo.trainer import Trainer
+from kedge_base.errors import DataError
 
 
 def given_rollout(

@@ -11,9 +11,9 @@ from torch import nn
 from kedge.algorithm.experience import Rollout
 from kedge.config import Config, word
 from kedge.logs.incidents import add_incident, describe_row
+from kedge.ranks import Ranks
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
-from kedge.system.ranks import Ranks
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.guard import (
     MAX_K3,

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.config import Config, field_advice, schedule_in_words
-from kedge.inspect.diagnosis import LiveDoctor
 from kedge.logs.experience_metrics import (
     DETAILS_FILE,
     describe_experience,
@@ -25,25 +24,26 @@ from kedge.logs.experience_metrics import (
     without_scores,
 )
 from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EVALUATIONS_FILE, MetricsLog, RunLog, SamplesLog
-from kedge.logs.progress import Progress
 from kedge.models import LanguageModel, ScalarModel
 from kedge.models.adapters import is_frozen
 from kedge.models.frozen import num_weights
+from kedge.ranks import budget_metrics
 from kedge.rewards import ModelReward, WeightedReward
 from kedge.rollout import Evaluated, still_to_evaluate
 from kedge.runs.run import Run
 from kedge.runs.training import open_loggers
-from kedge.stages.planning.rows import Rows
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.sampling import SampledBatch
 from kedge.stages.ppo.trainer import Trainer
-from kedge.system.output import ROLES_FILE, replace_file
-from kedge.system.ranks import budget_metrics
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.host_state import unwrapped
 from kedge.training.optimizer_kinds import state_bytes
 from kedge.training.runtime import memory_in_use
 from kedge.training.update import UpdateResult
+from kedge_base.machine.progress import Progress
+from kedge_base.run_folder.output import ROLES_FILE, replace_file
+from kedge_inspect.diagnosis import LiveDoctor
+from kedge_plan.rows import Rows
 
 SHOWN = {
     "score": "reward/score_mean",

@@ -18,7 +18,6 @@ from kedge.runs.inputs import Rewards
 from kedge.runs.out_of_memory import stage_function
 from kedge.runs.run import Resume, Run, open_run
 from kedge.runs.training import Callback, running, stage_loop, watched
-from kedge.stages.planning.report import MachinePlan, compared
 from kedge.stages.ppo.ahead import check_ahead, open_sampling, with_background
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.guarding import new_guard
@@ -28,12 +27,13 @@ from kedge.stages.ppo.result import PpoResult, checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles
 from kedge.stages.ppo.sampling import SampledBatch
 from kedge.stages.ppo.trainer import Trainer
-from kedge.system.memory import give_back
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.checkpoint.state import TrainingState
 from kedge.training.controllers import EarlyEnd
 from kedge.training.guard import Guard
 from kedge.training.runtime import Stopwatch
+from kedge_base.machine.memory import give_back
+from kedge_plan.report import MachinePlan, compared
 
 
 @stage_function("ppo", PpoResult.read)

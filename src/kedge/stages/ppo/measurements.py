@@ -27,20 +27,20 @@ from kedge.algorithm.advantages import RewardToGo
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.prefix_test import PrefixTest, prefix_test
 from kedge.data import Prompt
-from kedge.errors import NonfiniteScoreError, UnscoredError
 from kedge.logs.critic_checks import check_line, check_row, describe_check
 from kedge.logs.experience_metrics import describe_experience, describe_samples, without_scores
 from kedge.logs.json_lines import Sample
 from kedge.rewards import Responses
 from kedge.rewards.score import ScoredRollout, describe_responses
 from kedge.rollout.continuations import sample_continuations
-from kedge.stages.evaluation.judges import Judge, ScoredResponses
+from kedge.stages.judges import Judge, ScoredResponses
 from kedge.stages.ppo.log import Ended, PpoLog
 from kedge.stages.ppo.trainer import Trainer
-from kedge.system.generators import random_state, restore_random_state
-from kedge.system.intervals import score_interval
 from kedge.training.checkpoint.loop import CheckpointedLoop
 from kedge.training.runtime import Stopwatch, stream, stream_seed
+from kedge_base.errors import NonfiniteScoreError, UnscoredError
+from kedge_base.generators import random_state, restore_random_state
+from kedge_base.intervals import score_interval
 
 FIGURES = {
     "eval/score": "reward/score_mean",

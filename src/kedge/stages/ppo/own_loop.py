@@ -30,9 +30,7 @@ from kedge.algorithm.experience import Rollout
 from kedge.config import Config, with_values, word
 from kedge.data import Prompt
 from kedge.data.fields import is_conversation
-from kedge.errors import ConfigError, DataError, KedgeError, RewardError
 from kedge.logs.experience_metrics import describe_experience
-from kedge.logs.progress import say
 from kedge.rewards import RewardTerm, load_reward
 from kedge.rewards.score import describe_responses
 from kedge.rewards.source import check_count, checked_scores
@@ -58,11 +56,13 @@ from kedge.stages.ppo.main import opened_updates
 from kedge.stages.ppo.result import checkpoint_model, save_result
 from kedge.stages.ppo.roles import Roles, load_roles, longest_prompt
 from kedge.stages.ppo.sampling import SampledBatch, Sampling
-from kedge.system.invocation import refuse_nested_run
-from kedge.system.stage import find_stage
-from kedge.system.workers.codec import own_copy
 from kedge.training.runtime import Stopwatch, default_modes
 from kedge.training.stopping import Stopping, Terminated, listening
+from kedge_base.errors import ConfigError, DataError, KedgeError, RewardError
+from kedge_base.machine.invocation import refuse_nested_run
+from kedge_base.machine.progress import say
+from kedge_base.stage import find_stage
+from kedge_base.workers.codec import own_copy
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,14 +13,14 @@ from kedge.config import Config, word
 from kedge.config.schedules import config_at
 from kedge.logs.json_lines import METRICS_FILE, read_metrics
 from kedge.models import save_policy
-from kedge.models.card import public_name
+from kedge.ranks.sharding import gathered_state
 from kedge.runs.calls import shows_its_run
 from kedge.runs.ending import leave_stage_report
 from kedge.runs.run import Run
-from kedge.runs.stage_card import stage_card
 from kedge.stages.ppo.roles import Roles
-from kedge.system.ranks.sharding import gathered_state
 from kedge.training.checkpoint.model_folder import CheckpointModel
+from kedge_hub.card import public_name
+from kedge_hub.stage_card import stage_card
 
 HELD_OUT = {
     "eval/score": "score",

@@ -11,8 +11,6 @@ from transformers import PreTrainedTokenizerBase
 from kedge.config import Config
 from kedge.data import Mixture, Prompt, encode_example, encode_prompt, room_for_prompt
 from kedge.data.prompts import difficulties
-from kedge.errors import ModelError
-from kedge.logs.progress import say
 from kedge.models import (
     ActorCritic,
     LanguageModel,
@@ -40,8 +38,8 @@ from kedge.runs.inputs import (
     load_rows,
 )
 from kedge.runs.run import Run, offloads_optimizer
-from kedge.stages.evaluation.judges import Judge, load_judge
-from kedge.stages.evaluation.policy import Policy
+from kedge.stages.judges import Judge, load_judge
+from kedge.stages.policy import Policy
 from kedge.stages.ppo.critics import load_actor_critic
 from kedge.stages.ppo.engines import check_engine, choose_engine
 from kedge.stages.ppo.settings import OwnFunctions
@@ -49,6 +47,8 @@ from kedge.training.optimizer import build_optimizer
 from kedge.training.optimizer_kinds import Optimizer
 from kedge.training.pretraining_mix import PretrainingMix
 from kedge.training.supervised.losses import CompletionLoss
+from kedge_base.errors import ModelError
+from kedge_base.machine.progress import say
 
 if TYPE_CHECKING:
     from kedge.rollout.player import Player

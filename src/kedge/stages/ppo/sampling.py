@@ -18,11 +18,11 @@ from typing import Any
 from kedge.algorithm.experience import Experience, Rollout
 from kedge.algorithm.shaping import GroupScores, group_scores
 from kedge.data import Prompt, PromptStream
-from kedge.errors import UnscoredError
 from kedge.logs.experience_metrics import describe_groups, describe_lengths, describe_responses
 from kedge.rewards.score import ScoredRollout, join_scored
 from kedge.stages.ppo.trainer import Trainer
 from kedge.training.runtime import Stopwatch
+from kedge_base.errors import UnscoredError
 
 
 @dataclass(frozen=True)

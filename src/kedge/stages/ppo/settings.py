@@ -27,12 +27,12 @@ from kedge.algorithm.group_advantages import (
 from kedge.algorithm.own import OwnAdvantage
 from kedge.algorithm.policy_losses import Surrogate, clip_ranges, named_surrogate
 from kedge.config import Config, PpoConfig, RolloutConfig, config_at, parameter, scheduled_values, word
-from kedge.errors import ConfigError
 from kedge.rollout import Estimation
-from kedge.system.importing import find_named
 from kedge.training.controllers import Coefficients, Controllers, ValueWarmup
 from kedge.training.objective import Objective
 from kedge.training.optimizer import Schedule, learning_rate_at
+from kedge_base.errors import ConfigError
+from kedge_base.importing import find_named
 
 IMPORTANCE_CAP = 2.0
 """`ppo.importance_cap=auto` if the engine is not exact: the usual cap of truncated importance sampling."""

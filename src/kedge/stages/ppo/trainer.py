@@ -18,13 +18,13 @@ from kedge.algorithm.experience import Experience, PolicyOutputs, Rollout
 from kedge.config import Config
 from kedge.data import Prompt, encode_prompt
 from kedge.models import PolicyWeights
+from kedge.ranks import AdaptiveTokens, checksum
 from kedge.rewards import WeightedReward
 from kedge.rewards.score import ScoredRollout, score_rollout
 from kedge.rollout import Engine, Models, collect_experience, reference_logprobs
 from kedge.runs.run import Run
 from kedge.stages.ppo.roles import Roles
 from kedge.stages.ppo.settings import PpoSettings, coefficients_of, value_warmup_of
-from kedge.system.ranks import AdaptiveTokens, checksum
 from kedge.training.controllers import Coefficients, ValueWarmup
 from kedge.training.guard import Guard
 from kedge.training.learner import LanguageLearner

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.errors import DataError
-from kedge.system.durable import sync
-from kedge.system.ranks import ALONE, Ranks
-from kedge.system.ranks.ranks import share_rows
-from kedge.system.ranks.sharding import DTYPES
+from kedge.ranks import ALONE, Ranks
+from kedge.ranks.ranks import share_rows
+from kedge.ranks.sharding import DTYPES
+from kedge_base.errors import DataError
+from kedge_base.machine.durable import sync
 
 PIECE_BYTES = 4 * 2**20
 

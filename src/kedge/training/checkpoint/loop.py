@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 
-from kedge.errors import OutputError
-from kedge.system.memory import in_phase, is_out_of_memory, release
 from kedge.training.checkpoint.state import Deferred, Log, RunState, Stateful, TrainingState
 from kedge.training.stopping import Stopping
+from kedge_base.errors import OutputError
+from kedge_base.machine.memory import in_phase, is_out_of_memory, release
 
 CHECK_EVERY = 8
 """Steps between two comparisons of the ranks' weights."""

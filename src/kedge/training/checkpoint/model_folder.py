@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import KedgeError, ModelError
 from kedge.models.sources import SHARDED_WEIGHTS
-from kedge.system.durable import temporary_name
-from kedge.system.output import MODEL_FOLDER
-from kedge.system.ranks.sharding import StoredTensors, whole_state_dict
-from kedge.system.texts import error_text
+from kedge.ranks.sharding import StoredTensors, whole_state_dict
 from kedge.training.checkpoint.files import FileRecord, record_files
+from kedge_base.errors import KedgeError, ModelError
+from kedge_base.machine.durable import temporary_name
+from kedge_base.run_folder.output import MODEL_FOLDER
+from kedge_base.texts import error_text
 
 WEIGHTS_FILE = "model.safetensors"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from kedge.system.ranks import Ranks
-from kedge.system.ranks.sharding import ROWS, own_rows, shard_name
+from kedge.ranks import Ranks
+from kedge.ranks.sharding import ROWS, own_rows, shard_name
 from kedge.training.checkpoint.files import FileRecord, tensor_pieces, write_files
 
 

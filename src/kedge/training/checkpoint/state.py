@@ -12,17 +12,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import DataError, ModelError, NumericsError
 from kedge.models.adapters import is_frozen
-from kedge.system.generators import random_state, restore_random_state
-from kedge.system.output import BEST_FILE, replace_file
-from kedge.system.ranks import ALONE, Ranks, check_equal_weights
-from kedge.system.ranks.sharding import StoredTensors, gather, part_for, whole
+from kedge.ranks import ALONE, Ranks, check_equal_weights
+from kedge.ranks.sharding import StoredTensors, gather, part_for, whole
 from kedge.training.checkpoint.model_folder import CheckpointModel
 from kedge.training.checkpoint.store import Checkpoint, newest_valid, save_checkpoint
 from kedge.training.host_state import unwrapped
 from kedge.training.optimizer import all_parameters
 from kedge.training.optimizer_kinds import CODES, Optimizer, OptimizersAsOne, share_codes, state_shape
+from kedge_base.errors import DataError, ModelError, NumericsError
+from kedge_base.generators import random_state, restore_random_state
+from kedge_base.run_folder.output import BEST_FILE, replace_file
 
 AHEAD = "ahead"
 """The name of the work under way in a checkpoint."""

@@ -26,19 +26,8 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.errors import DataError, NumericsError, OutputError
-from kedge.system.durable import (
-    make_folder,
-    remove_parts,
-    replaced_folder,
-    sync_folder,
-    sync_tree,
-    temporary_name,
-)
-from kedge.system.output import MODEL_FOLDER, checkpoints_in, refusal
-from kedge.system.ranks import ALONE, Ranks
-from kedge.system.ranks.sharding import StoredTensors, shard_name
-from kedge.system.version import __version__
+from kedge.ranks import ALONE, Ranks
+from kedge.ranks.sharding import StoredTensors, shard_name
 from kedge.training.checkpoint.files import (
     MANIFEST_FILE,
     FileRecord,
@@ -55,6 +44,17 @@ from kedge.training.checkpoint.model_folder import (
     weight_files,
 )
 from kedge.training.checkpoint.shards import write_shards
+from kedge_base.errors import DataError, NumericsError, OutputError
+from kedge_base.machine.durable import (
+    make_folder,
+    remove_parts,
+    replaced_folder,
+    sync_folder,
+    sync_tree,
+    temporary_name,
+)
+from kedge_base.run_folder.output import MODEL_FOLDER, checkpoints_in, refusal
+from kedge_base.version import __version__
 
 STATE_FILE = "state.json"
 

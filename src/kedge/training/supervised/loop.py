@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypedDict, Unpack
 
-from kedge.errors import ConfigError, DataError, NumericsError
 from kedge.models import Precision
-from kedge.system.memory import in_phase
-from kedge.system.ranks import (
+from kedge.ranks import (
     ALONE,
     AdaptiveTokens,
     PassTokens,
@@ -40,6 +38,8 @@ from kedge.training.optimizer_kinds import Optimizer, OptimizerKind
 from kedge.training.pass_trial import find_tokens
 from kedge.training.runtime import stream
 from kedge.training.stopping import Terminated
+from kedge_base.errors import ConfigError, DataError, NumericsError
+from kedge_base.machine.memory import in_phase
 
 Example = TypeVar("Example")
 Example_contra = TypeVar("Example_contra", contravariant=True)

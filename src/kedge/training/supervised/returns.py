@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from kedge.algorithm.critic import explained_variance, spread_of_returns
 from kedge.algorithm.experience import Rollout, join_rollouts, join_rows
 from kedge.algorithm.readout import ReadoutSums, explained_variance_interval, fit_readout
-from kedge.errors import ModelError
 from kedge.models import ActorCritic, Precision
 from kedge.models.pretrained import inner_matrices
-from kedge.system.memory import in_phase
-from kedge.system.ranks import ALONE, PassTokens, Ranks, evaluate_in_passes, within_memory
+from kedge.ranks import ALONE, PassTokens, Ranks, evaluate_in_passes, within_memory
 from kedge.training.checkpoint.state import TrainingState
 from kedge.training.optimizer import build_optimizer
 from kedge.training.supervised.loop import Outcome, TrainingSettings, evaluate, evaluate_held_out, train_supervised
+from kedge_base.errors import ModelError
+from kedge_base.machine.memory import in_phase
 
 NUM_PARTS = 3
 """Parts of a response in which the explained variance is measured: a critic may know the end and not the start."""

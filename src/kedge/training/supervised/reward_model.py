@@ -12,14 +12,14 @@ from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.statistics import Calibration, calibration
 from kedge.data import Comparison, Demonstration, Ranking, encode_example
-from kedge.errors import ConfigError
 from kedge.models import Precision, ScalarModel, score_rows
 from kedge.models.pretrained import inner_matrices
-from kedge.system.intervals import Interval, share_interval
-from kedge.system.memory import in_phase
-from kedge.system.ranks import ALONE, PassTokens, Ranks
+from kedge.ranks import ALONE, PassTokens, Ranks
 from kedge.training.supervised.loop import Outcome, TrainingSettings, check_lengths, train_supervised
 from kedge.training.supervised.losses import RankedResponses, RankingLoss
+from kedge_base.errors import ConfigError
+from kedge_base.intervals import Interval, share_interval
+from kedge_base.machine.memory import in_phase
 
 Reference = Literal["demonstrations", "comparisons", "none"]
 """The texts on which the mean score is set to 0."""

@@ -1,0 +1,67 @@
+"""The worker process of chat templates, which come with a model and may never finish."""
+
+from __future__ import annotations
+
+from datetime import datetime, tzinfo
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from kedge_base.machine.memory import memory_limit, private_memory
+from kedge_base.texts import error_text
+from kedge_base.workers.serving import serve
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+IDLE = 60.0
+"""Seconds without a request after which the process ends; the next request starts another."""
+
+
+def main(descriptor: int, tie: int) -> None:
+    """Render conversations until the connection closes.
+
+    Args:
+        descriptor: The worker's end of the connection, an open file descriptor.
+        tie: The reading end of a pipe that closes when kedge ends.
+    """
+    serve(descriptor, tie, {"load": _load, "render": _render}, idle=IDLE)
+
+
+def _load() -> None:
+    """Import what rendering needs."""
+    _tokenizer()
+
+
+def _render(messages: Any, settings: dict[str, Any], *, day: str | None, memory: int, longest: int) -> dict[str, Any]:
+    """The rendered text, or the reason why rendering failed."""
+    try:
+        _set_clock(day)
+        with memory_limit(private_memory() + memory):
+            text = str(_tokenizer().apply_chat_template(messages, tokenize=False, **settings))
+            text.encode()  # not half of a surrogate pair, which no tokenizer takes
+    except MemoryError:
+        return {"error": "memory"}
+    except Exception as error:  # template code may raise anything
+        return {"error": "rejected", "reason": error_text(error, limit=200)}
+    return {"length": len(text)} if len(text) > longest else {"text": text}
+
+
+def _set_clock(day: str | None) -> None:
+    """Set the date that `strftime_now` of templates writes, at midnight; None for the machine's clock."""
+    from transformers.utils import chat_template_utils
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.fromisoformat(day) if day else datetime.now(tz)
+
+    # `strftime_now` asks this name for the time.
+    chat_template_utils.datetime = Clock  # pyright: ignore[reportPrivateImportUsage]
+
+
+@cache
+def _tokenizer() -> PreTrainedTokenizerBase:
+    """A tokenizer without words: rendering needs a template and the names of special tokens, which requests have."""
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase  # imports no torch
+
+    return PreTrainedTokenizerBase()

@@ -1,0 +1,31 @@
+"""Ranks: the processes of one run. Each holds the whole batch; only the passes through the models are shared out.
+
+Whitening, the mean KL, controllers, divisors and the guard are computed on every rank from the same numbers, so that
+the results do not depend on the number of ranks, up to the rounding of sums.
+"""
+
+from kedge.ranks.budget import (
+    AdaptiveTokens,
+    PassTokens,
+    budget_metrics,
+    evaluate_in_passes,
+    tokens_of,
+    within_memory,
+)
+from kedge.ranks.ranks import ALONE, Part, Prompts, Ranks, budget_batches, check_equal_weights, checksum
+
+__all__ = [
+    "ALONE",
+    "AdaptiveTokens",
+    "Part",
+    "PassTokens",
+    "Prompts",
+    "Ranks",
+    "budget_batches",
+    "budget_metrics",
+    "check_equal_weights",
+    "checksum",
+    "evaluate_in_passes",
+    "tokens_of",
+    "within_memory",
+]

@@ -1,0 +1,406 @@
+"""Operations of the processes of a run: split rows, sum gradients, exchange results."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from kedge_base import errors
+from kedge_base.errors import DataError, KedgeError, LostContactError, NumericsError
+
+if TYPE_CHECKING:
+    from kedge.ranks.budget import PassTokens
+
+T = TypeVar("T")
+
+Prompts: TypeAlias = Sequence[tuple[int, int]] | None
+"""The number of each row's prompt and its tokens, which rows of one pass with the same number share; None if no rows
+share any. If all numbers differ, they ascend."""
+
+BUCKET = 2**25
+"""Gradients are added up in buckets of at most this many numbers, if no single parameter is larger."""
+
+_group: ContextVar[dist.ProcessGroup | None] = ContextVar("group", default=None)
+"""The process group of this thread's operations; None for the group of the training."""
+
+SHORTEST_PAUSE = 2e-5
+LONGEST_PAUSE = 2e-3
+"""Seconds between two looks at an operation under way."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one pass through a model.
+
+    Attributes:
+        rows: Their indices in the batch.
+        counts: The results are used. A rank without rows evaluates the shortest row and drops the result, so that
+            all ranks take part in the same communication, and have gradients of the same parameters.
+    """
+
+    rows: list[int]
+    counts: bool = True
+
+
+def budget_batches(lengths: Sequence[int], budget: int | None, prompts: Prompts = None) -> Iterator[list[int]]:
+    """Indices of rows in batches of at most `budget` tokens, longest rows first, so that memory errors show early.
+
+    A row longer than the budget gets its own batch. Rows with the same prompt follow each other.
+
+    Args:
+        lengths: Tokens per row.
+        budget: Tokens per batch; None puts all rows into one batch.
+        prompts: See `Prompts`.
+    """
+    batch: list[int] = []
+    room = budget
+    held = set[int]()
+    for row, number, shared in _in_order(lengths, prompts):
+        added = lengths[row] - (shared if number in held else 0)
+        if batch and room is not None and added > room:
+            yield batch
+            batch = []
+            room = budget
+            held = set()
+            added = lengths[row]
+        batch.append(row)
+        held.add(number)
+        room = None if room is None else room - added
+    if batch:
+        yield batch
+
+
+def share_rows(lengths: Sequence[int], count: int, prompts: Prompts = None) -> list[list[int]]:
+    """Share rows out so that every rank has about as many tokens: each row to the rank that then has the fewest.
+
+    Args:
+        lengths: Tokens per row.
+        count: Number of ranks.
+        prompts: See `Prompts`.
+
+    Returns:
+        The rows of each rank, longest first. There are empty ones if there are fewer rows than ranks.
+
+    Source: Graham 1969, at most 4/3 of the best possible longest share.
+    """
+    shares: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    held = [set[int]() for _ in range(count)]
+    for row, number, shared in _in_order(lengths, prompts):
+        after = [load + lengths[row] - (shared if number in has else 0) for load, has in zip(loads, held, strict=True)]
+        rank = after.index(min(after))
+        shares[rank].append(row)
+        held[rank].add(number)
+        loads[rank] = after[rank]
+    return shares
+
+
+def plan_parts(
+    lengths: Sequence[int],
+    budget: int | None,
+    *,
+    prompts: Prompts = None,
+    number: int = 0,
+    count: int = 1,
+    same_number: bool = False,
+) -> list[Part]:
+    """The passes of one rank over a batch.
+
+    Args:
+        lengths: Tokens per row.
+        budget: Tokens per pass; None for as few passes as possible.
+        prompts: See `Prompts`.
+        number: The rank.
+        count: Number of ranks.
+        same_number: Every rank takes as many passes as the one with the most, because each pass communicates.
+
+    Returns:
+        At least one part, except for an empty batch.
+    """
+    if count == 1:
+        return [Part(batch) for batch in budget_batches(lengths, budget, prompts)]
+    if not lengths:
+        return []
+    shares = share_rows(lengths, count, prompts)
+
+    def batches(rank: int) -> list[list[int]]:
+        rows = shares[rank]
+        found = budget_batches([lengths[row] for row in rows], budget, prompts and [prompts[row] for row in rows])
+        return [[rows[place] for place in batch] for batch in found]
+
+    own = batches(number)
+    rounds = max(len(batches(rank)) for rank in range(count)) if same_number else max(1, len(own))
+    idle = Part([min(range(len(lengths)), key=lambda row: (lengths[row], -row))], counts=False)
+    return [Part(batch) for batch in own] + [idle] * (rounds - len(own))
+
+
+def _in_order(lengths: Sequence[int], prompts: Prompts) -> list[tuple[int, int, int]]:
+    """The rows, longest first but together with all rows that have the same prompt; their prompts' numbers and tokens.
+
+    A prompt counts with its longest row.
+    """
+    rows = [(row, *((row, 0) if prompts is None else prompts[row])) for row in range(len(lengths))]
+    longest = dict[int, int]()
+    for row, number, _ in rows:
+        longest[number] = max(lengths[row], longest.get(number, 0))
+    return sorted(rows, key=lambda each: (-longest[each[1]], each[1], -lengths[each[0]]))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a run; by default a single one, for which every method is trivial.
+
+    All ranks call the same methods in the same order.
+
+    Attributes:
+        number: This process, from 0.
+        count: How many there are.
+        is_sharded: Each rank holds a part of every weight, and all ranks communicate in every pass.
+    """
+
+    number: int = 0
+    count: int = 1
+    is_sharded: bool = False
+
+    @property
+    def is_first(self) -> bool:
+        """True if this process writes files and prints."""
+        return self.number == 0
+
+    @property
+    def are_several(self) -> bool:
+        """True if there is more than one process."""
+        return self.count > 1
+
+    def plan(self, lengths: Sequence[int], budget: PassTokens, prompts: Prompts = None) -> list[Part]:
+        """The passes of this rank over a batch; see `plan_parts`.
+
+        Args:
+            lengths: Tokens per row.
+            budget: Tokens per pass; None for no limit.
+            prompts: See `Prompts`.
+        """
+        tokens = budget if budget is None or isinstance(budget, int) else budget.tokens
+        return plan_parts(
+            lengths, tokens, prompts=prompts, number=self.number, count=self.count, same_number=self.is_sharded
+        )
+
+    def fill_in(self, own: Bool[Tensor, " rows"], *tables: Tensor) -> None:
+        """Complete tables in place with the rows that other ranks know.
+
+        Args:
+            own: The rows that this rank knows. Rows that no rank knows stay as they are.
+            tables: Tensors with rows on the first axis, of the same shape on every rank.
+        """
+        if not self.are_several:
+            return
+        known = own.to(torch.int32)
+        self._reduce(known, dist.ReduceOp.SUM)
+        for table in tables:
+            mask = own.reshape(-1, *[1] * (table.ndim - 1))
+            total = torch.where(mask, table, torch.zeros_like(table))
+            total = total.to(torch.uint8) if table.dtype == torch.bool else total
+            self._reduce(total, dist.ReduceOp.SUM)
+            table.copy_(torch.where((known > 0).reshape(mask.shape), total.to(table.dtype), table))
+
+    def everyones(self, figures: Float[Tensor, " figures"]) -> Float[Tensor, "ranks figures"]:
+        """The figures of all ranks, in the order of the ranks."""
+        if not self.are_several:
+            return figures[None]
+        found = [torch.empty_like(figures) for _ in range(self.count)]
+        self._finish(dist.all_gather(found, figures.contiguous(), group=_group.get(), async_op=True), figures)
+        return torch.stack(found)
+
+    def messages(self, message: Any) -> list[Any]:
+        """The messages of all ranks, in the order of the ranks; JSON types."""
+        if not self.are_several:
+            return [message]
+        return [json.loads(each.numpy().tobytes()) for each in self.everyones(self._encoded(json.dumps(message)))]
+
+    def sums(self, figures: Sequence[float]) -> list[float]:
+        """The sum of each figure over the ranks, in the order of the ranks, in float64."""
+        if not self.are_several:
+            return list(figures)
+        return self.everyones(torch.tensor(figures, dtype=torch.float64)).sum(0).tolist()
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over the ranks, the same bits on every rank."""
+        if not self.are_several:
+            return tensor
+        total = tensor.clone()
+        self._reduce(total, dist.ReduceOp.SUM)
+        return total
+
+    def largest(self, number: int) -> int:
+        """The largest of a number over the ranks."""
+        if not self.are_several:
+            return number
+        return int(self.everyones(torch.tensor([number], dtype=torch.int64)).max())
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace every gradient by its sum over the ranks; gradients of sharded weights are sums already.
+
+        Every rank has gradients of the same parameters, because each evaluates at least one row.
+        """
+        if not self.are_several:
+            return
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        for bucket in _buckets([each for each in gradients if not isinstance(each, DTensor)]):
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            self._reduce(flat, dist.ReduceOp.SUM)
+            for gradient, total in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+                gradient.copy_(total.reshape(gradient.shape))
+
+    def first(self, do: Callable[[], T]) -> T:
+        """Let the first rank do something, and tell all others its result, or its error.
+
+        Args:
+            do: Returns JSON types; tensors and arrays in them are lists on the other ranks. It runs on the first rank
+                alone.
+
+        Raises:
+            KedgeError: It raised one, or returned something else.
+        """
+        if not self.are_several:
+            return do()
+        if not self.is_first:
+            return _unpacked(self._told(""))
+        try:
+            result = do()
+            message = json.dumps({"result": result}, default=_listed)
+        except KedgeError as error:
+            found = {"error": type(error).__name__, "message": str(error), "details": vars(error)}
+            self._told(json.dumps(found, default=str))
+            raise
+        self._told(message)
+        return result
+
+    def wait(self) -> None:
+        """Wait until all ranks are here."""
+        self.largest(0)
+
+    def apart(self) -> Callable[[], AbstractContextManager[None]]:
+        """A context for another thread, in which operations do not mix with this thread's; all ranks call this.
+
+        On every rank that thread calls the same methods in the same order, independently of this one.
+        """
+        if not self.are_several:
+            return nullcontext
+        return partial(_within, cast(dist.ProcessGroup, dist.new_group(backend="gloo")))
+
+    def _told(self, message: str) -> dict[str, Any]:
+        """A message of the first rank, on every rank."""
+        content = self._encoded(message)
+        self._finish(dist.broadcast(content, 0, group=_group.get(), async_op=True), content)
+        return json.loads(content.numpy().tobytes())
+
+    def _encoded(self, message: str) -> Tensor:
+        """A message as bytes, as many on every rank."""
+        text = message.encode()
+        return torch.frombuffer(bytearray(text.ljust(self.largest(len(text)))), dtype=torch.uint8)
+
+    def _reduce(self, tensor: Tensor, operation: Any) -> None:
+        self._finish(dist.all_reduce(tensor, operation, group=_group.get(), async_op=True), tensor)
+
+    @staticmethod
+    def _finish(work: Any, tensor: Tensor) -> None:
+        """Wait for an operation, so that signals are handled meanwhile: torch's own wait lets none through.
+
+        Raises:
+            LostContactError: Another rank is gone.
+        """
+        pause = SHORTEST_PAUSE
+        try:
+            while tensor.device.type == "cpu" and not work.is_completed():
+                time.sleep(pause)
+                pause = min(pause * 1.5, LONGEST_PAUSE)
+            work.wait()
+        except RuntimeError as error:
+            raise LostContactError from error
+
+
+ALONE = Ranks()
+"""The single process."""
+
+
+def check_equal_weights(ranks: Ranks, modules: Iterable[nn.Module]) -> None:
+    """Compare a checksum of all weights between the ranks; nothing to compare for a single one, or if they are sharded.
+
+    Raises:
+        NumericsError: They differ; on every rank.
+    """
+    if not ranks.are_several or ranks.is_sharded:
+        return
+    found = ranks.everyones(torch.tensor([checksum(modules)], dtype=torch.int64)).reshape(-1).tolist()
+    if len(set(found)) > 1:
+        other = next(number for number, value in enumerate(found) if value != found[0])
+        raise NumericsError(
+            f"ranks 0 and {other} have different weights; check that all machines have the same versions and hardware"
+        )
+
+
+@torch.no_grad()
+def checksum(modules: Iterable[nn.Module]) -> int:
+    """A number that changes with any of the weights; they are not sharded."""
+    weights = [weight for module in modules for weight in module.parameters()]
+    # Weighted by place, so that two weights that were swapped are noticed.
+    return sum((number + 1) * _bits(weight) for number, weight in enumerate(weights)) % 2**53
+
+
+def _bits(weight: Tensor) -> int:
+    """The sum of a tensor's bits, read as integers."""
+    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
+    return int(weight.contiguous().view(width).sum(dtype=torch.int64))
+
+
+@contextmanager
+def _within(group: dist.ProcessGroup) -> Iterator[None]:
+    before = _group.set(group)
+    try:
+        yield
+    finally:
+        _group.reset(before)
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The gradients in order, in lists of one number format and of limited size."""
+    bucket: list[Tensor] = []
+    for gradient in gradients:
+        is_full = sum(each.numel() for each in bucket) + gradient.numel() > BUCKET
+        if bucket and (is_full or bucket[0].dtype != gradient.dtype):
+            yield bucket
+            bucket = []
+        bucket.append(gradient)
+    if bucket:
+        yield bucket
+
+
+def _listed(value: Any) -> Any:
+    """A tensor, an array, or one of their numbers, in JSON types."""
+    if not hasattr(value, "tolist"):
+        kind = type(value).__name__
+        raise DataError(f"a {kind} cannot be sent to the other ranks; pass texts, numbers, lists, arrays or dicts")
+    return value.tolist()
+
+
+def _unpacked(message: dict[str, Any]) -> Any:
+    """The result in a message of the first rank; its error is raised as one of the same class."""
+    if "result" in message:
+        return message["result"]
+    kind = getattr(errors, message["error"], KedgeError)
+    error = kind.__new__(kind)
+    error.args = (message["message"],)
+    vars(error).update(message["details"])
+    raise error

@@ -1,7 +1,0 @@
-"""Chat with one or two models, on the terminal or in a browser."""
-
-from kedge.stages.chat.chat import Chat, Reply, load_chat
-from kedge.stages.chat.terminal import chat_on_terminal
-from kedge.stages.chat.web import chat_server
-
-__all__ = ["Chat", "Reply", "chat_on_terminal", "chat_server", "load_chat"]

@@ -1,0 +1,286 @@
+"""The judge: scores responses one at a time, or compares two responses in both orders."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from inspect import Parameter
+from statistics import mean
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from transformers import PreTrainedTokenizerBase
+
+from kedge.algorithm.statistics import wins
+from kedge.config import Config
+from kedge.ranks import ALONE, Ranks
+from kedge.rewards import Responses, RewardSpec, Scores, WeightedReward
+from kedge.rewards.function import RESPONSE_ARGUMENTS, SIDES, FunctionReward, find_function
+from kedge.rewards.source import Score, checked_scores, free_names
+from kedge.runs.inputs import load_rewards
+from kedge.runs.run import Run
+from kedge_base.errors import ConfigError, RewardError
+from kedge_base.intervals import Interval, score_interval
+from kedge_base.texts import names_function
+
+if TYPE_CHECKING:
+    from kedge.rollout.player import Player
+
+
+@dataclass(frozen=True)
+class ScoredResponses:
+    """Responses of one side with their scores, None if the judge only compares, and the reasons for them, if any.
+
+    `answers` are those that the judge found in the responses, if it looks for them. `endings` are those of episodes.
+    """
+
+    responses: Responses
+    scores: Scores | None
+    reasons: list[str | None] | None = None
+    verdicts: dict[str, float] = field(default_factory=dict)
+    answers: list[str | None] | None = None
+    endings: Sequence[str] = ()
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """Length of each response, in tokens of the evaluated policy."""
+        return [len(ids) for ids in self.responses.response_ids]
+
+    def figures(self, num_samples: int = 1) -> dict[str, Interval | float | None]:
+        """Mean score, None if the judge only compares or scored nothing; mean length; share with a stop token.
+
+        Args:
+            num_samples: Responses to each prompt, which are next to each other.
+        """
+        scores = self.scores or []
+        prompts = [scores[start : start + num_samples] for start in range(0, len(scores), num_samples)]
+        known = [some for prompt in prompts if (some := [score for score in prompt if score is not None])]
+        return {
+            "score": score_interval(known) if known else None,
+            "length": mean(self.num_tokens),
+            "eos_rate": mean(map(float, self.responses.stopped)),
+        }
+
+
+@dataclass(frozen=True)
+class PairOutcomes:
+    """Outcomes of pairs: 1 if our response is better, 0 if the other is, ½ for a tie, None for no decision.
+
+    Attributes:
+        wins: Outcome per pair.
+        shown_first: Outcome with our response shown first; None for a judge that scores.
+        shown_second: Outcome with our response shown second; None for a judge that scores.
+    """
+
+    wins: Scores
+    shown_first: Scores | None = None
+    shown_second: Scores | None = None
+
+    @property
+    def decided(self) -> list[float]:
+        """The outcomes of the decided pairs.
+
+        Raises:
+            RewardError: No pair is decided.
+        """
+        decided = [win for win in self.wins if win is not None]
+        if not decided:
+            raise RewardError(f"the judge decided none of {len(self.wins)} pairs")
+        return decided
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of pairs won, tied and lost."""
+        return {name: self.wins.count(win) for name, win in (("won", 1.0), ("tied", 0.5), ("lost", 0.0))}
+
+    def position_bias(self) -> dict[str, float] | None:
+        """Position bias of the judge; None for a judge that scores.
+
+        `first_rate` is how often the response shown first won: ½ without bias, whichever is better, since each
+        response is shown first once. `contradicted` is the share of pairs with two different winners; a tie in one
+        order has no winner.
+        """
+        if self.shown_first is None or self.shown_second is None:
+            return None
+        both = [
+            (one, two)
+            for one, two in zip(self.shown_first, self.shown_second, strict=True)
+            if one is not None and two is not None
+        ]
+        first_rate = sum(one + (1 - two) for one, two in both) / (2 * len(both))
+        contradicted = sum({one, two} == {0.0, 1.0} for one, two in both) / len(both)
+        return {"first_rate": first_rate, "contradicted": contradicted}
+
+
+VERDICTS = (None, 0.0, 0.5, 1.0)
+
+
+class PairwiseJudge:
+    """A function `f(prompts, first, second, **columns)`: 1 if the first text is better, 0 if the second, ½ for a tie.
+
+    It returns a list with one verdict per pair, None for no verdict. Otherwise it works like a reward function: it may
+    be async, and the arguments that describe responses describe the first ones.
+
+    Args:
+        function: The judge, or `file.py:function`, `package.module:function`.
+        ranks: The function is loaded and runs on the first of them; all of them get its verdicts or its error.
+
+    Raises:
+        RewardError: No such function, or its signature does not accept two responses.
+    """
+
+    def __init__(self, function: Callable[..., Any] | str, *, ranks: Ranks = ALONE) -> None:
+        self._loaded: FunctionReward | None = None
+        self._ranks = ranks
+
+        def load() -> str:
+            self._loaded = _loaded(function)
+            return self._loaded.name
+
+        self._name = ranks.first(load)
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self._name
+
+    @property
+    def _function(self) -> FunctionReward:
+        assert self._loaded is not None, "the first rank has the function"
+        return self._loaded
+
+    def check(self, columns: Collection[str]) -> None:
+        """Check before a run that the prompts have the columns that the function needs (`RewardError` if not)."""
+        self._ranks.first(lambda: self._function.check([*free_names(columns, SIDES).values(), *SIDES]))
+
+    def verdicts(self, first: Responses, second: Responses) -> Scores:
+        """Verdicts on two responses to each prompt, shown in this order.
+
+        Raises:
+            RewardError: The function raised, or returned something other than 1, ½, 0 or None for a pair.
+        """
+        return self._ranks.first(lambda: self._verdicts(first, second))
+
+    def _verdicts(self, first: Responses, second: Responses) -> Scores:
+        names = free_names(first.columns, SIDES)
+        columns = {names[column]: entries for column, entries in first.columns.items()}
+        columns |= dict(zip(SIDES, (first.completions, second.completions), strict=True))
+        found = self._function.score(replace(first, columns=columns), check=_checked_verdicts)
+        return cast("Scores", found)
+
+
+def _checked_verdicts(returned: Any, *, name: str, lengths: Sequence[int]) -> list[Score]:
+    """A judge's return value as numbers, after checking it; arguments and errors as in `checked_scores`."""
+    verdicts: list[Any] = list(returned) if isinstance(returned, (list, tuple)) else []
+    if not any(isinstance(each, str) for each in verdicts):
+        verdicts = checked_scores(returned, name=name, lengths=lengths)
+    for index, verdict in enumerate(verdicts):
+        if isinstance(verdict, list) or verdict not in VERDICTS:
+            raise RewardError(
+                f"{name} returned {verdict!r:.60} for pair {index}; expected 1 (the first is better), "
+                "0 (the second), 0.5 (a tie) or None"
+            )
+    return verdicts
+
+
+def _loaded(function: Callable[..., Any] | str) -> FunctionReward:
+    found = find_function(function) if isinstance(function, str) else function
+    if not _takes_two(found):
+        shown = getattr(found, "__name__", repr(found))
+        raise RewardError(f"{shown} cannot judge pairs; expected a function f(prompts, first, second, **columns)")
+    return FunctionReward(found)
+
+
+def _takes_two(function: object) -> bool:
+    """True for a function of any columns that can tell two responses apart: a reward function gets one of them."""
+    if not callable(function):
+        return False
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    scores_one = any(name in parameters for name in RESPONSE_ARGUMENTS) and not parameters.keys() >= {*SIDES}
+    return not scores_one and any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Decides which of two responses to a prompt is better.
+
+    A reward scores one response at a time, and the higher score wins. A pairwise judge compares both, once in each
+    order, and the pair is a tie unless both orders have the same winner.
+    """
+
+    source: WeightedReward | PairwiseJudge
+
+    @property
+    def name(self) -> str:
+        """Name in reports."""
+        return self.source.name
+
+    @property
+    def mode(self) -> Literal["score", "pairwise"]:
+        """The setting `evaluate.judge_mode`."""
+        return "pairwise" if isinstance(self.source, PairwiseJudge) else "score"
+
+    def check(self, columns: Collection[str]) -> None:
+        """Check before a run that the prompts have the columns that the judge needs (`RewardError` if not)."""
+        self.source.check(columns)
+
+    def score(self, responses: Responses) -> ScoredResponses:
+        """The responses with one number each, or without from a judge that only compares."""
+        if isinstance(self.source, PairwiseJudge):
+            return ScoredResponses(responses, None)
+        terms = self.source.score_terms(responses)
+        answers = next((list(each) for each in terms.answers.values()), None)
+        return ScoredResponses(responses, terms.totals(), terms.row_reasons(), terms.verdicts(), answers)
+
+    def compare(self, ours: ScoredResponses, theirs: ScoredResponses) -> PairOutcomes:
+        """The better response to each prompt. Equal texts tie, even if their scores were rounded differently."""
+        if isinstance(self.source, PairwiseJudge):
+            first = self.source.verdicts(ours.responses, theirs.responses)
+            swapped = self.source.verdicts(theirs.responses, ours.responses)
+            second = [None if verdict is None else 1 - verdict for verdict in swapped]
+            both = zip(first, second, strict=True)
+            agreed = [None if one is None or two is None else one if one == two else 0.5 for one, two in both]
+            return PairOutcomes(agreed, first, second)
+        assert ours.scores is not None, "a scoring judge needs scores"
+        assert theirs.scores is not None, "a scoring judge needs scores"
+        texts = ours.responses.completions, theirs.responses.completions
+        return PairOutcomes(
+            [
+                None if one is None or two is None else 0.5 if text == other else float(wins([one], [two]))
+                for one, two, text, other in zip(ours.scores, theirs.scores, *texts, strict=True)
+            ]
+        )
+
+
+def load_judge(
+    given: RewardSpec | None,
+    config: Config,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    player: Player | None = None,
+) -> Judge:
+    """Load `config.evaluate.judge`; without one, episodes are judged by what they are paid.
+
+    Args:
+        given: A function or model instead of `config.evaluate.judge`.
+        config: Names the judge and its mode.
+        run: Device and precision of models, and the ranks that share them.
+        tokenizer: Tokenizer of the responses.
+        player: Plays the episodes that are judged.
+
+    Raises:
+        ConfigError: The mode is pairwise and the judge is a reward model.
+        RewardError: The function cannot be loaded or has the wrong signature.
+        ModelError: The reward model cannot be loaded.
+    """
+    if player is not None and given is None and config.evaluate.judge is None:
+        return Judge(load_rewards((), config, run, tokenizer, more=(player.reward,)))
+    judge = str(config.evaluate.judge) if given is None else given
+    if config.evaluate.judge_mode == "score":
+        return Judge(load_rewards(judge, config, run, tokenizer))
+    if not callable(judge) and not names_function(str(judge)):
+        raise ConfigError(f"evaluate.judge_mode=pairwise needs a function as judge; {str(judge)!r} is a reward model")
+    return Judge(PairwiseJudge(judge if callable(judge) else str(judge), ranks=run.ranks))

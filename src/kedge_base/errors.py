@@ -1,0 +1,132 @@
+"""One base exception; each error is also the standard-library type that callers expect.
+
+A `KedgeError` is a mistake in the input or a failure of the environment: the command line prints one line and exits
+with 2. Any other exception is a bug in kedge and keeps its traceback.
+"""
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
+
+from kedge_base.texts import printable
+from kedge_base.version import DISTRIBUTION
+
+LONGEST_MESSAGE = 2000
+
+
+class KedgeError(Exception):
+    """Base of all errors that kedge raises on purpose; its message is always one printable line."""
+
+    def __str__(self) -> str:
+        line = printable(super().__str__())
+        return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}…"
+
+    def _render_traceback_(self) -> list[str]:
+        """Show the line instead of a traceback through kedge in IPython and notebooks."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class RunEnded(SystemExit):
+    """A signal ends the run, perhaps in the middle of a user's code, whose error it is not."""
+
+
+def install_line(extra: str) -> str:
+    """The command that installs an extra: `pip install -e '.[adapters]'` in a clone, else by the package's name."""
+    try:
+        origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:  # the source alone is on the path
+        origin = {"dir_info": {"editable": True}}
+    if origin.get("dir_info", {}).get("editable"):
+        return f"pip install -e '.[{extra}]'"
+    prefix = f"{origin['vcs_info']['vcs']}+" if "vcs_info" in origin else ""
+    source = f" @ {prefix}{origin['url']}" if origin else ""
+    return f"pip install '{DISTRIBUTION}[{extra}]{source}'"
+
+
+def is_panic(error: BaseException) -> bool:
+    """True if a library written in Rust, such as tokenizers, has panicked: its exception is not an `Exception`."""
+    return type(error).__name__ == "PanicException"
+
+
+class ShapeError(KedgeError, ValueError):
+    """Tensors with incompatible shapes or masks."""
+
+
+class ConfigError(KedgeError, ValueError):
+    """An invalid field, value or combination in the configuration."""
+
+
+class DataError(KedgeError, ValueError):
+    """An unusable data file or row."""
+
+
+class EngineError(KedgeError, RuntimeError):
+    """A sampling engine that cannot be started, cannot be reached, or gave an unusable answer."""
+
+
+class EnvError(KedgeError, RuntimeError):
+    """An environment that raised an error, gave something that cannot be used, or cannot be drawn."""
+
+
+class LostContactError(KedgeError, ConnectionError):
+    """Another rank of the run is gone; why, is said where it failed."""
+
+    def __init__(self) -> None:
+        super().__init__("contact with another rank was lost: its process ended, or its machine is out of reach")
+
+
+class ModelError(KedgeError, ValueError):
+    """An unusable model or tokenizer."""
+
+
+class NumericsError(KedgeError, ArithmeticError):
+    """A non-finite loss or gradient; the weights are from the last finite step."""
+
+
+class OutOfMemoryError(KedgeError, MemoryError):
+    """Memory ran out; what was saved is the state after a whole update.
+
+    Attributes:
+        settings: Settings with which the run, resumed, needs less memory, by dotted name.
+    """
+
+    def __init__(self, message: str, settings: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.settings = dict(settings or {})
+
+
+class PushError(KedgeError, ConnectionError):
+    """A finished model that could not be pushed to the hub; it is complete on disk. The command exits with 1."""
+
+
+class RewardError(KedgeError, RuntimeError):
+    """A reward function that cannot be loaded or broke its contract."""
+
+
+class NonfiniteScoreError(RewardError):
+    """A NaN or infinite score.
+
+    Attributes:
+        row: Index of the response in the scored batch, from 0.
+    """
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+class UnscoredError(RewardError):
+    """No response of a batch has a score, so there is nothing to train on.
+
+    Attributes:
+        failures: The failed calls of reward functions, by metric.
+    """
+
+    def __init__(self, message: str, failures: Mapping[str, float] | None = None) -> None:
+        super().__init__(message)
+        self.failures = dict(failures or {})
+
+
+class OutputError(KedgeError, FileExistsError):
+    """An output folder that is not empty or cannot be written."""

@@ -1,0 +1,138 @@
+"""Diagnoses a run's folder, a folder of several stages, and a run in progress."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kedge.logs.json_lines import CRITIC_CHECKS_FILE, METRICS_FILE, read_metrics, read_rows
+from kedge_base.run_folder.output import INCIDENTS_FILE, ROLES_FILE, is_run
+from kedge_inspect.doctor import Advice, Examination, Finding, diagnose, examine, no_advice, one_line, severity_rank
+from kedge_inspect.doctor.rewards import groups_of_one, reward_flat
+from kedge_inspect.doctor.steps import NUM_FIRST, first_update_too_large
+from kedge_inspect.page.looks import LOOKS
+from kedge_inspect.record import RunRecord, read_json_object, read_run, readable
+
+EVERY = 4
+"""Updates between two diagnoses of a run in progress; a tenth of the updates so far once that is more."""
+
+AT_ONCE = (first_update_too_large.name, reward_flat.name, groups_of_one.name)
+"""Findings that are worth a line at once, while little is lost by starting again."""
+
+FIRST = 50
+LATEST = 450
+"""Updates kept in memory for a run in progress: its start and its latest. A run may have no fixed end."""
+
+
+def diagnose_run(folder: Path, *, advice: Advice = no_advice) -> list[Finding]:
+    """Findings on the run in a folder, most severe first; see `kedge_inspect.doctor`.
+
+    In a folder with the runs of several stages, such as `kedge rlhf` and `kedge demo` write, every stage is
+    diagnosed, and `seen` starts with the stage's name.
+
+    Args:
+        folder: A run in progress, finished or dead, or a folder of runs.
+        advice: Looks up what the configuration documents about a field that is too high or too low.
+
+    Raises:
+        DataError: The folder is not a run, or a file is damaged.
+    """
+    examined = examine_run(folder, advice=advice).values()
+    return sorted((finding for examination in examined for finding in examination.findings), key=severity_rank)
+
+
+def examine_run(folder: Path, *, advice: Advice = no_advice) -> dict[str, Examination]:
+    """The findings of `diagnose_run` and the checks that could not be made, by run: the folder itself, or its stages.
+
+    Args:
+        folder: As for `diagnose_run`.
+        advice: As for `diagnose_run`.
+
+    Raises:
+        DataError: The folder is not a run, or a file is damaged.
+    """
+    stages = [path for path in sorted(folder.glob("*")) if is_run(path)]
+    with readable(folder):
+        if not stages:
+            return {str(folder): examine(read_run(folder), advice=advice)}
+        records = sorted((read_run(path) for path in stages), key=_stage_order)
+        return {str(record.folder): _of_stage(record, examine(record, advice=advice)) for record in records}
+
+
+class LiveDoctor:
+    """Diagnoses a run in progress and reports each serious finding once, and others about its first updates.
+
+        doctor = LiveDoctor(run.folder, run.facts, config, say=progress.say)
+        doctor.see(update, metrics)
+
+    Args:
+        folder: The run's folder, with its roles; rows written before a resume are included.
+        facts: The header of its configuration.
+        config: Its configuration, section by section.
+        say: Prints a line for the user.
+        done: Updates so far; the rows of later ones are about to be removed.
+        advice: See `diagnose_run`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        facts: Mapping[str, object],
+        config: Mapping[str, Any],
+        *,
+        say: Callable[[str], None],
+        done: float = math.inf,
+        advice: Advice = no_advice,
+    ) -> None:
+        rows = read_metrics(folder) if (folder / METRICS_FILE).is_file() else []
+        self._rows: list[dict[str, Any]] = [row for row in rows if row["update"] <= done]
+        texts = {name: str(fact) for name, fact in facts.items()}
+        self._run = RunRecord(folder, texts, config, self._rows, state="running")
+        self._say = say
+        self._reported = set[str]()
+        self._advice = advice
+        self._last_first = NUM_FIRST + (self._run.setting("ppo.value_warmup_updates") or 0)
+        self._next = (self._rows[-1]["update"] if self._rows else 0) + EVERY
+
+    def see(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Add an update's metrics, and diagnose the run if the next diagnosis is due."""
+        self._rows.append({"update": update, **metrics})
+        del self._rows[FIRST:-LATEST]
+        is_among_first = update <= self._last_first
+        if update < self._next and not is_among_first:
+            return
+        if update >= self._next:
+            self._next = update + max(EVERY, update // 10)
+        for finding in diagnose(self._current(), advice=self._advice):
+            is_early = is_among_first and finding.rule in AT_ONCE and finding.severity != "note"
+            if (finding.severity == "serious" or is_early) and finding.rule not in self._reported:
+                self._reported.add(finding.rule)
+                self._say(f"{one_line(finding)}. Try: {finding.try_}")
+
+    def _current(self) -> RunRecord:
+        """The run with what its other files have about the updates in memory."""
+        updates = {row["update"] for row in self._rows}
+
+        def about(name: str) -> list[dict[str, Any]]:
+            rows = read_rows(self._run.folder / name, numbered=True, on_skipped=lambda line: None)
+            return [row for row in rows if row["update"] in updates]
+
+        return replace(
+            self._run,
+            roles=read_json_object(self._run.folder / ROLES_FILE),
+            incidents=about(INCIDENTS_FILE),
+            critic_checks=about(CRITIC_CHECKS_FILE),
+        )
+
+
+def _of_stage(record: RunRecord, examination: Examination) -> Examination:
+    """The same findings, each with the name of the stage."""
+    named = (replace(finding, seen=f"{record.folder.name}: {finding.seen}") for finding in examination.findings)
+    return replace(examination, findings=tuple(named))
+
+
+def _stage_order(record: RunRecord) -> tuple[int, str]:
+    return ([*LOOKS, record.stage].index(record.stage), record.folder.name)

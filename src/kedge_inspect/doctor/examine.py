@@ -1,0 +1,352 @@
+"""The doctor: rules that read a run's metrics, name what is wrong and suggest what to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kedge_base.stage import stages
+from kedge_base.texts import printable
+from kedge_inspect.doctor import (
+    critic,
+    evaluation,
+    hacking,
+    kl,
+    responses,
+    rewards,
+    sampling,
+    steps,
+    supervised,
+)
+from kedge_inspect.doctor.rule import (
+    DOCS,
+    SCHEDULES,
+    Advice,
+    Change,
+    Direction,
+    Finding,
+    Gap,
+    Rule,
+    Severity,
+    Symptom,
+    no_advice,
+    severity_rank,
+)
+from kedge_inspect.look import look_of
+from kedge_inspect.record import RunRecord
+
+RULES: tuple[Rule, ...] = (
+    sampling.rollout_too_old,
+    sampling.sampler_ratios_wide,
+    sampling.sampler_trainer_mismatch,
+    steps.not_finite,
+    responses.rows_dropped,
+    rewards.reward_function_failing,
+    steps.steps_too_large,
+    kl.entropy_rising,
+    rewards.groups_of_one,
+    rewards.groups_without_spread,
+    rewards.reward_flat,
+    kl.no_exploration,
+    responses.duplicated_prompts,
+    rewards.responses_unscored,
+    kl.beta_too_small,
+    hacking.proxy_up_judge_down,
+    hacking.hacking_by_not_stopping,
+    rewards.group_std_blows_up,
+    rewards.length_bias,
+    responses.stops_at_once,
+    hacking.hacking_by_length,
+    hacking.hacking_by_repetition,
+    kl.beta_too_large,
+    steps.steps_too_small,
+    steps.first_update_too_large,
+    kl.entropy_collapse,
+    kl.kl_exploding,
+    kl.teacher_not_approached,
+    responses.too_few_eos,
+    responses.truncated_at_cap,
+    critic.value_scale_mismatch,
+    critic.value_clip_binding,
+    critic.dead_critic,
+    critic.critic_worse_than_prompt_mean,
+    critic.critic_blind_within_prompts,
+    rewards.score_falling,
+    rewards.reward_saturated,
+    steps.steps_skipped,
+    steps.gradient_spikes,
+    supervised.loss_rising,
+    supervised.reward_model_at_chance,
+    supervised.reward_model_barely_better_than_length,
+    supervised.critic_explains_nothing,
+    supervised.overfitting,
+    evaluation.judge_contradicts_itself,
+    evaluation.unjudged_responses,
+    evaluation.responses_cut_off,
+    evaluation.responses_alike,
+    evaluation.mostly_ties,
+    evaluation.judge_prefers_length,
+    evaluation.win_rate_undecided,
+    sampling.memory_growing,
+    sampling.reward_dominates_time,
+    sampling.one_side_waits,
+)
+"""Causes come before their consequences: findings of equal severity are reported in this order."""
+
+BROKEN_BY_STEPS = {
+    rule.name
+    for rule in (
+        responses.stops_at_once,
+        kl.entropy_collapse,
+        kl.kl_exploding,
+        responses.too_few_eos,
+        rewards.score_falling,
+    )
+}
+"""Damage that too large steps do to a policy. Where one of them is serious, so are the steps, unless something else
+explains it."""
+
+INDIRECT = (
+    critic.value_scale_mismatch.name,
+    critic.dead_critic.name,
+    critic.critic_worse_than_prompt_mean.name,
+    supervised.reward_model_at_chance.name,
+    supervised.critic_explains_nothing.name,
+    kl.beta_too_large.name,
+    kl.teacher_not_approached.name,
+    rewards.reward_flat.name,
+)
+"""Rules that see that something is not learned, which has many causes, and not what the present value of a field does;
+the most direct first. Their advice gives way to that of other rules."""
+
+UNTIL = {"running": " so far", "stopped": " before it stopped"}
+
+STYLES: dict[Severity, str] = {"serious": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The result of all checks of a run.
+
+    Attributes:
+        findings: The problems, most severe first.
+        num_checks: Number of rules that could judge the run.
+        gaps: The rules that could not, and why; those for other stages or settings are left out.
+        unjudged: The reasons, joined; empty without gaps.
+        until: ` so far` or ` before it stopped`, for a run that has not finished.
+        ended_early: Why the run ended before its last update; empty if it did not.
+    """
+
+    findings: tuple[Finding, ...]
+    num_checks: int
+    gaps: tuple[Gap, ...] = ()
+    unjudged: str = ""
+    until: str = ""
+    ended_early: str = ""
+
+    @property
+    def is_clean(self) -> bool:
+        """True if something was checked and nothing is wrong."""
+        return self.num_checks > 0 and not self.findings
+
+    @property
+    def verdict(self) -> str:
+        """One line: `nothing wrong in 31 checks; 7 could not be made: 7 need 8 to 12 updates, and the run has 6`."""
+        if not self.num_checks:
+            return f"nothing was checked: {self.unjudged or 'there are no rules for this stage'}"
+        missed = f"; {len(self.gaps)} could not be made: {self.unjudged}" if self.gaps else ""
+        return f"{self._summary} in {self._checks}{self.until}{missed}"
+
+    @property
+    def _checks(self) -> str:
+        return f"{self.num_checks} check{'' if self.num_checks == 1 else 's'}"
+
+    @property
+    def _summary(self) -> str:
+        counts = Counter(finding.severity for finding in self.findings)
+        parts = [f"{count} {severity if count == 1 or severity == 'serious' else severity + 's'}"
+                 for severity, count in counts.items()]  # fmt: skip
+        return ", ".join(parts) or "nothing wrong"
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of `kedge doctor --json`."""
+        return {
+            "findings": [finding.as_json() for finding in self.findings],
+            "checks": self.num_checks,
+            "not_judged": [{"rule": gap.rule, "why": gap.why} for gap in self.gaps],
+            "verdict": self.verdict,
+            "ended_early": self.ended_early,
+        }
+
+
+def diagnose(record: RunRecord, *, advice: Advice = no_advice) -> list[Finding]:
+    """Findings on a run, most severe first, causes before their consequences.
+
+    Args:
+        record: The run so far.
+        advice: Looks up what the configuration documents about a field that is too high or too low.
+    """
+    return list(examine(record, advice=advice).findings)
+
+
+def examine(record: RunRecord, *, advice: Advice = no_advice) -> Examination:
+    """Findings on a run, and the checks that could not be made.
+
+    Args:
+        record: The run so far.
+        advice: See `diagnose`.
+    """
+    symptoms = [(each, each.find(record)) for each in look_of(record.stage).rules or RULES]
+    found = {rule.name: (rule, symptom) for rule, symptom in symptoms if symptom is not None}
+    movers: _Movers = {}
+    made = {name: _finding(record, *found[name], movers, advice) for name in sorted(found, key=_evidence(found))}
+    findings = _as_severe_as_consequences([made[name] for name in found])
+    silent = [rule for rule, symptom in symptoms if symptom is None and rule.concerns(record)]
+    gaps = [gap for rule in silent if (gap := rule.gap(record)) is not None]
+    return Examination(
+        tuple(sorted(findings, key=severity_rank)),
+        len(findings) + len(silent) - len(gaps),
+        tuple(gaps),
+        gaps_in_words(record, gaps),
+        UNTIL.get(record.state, ""),
+        record.ended_early,
+    )
+
+
+def _as_severe_as_consequences(findings: list[Finding]) -> list[Finding]:
+    """Steps that are too large, as severe as the damage they did to the policy, so that they are listed first."""
+    serious = {found.rule for found in findings if found.severity == "serious"}
+    if not serious or not serious <= BROKEN_BY_STEPS:
+        return findings
+    cause = steps.steps_too_large.name
+    return [replace(found, severity="serious") if found.rule == cause else found for found in findings]
+
+
+_Movers = dict[str, tuple[str, Direction]]
+"""By field, the first rule that raises or lowers it, and the direction."""
+
+
+def _evidence(found: Mapping[str, tuple[Rule, Symptom]]) -> Callable[[str], tuple[int, int]]:
+    """Sort key of the names of rules: direct evidence comes first, and of that the most severe."""
+    indirect = {name: place for place, name in enumerate(INDIRECT, start=1)}
+    return lambda name: (indirect.get(name, 0), severity_rank(found[name][1]))
+
+
+def _finding(run: RunRecord, rule: Rule, symptom: Symptom, movers: _Movers, advice: Advice) -> Finding:
+    """The finding, without the changes that change nothing or that a rule with better evidence is against.
+
+    Args:
+        run: The run.
+        rule: The rule.
+        symptom: Its symptom.
+        movers: Of the rules with better evidence; this one's are added.
+        advice: See `diagnose`.
+    """
+    steps = [symptom.advice] if symptom.advice else []
+    fields: list[str] = []
+    changes: list[Change] = []
+    against = ""
+    for each in (remedy(run) for remedy in symptom.remedies):
+        if each.value is not None and each.value == run.setting(each.field):
+            continue
+        field = each.field.removeprefix(SCHEDULES)
+        if each.direction != "switch":
+            mover, direction = movers.setdefault(field, (rule.name, each.direction))
+            if direction != each.direction:
+                against = against or mover
+                continue
+        why = advice(field, each.direction)
+        steps.append(f"{each.text} (if {each.direction.replace('_', ' ')}: {why})" if why else each.text)
+        fields.append(field)
+        changes.append(each)
+    return Finding(
+        rule.name,
+        symptom.severity,
+        symptom.seen,
+        rule.means,
+        fields[0] if fields else "",
+        changes[0].direction if changes else "switch",
+        "; ".join(steps) or (against and f"follow {against} first"),
+        f"{DOCS}#{rule.name}",
+        {each.field: each.value for each in changes if each.value is not None},
+    )
+
+
+def gaps_in_words(run: RunRecord, gaps: Sequence[Gap]) -> str:
+    """One line: `3 need 8 to 12 updates, and the run has 6; nothing was held out (data.eval_fraction)`."""
+    short = [gap.updates for gap in gaps if gap.updates]
+    reasons = dict.fromkeys(gap.reason for gap in gaps if not gap.updates)
+    counts = {reason: sum(gap.reason == reason for gap in gaps) for reason in reasons}
+    return "; ".join(
+        ([_too_short(run, short)] if short else [])
+        + [f"{count} because {reason}" if len(gaps) > 1 else reason for reason, count in counts.items()]
+    )
+
+
+def _too_short(run: RunRecord, needed: Sequence[int]) -> str:
+    low = min(needed)
+    high = max(needed)
+    stage = stages().get(run.stage)
+    unit = f"{stage.unit}s" if stage else "updates"
+    span = f"{high}" if low == high else f"{low} to {high}"
+    verb = "needs" if len(needed) == 1 else "need"
+    return f"{len(needed)} {verb} {span} {unit}, and the run has {len(run.metrics)}"
+
+
+def merge(parts: Iterable[Examination]) -> Examination:
+    """The examinations of several runs as one: findings by severity, sums, and each reason once."""
+    examined = list(parts)
+    if len(examined) == 1:
+        return examined[0]
+    findings = sorted((finding for each in examined for finding in each.findings), key=severity_rank)
+    return Examination(
+        tuple(findings),
+        sum(each.num_checks for each in examined),
+        tuple(gap for each in examined for gap in each.gaps),
+        "; ".join(dict.fromkeys(each.unjudged for each in examined if each.unjudged)),
+        ended_early="; ".join(each.ended_early for each in examined if each.ended_early),
+    )
+
+
+def one_line(finding: Finding) -> str:
+    """Severity, rule and figures, for a run's log."""
+    return printable(f"{finding.severity}: {finding.rule}: {finding.seen}")
+
+
+def print_examinations(examined: Mapping[str, Examination], console: Console) -> None:
+    """Print the verdict on each run, and each finding with its figures, meaning, remedies and documentation link.
+
+    Args:
+        examined: The runs that were examined, by name.
+        console: Where to print.
+    """
+    for name, examination in examined.items():
+        console.print(Text(printable(f"{'✓ ' if examination.is_clean else ''}{name}: {examination.verdict}")))
+        if examination.ended_early:
+            console.print(Text(printable(f"ended early: {examination.ended_early}")))
+    for finding in sorted((each for one in examined.values() for each in one.findings), key=severity_rank):
+        console.print()
+        console.print(Text.assemble((finding.severity, STYLES[finding.severity]), "  ", (finding.rule, "bold")))
+        console.print(Padding(_table(finding), (0, 0, 0, 2)))
+
+
+def _table(finding: Finding) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for label, text in (
+        ("seen", finding.seen),
+        ("means", finding.means),
+        ("try", finding.try_),
+        ("docs", finding.docs),
+    ):
+        if text:
+            table.add_row(label, Text(printable(text)))
+    return table

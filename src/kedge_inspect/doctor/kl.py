@@ -1,0 +1,454 @@
+"""KL penalty and exploration: how far the policy is from the reference, and how varied its responses are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from kedge_inspect.doctor.rule import SMALLER_STEPS, Remedy, Symptom, rule, scale, set_to
+from kedge_inspect.doctor.series import (
+    MIN_LEVEL,
+    MIN_TREND,
+    SIGNIFICANT,
+    WINDOW,
+    Series,
+    combine,
+    fmt,
+    read,
+    rose,
+    span,
+)
+from kedge_inspect.doctor.steps import clips_sequences, larger_steps, smaller_rate
+from kedge_inspect.record import RunRecord
+from kedge_inspect.resolved import charges_kl, has_kl_in_loss, learns_from_teacher, weighs_scores
+
+FAR_PER_TOKEN = 0.5
+TOO_FAR_PER_TOKEN = 1.0
+"""KL to the reference, nats per token: at 1 the policy makes each token e times as likely as the reference does. The
+demo ends at 0.08, story runs of 60 updates at 0.2 to 0.5, and runs that broke at 1.2 or more."""
+
+FAR = 10.0
+TOO_FAR = 20.0
+"""The same per response. Short responses can be memorized within few nats, which is not a problem."""
+
+EXTREME = 2.0
+"""Multiple of these limits that needs no history."""
+
+OFF_TARGET = 3.0
+"""KL relative to its controller's target at which the controller has lost control."""
+
+NEGLIGIBLE = 0.05
+"""Cost of the KL, relative to the gain in score, at which it has no influence. The demo pays 0.15, N+ about as much."""
+
+LOWER_TARGET = scale("ppo.kl_target", 1 / 3)
+
+DRIFTED = 5.0
+"""Nats per response from which a negligible cost matters."""
+
+LITTLE_TO_GAIN = 0.5
+"""Gain of the best policy under β, in standard deviations of the score. To first order that is the scores' standard
+deviation over β, since the mean score under π_ref·exp(score/β) is higher by Var(score)/β."""
+
+
+def stronger_kl(run: RunRecord, coefficient: Remedy = scale("ppo.kl_coef", 3.0)) -> Iterator[Remedy]:
+    """A larger β, with the place of the KL without which GRPO's does not load."""
+    yield coefficient
+    if run.setting("ppo.advantage") == "grpo" and not has_kl_in_loss(run):
+        yield set_to("ppo.kl_in", "loss", why="which ppo.advantage=grpo needs")
+
+
+def _far_at_once(run: RunRecord) -> Symptom | None:
+    """A KL that the first updates have made so large that no later one is needed to judge it."""
+    kl = read(run, "objective/kl", at_least=2)
+    length = read(run, "response/length", at_least=2)
+    if kl is None or length is None:
+        return None
+    latest = kl.values[-1]
+    per_token = latest / max(length.values[-1], 1.0)
+    if latest <= EXTREME * max(TOO_FAR, kl.first) or per_token <= EXTREME * TOO_FAR_PER_TOKEN:
+        return None
+    return Symptom(
+        "serious",
+        f"the policy is {fmt(latest)} nats per response away from the reference in update {kl.updates[-1]}, "
+        f"{fmt(per_token)} per token, and was {fmt(kl.first)} away in update {kl.updates[0]}",
+        (smaller_rate(moved=per_token),),
+    )
+
+
+@rule(
+    "The policy now writes text that the reference would almost never produce. A reward model has seen nothing like "
+    "it, so its scores can no longer be trusted.",
+    needs=("objective/kl", "response/length"),
+    also=("reward/total", "reward/score_mean", "reward/score_std"),
+    early=_far_at_once,
+    updates=MIN_LEVEL,
+    of_policy=True,
+    of_reward=True,
+)
+def kl_exploding(run: RunRecord, kl: Series, length: Series) -> Symptom | None:
+    """Seen: `objective/kl` is high per response and per token, or far above its controller's target.
+
+    Try: Lower `ppo.learning_rate` to a third if the KL jumped in the first updates; triple `ppo.kl_coef` if it crept
+    up, or lower the `ppo.kl_target` to which a controller holds it.
+
+    Threshold: Above 10 nats per response and 0.5 nats per token (short responses can be memorized within few nats), or
+    above 10 nats and three times `ppo.kl_target`. Serious above 20 nats and 1 nat per token, or if score minus KL cost
+    has fallen by a standard deviation of the scores. The demo ends at 0.08 nats per token, good story runs at 0.2 to
+    0.5, and broken ones at 1.2 or more.
+    """
+    per_token = kl.late / max(length.late, 1.0)
+    if run.setting("ppo.reference") is not None and kl.late <= kl.first:
+        return None  # it does not start at the reference, and has not moved away from it
+    target = run.setting("ppo.kl_target") if _is_controlled(run) else None
+    far = kl.late > FAR and per_token > FAR_PER_TOKEN
+    off_target = target is not None and len(kl) >= MIN_TREND and kl.late > max(OFF_TARGET * target, FAR)
+    if not (far or off_target):
+        return None
+    loss = _net_loss(run)
+    return Symptom(
+        "serious" if loss or (kl.late > TOO_FAR and per_token > TOO_FAR_PER_TOKEN) else "warning",
+        f"the policy is {fmt(kl.late)} nats per response away from the reference ({kl.late_span}), {fmt(per_token)} "
+        "per token" + (f"; the controller's target is {target:g} per response" if off_target else "") + loss,
+        _hold_back(run, kl, per_token),
+    )
+
+
+NOT_CLOSER = 0.9
+FARTHER = 1.1
+"""KL to the teacher per token, relative to the first update, at which the policy has not moved, or has moved away. The
+students of docs/family.md are at about a half after the twelve updates that the rule waits for."""
+
+CLOSE = 0.01
+"""Nats per token: the policy is the teacher, but for rounding and the noise of the estimate."""
+
+PATIENCE = 12
+
+
+@rule(
+    "The policy does not come closer to its teacher: its steps are too small or too noisy; or so large that they break "
+    "it.",
+    needs=("objective/kl", "response/length"),
+    updates=PATIENCE,
+    of_policy=True,
+    fits=learns_from_teacher,
+)
+def teacher_not_approached(run: RunRecord, kl: Series, length: Series) -> Symptom | None:
+    """Seen: `objective/kl`, which is the reverse KL to the teacher in a run without a reward, does not fall.
+
+    Try: If it stays, triple `ppo.learning_rate` if the steps are small, as for [reward_flat](#reward_flat), and double
+    `rollout.num_prompts`. If it rises, lower `ppo.learning_rate` to a third.
+
+    Threshold: After 12 updates more than 0.9 of the first update's KL per token is a warning, and more than 1.1 of it
+    serious; nothing below 0.01 nats per token.
+    """
+    distance = combine(lambda nats, tokens: nats / max(tokens, 1.0), kl, length)
+    if distance is None:
+        return None
+    left = distance.late / max(distance.first, CLOSE)
+    if left <= NOT_CLOSER:
+        return None
+    return Symptom(
+        "serious" if left > FARTHER else "warning",
+        f"the KL to the teacher is {fmt(distance.first)} nats per token in update {distance.updates[0]} and "
+        f"{fmt(distance.late)} in {distance.late_span}",
+        (SMALLER_STEPS,) if left > FARTHER else (*larger_steps(run), scale("rollout.num_prompts", 2.0)),
+    )
+
+
+def _net_loss(run: RunRecord) -> str:
+    """States that the policy pays more for its KL than its score has gained; empty if it does not."""
+    name, metric = ("score minus KL cost", "reward/total") if charges_kl(run) else ("the score", "reward/score_mean")
+    total = read(run, metric, at_least=MIN_TREND)
+    score_std = read(run, "reward/score_std")
+    if total is None or score_std is None:
+        return ""
+    move, error = total.since(1)
+    if -move <= max(score_std.start, SIGNIFICANT * error):
+        return ""
+    return f"; {name} has fallen from {fmt(total.first)} to {fmt(total.late)}"
+
+
+def _hold_back(run: RunRecord, kl: Series, per_token: float) -> tuple[Remedy, ...]:
+    """Smaller steps if the KL jumped, a larger β if it crept up."""
+    target = run.setting("ppo.kl_target") if _is_controlled(run) else None
+    # Far from its target a controller needs another start; near it, it would undo that.
+    stronger = stronger_kl(run) if target is None or kl.late > OFF_TARGET * target else (LOWER_TARGET,)
+    if kl.values[min(len(kl) - 1, 3)] <= kl.late / 2:
+        return *stronger, SMALLER_STEPS
+    # The ratios of an update with a single step are 1: the KL alone shows how large its steps are.
+    return smaller_rate(moved=per_token if per_token > EXTREME * TOO_FAR_PER_TOKEN else 0.0), *stronger
+
+
+@rule(
+    "The KL penalty is negligible, so nothing keeps the policy near the reference: it drifts toward anything that the "
+    "reward favors, regardless of the quality of the text.",
+    needs=("reward/score_mean", "reward/score_std", "objective/kl"),
+    also=("objective/kl_coef", "response/length"),
+    updates=MIN_TREND,
+)
+def beta_too_small(run: RunRecord, score: Series, score_std: Series, kl: Series) -> Symptom | None:
+    """Seen: `objective/kl` keeps rising, and β times the KL is negligible compared with the gain in score.
+
+    Try: Set `ppo.kl_coef` to the suggested value, at which 5 nats cost a quarter of the gain, for GRPO with
+    `ppo.kl_in=loss`; with a KL controller, lower `ppo.kl_target` to a third.
+
+    Threshold: At least 5 nats per response at a cost of at most a twentieth of the gain (or of the scores' standard
+    deviation, if that is larger); the demo and N+ pay about 0.15. A warning; serious above 10 nats per response and 0.5
+    nats per token. Not with a β in the loss and whitened or GRPO's advantages, whose size is not the scores'.
+    """
+    beta = read(run, "objective/kl_coef")
+    length = read(run, "response/length")
+    if beta is None or kl.late < DRIFTED or not rose(kl) or (beta.late > 0 and not weighs_scores(run)):
+        return None
+    cost = beta.late * kl.late
+    far = length is not None and kl.late / max(length.late, 1.0) > FAR_PER_TOKEN and kl.late > FAR
+    gain = max(score.rise, score_std.early)
+    if cost > NEGLIGIBLE * gain:
+        return None
+    return Symptom(
+        "serious" if far else "warning",
+        f"the KL has grown from {fmt(kl.early)} to {fmt(kl.late)} nats per response ({kl.late_span}); at β = "
+        f"{beta.late:g} that costs {fmt(cost)}, while the score has gained {fmt(score.rise)}",
+        _charge_for_drift(run, gain),
+    )
+
+
+def _charge_for_drift(run: RunRecord, gain: float) -> Iterable[Remedy]:
+    if _is_controlled(run):
+        return (LOWER_TARGET,)
+    if gain <= 0:  # of constant scores
+        return stronger_kl(run)
+    # At this β the first nats of a drift cost a quarter of the gain, which is 1 in units of normalized advantages.
+    worth = 1.0 if run.setting("ppo.advantage") == "grpo" or not weighs_scores(run) else gain
+    return stronger_kl(run, set_to("ppo.kl_coef", float(f"{worth / DRIFTED / 4:.2g}"), "too_low"))
+
+
+def _is_controlled(run: RunRecord) -> bool:
+    return run.setting("ppo.kl_controller") not in (None, "fixed")
+
+
+@rule(
+    "The KL penalty is so strong that even the best policy it allows stays next to the reference: there is almost no "
+    "score to gain, and most of the gradient is noise from the KL.",
+    needs=("reward/score_mean", "reward/score_std"),
+    also=("objective/kl_coef",),
+    updates=MIN_TREND,
+    fits=lambda run: run.setting("ppo.kl_coef") != 0 and weighs_scores(run),
+)
+def beta_too_large(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
+    """Seen: Β (`objective/kl_coef`) is large compared with `reward/score_std`, and the score barely rises.
+
+    Try: Set `ppo.kl_coef` to a tenth of the scores' standard deviation, as suggested; with a KL controller, triple
+    `ppo.kl_target`.
+
+    Threshold: Β above twice the standard deviation of the scores, and a gain below half of it; to first order the best
+    policy gains the scores' variance divided by β. Serious. Not with the KL in the loss and whitened or GRPO's
+    advantages, whose size is not the scores'.
+    """
+    beta = read(run, "objective/kl_coef")
+    spread = score_std.start
+    if beta is None or beta.late <= 0 or spread <= 0:
+        return None
+    if spread > LITTLE_TO_GAIN * beta.late or score.late - score.first > LITTLE_TO_GAIN * spread:
+        return None
+    return Symptom(
+        "serious",
+        f"β is {fmt(beta.late)} and the scores' standard deviation {fmt(spread)}, so the best policy can gain "
+        f"only about {fmt(spread**2 / beta.late)}; the mean score went from {fmt(score.first)} to "
+        f"{fmt(score.late)} ({score.late_span})",
+        (
+            scale("ppo.kl_target", 3.0)
+            if _is_controlled(run)
+            # As in the demo: its scores have a standard deviation of 1.
+            else set_to("ppo.kl_coef", float(f"{spread / 10:.2g}"), "too_high"),
+        ),
+    )
+
+
+TWO_RESPONSES = math.log(2.0)
+THREE_RESPONSES = math.log(3.0)
+"""Entropy of a whole response, in nats, that corresponds to two or three likely responses per prompt (exp of it). PPO
+learns from what is better than the rest; with one likely response it learns nothing."""
+
+COLLAPSED = 0.1
+COLLAPSING = 0.2
+SETTLING = 0.5
+"""Entropy relative to its start. It falls in every run that learns: to 0.4 in the demo, and to 0.36 in the most
+aggressive of the story runs that ended well."""
+
+CLIP_HIGHER = 0.28
+"""DAPO's ε for ratios above 1 of single tokens, where PPO's is 0.2 on both sides."""
+
+NOTHING = 0.01
+"""The same within updates too few for a trend, or of a policy that the steps have wrecked."""
+
+DOUBLED = 2.0
+RISEN = 1.3
+"""The same upwards; healthy runs stay below 1.1."""
+
+RISEN_NATS = 0.1
+"""Smallest rise, in nats per token: doubling a tiny KL is harmless."""
+
+
+def _of_responses(entropy: Series, length: Series) -> Series | None:
+    """Entropy of whole responses, in nats."""
+    return combine(lambda nats, tokens: nats * tokens, entropy, length)
+
+
+@rule(
+    "All responses to a prompt are nearly identical. None scores better than another, so there is nothing to learn "
+    "from.",
+    needs=("policy/entropy", "response/length"),
+    also=("reward/score_mean",),
+    updates=MIN_TREND,
+    of_reward=True,
+)
+def no_exploration(run: RunRecord, nats: Series, length: Series) -> Symptom | None:
+    """Seen: A response's entropy, `policy/entropy` × `response/length`, is low from the start, and the score does not
+    rise.
+
+    Try: Raise `rollout.temperature` to 1, or by 30 % if it is there already; `ppo.entropy_coef=0.001`, or triple it.
+
+    Threshold: An early entropy below log 2 nats: fewer than two likely responses per prompt. Serious.
+    """
+    entropy = _of_responses(nats, length)
+    if entropy is None or entropy.early >= TWO_RESPONSES or rose(read(run, "reward/score_mean")):
+        return None  # answers of one token have little entropy, and may have enough
+    return Symptom(
+        "serious",
+        f"a response has an entropy of {fmt(entropy.early)} nats from the start ({span(entropy.updates[:WINDOW])}): "
+        f"about {fmt(math.exp(entropy.early))} likely responses per prompt",
+        _explore_more(run),
+    )
+
+
+def _explore_more(run: RunRecord) -> Iterator[Remedy]:
+    temperature = run.setting("rollout.temperature")
+    if isinstance(temperature, (int, float)) and temperature < 1:
+        yield set_to("rollout.temperature", 1.0, "too_low")
+    else:
+        yield scale("rollout.temperature", 1.3)
+    yield from _raise_bonus(run)
+
+
+def _sampled_hotter_or_colder(run: RunRecord) -> str:
+    """Why the entropy of the first updates and of later ones cannot be compared; empty if they can."""
+    scheduled = "rollout.temperature" in (run.setting("schedules") or ())
+    return "policy/entropy follows rollout.temperature, which is scheduled" if scheduled else ""
+
+
+def _collapse_at_once(run: RunRecord) -> Symptom | None:
+    """An entropy that the first updates have destroyed."""
+    nats = read(run, "policy/entropy", at_least=2)
+    length = read(run, "response/length", at_least=2)
+    if nats is None or length is None or _sampled_hotter_or_colder(run):
+        return None
+    entropy = _of_responses(nats, length)
+    if entropy is None:
+        return None
+    last = entropy.values[-1]
+    if entropy.first < TWO_RESPONSES or last > NOTHING * entropy.first:
+        return None
+    return Symptom(
+        "serious",
+        f"the entropy of a response falls from {fmt(entropy.first)} to {fmt(last)} nats ({span(entropy.updates)})",
+        _slow_down(run, last / entropy.first),
+    )
+
+
+@rule(
+    "The policy is settling on one response per prompt. It stops exploring, and its responses differ too little to "
+    "learn from.",
+    needs=("policy/entropy", "response/length"),
+    early=_collapse_at_once,
+    updates=MIN_TREND,
+    of_reward=True,
+    lacks=_sampled_hotter_or_colder,
+)
+def entropy_collapse(run: RunRecord, nats: Series, length: Series) -> Symptom | None:
+    """Seen: A response's entropy falls to a fraction of its initial value.
+
+    Try: Lower `ppo.learning_rate` to a third, or to a tenth if almost no entropy is left; `ppo.entropy_coef=0.001`, or
+    triple it; `ppo.clip_range_high=0.28`, if PPO's clip of single tokens is narrower.
+
+    Threshold: A fifth of its start; or half of it and below log 3 nats, three likely responses per prompt. A warning;
+    serious below a tenth, or at a fifth and below log 3. Runs that learn well fall to about a third. Not with a
+    scheduled `rollout.temperature`, which the entropy follows.
+    """
+    entropy = _of_responses(nats, length)
+    if entropy is None or entropy.early < TWO_RESPONSES or _sampled_hotter_or_colder(run):
+        return None
+    left = entropy.late / entropy.early
+    few = entropy.late < THREE_RESPONSES
+    if left > COLLAPSING and not (few and left < SETTLING):
+        return None
+    return Symptom(
+        "serious" if left < COLLAPSED or (few and left < COLLAPSING) else "warning",
+        f"the entropy of a response falls from {fmt(entropy.early)} to {fmt(entropy.late)} nats ({entropy.late_span})"
+        + (f": about {fmt(math.exp(entropy.late))} likely responses per prompt are left" if few else ""),
+        _slow_down(run, left),
+    )
+
+
+def _slow_down(run: RunRecord, left: float) -> Iterator[Remedy]:
+    yield scale("ppo.learning_rate", 0.1 if left < NOTHING else 1 / 3)
+    yield from _raise_bonus(run)
+    clips_tokens = run.setting("ppo.policy_loss") in (None, "clipped") and not clips_sequences(run)
+    clip_range = run.setting("ppo.clip_range") or 0.0
+    if clips_tokens and run.setting("ppo.clip_range_high") is None and clip_range < CLIP_HIGHER:
+        yield set_to("ppo.clip_range_high", CLIP_HIGHER, "too_low")
+
+
+def _has_bonus(run: RunRecord) -> bool:
+    """True if the run rewards entropy, in any update of a schedule."""
+    coefficient = read(run, "objective/entropy_coef", at_least=1)
+    largest = max(coefficient.values) if coefficient else run.setting("ppo.entropy_coef") or 0
+    return largest > 0 or run.setting("ppo.entropy_target") is not None
+
+
+def _raise_bonus(run: RunRecord) -> Iterator[Remedy]:
+    if run.setting("ppo.entropy_target") is None:  # whose controller would undo it
+        yield scale("ppo.entropy_coef", 3.0) if _has_bonus(run) else set_to("ppo.entropy_coef", 0.001, "too_low")
+
+
+def _lower_bonus(run: RunRecord, start: float) -> Remedy:
+    """A controller's target, if that is what the entropy rises to."""
+    target = run.setting("ppo.entropy_target")
+    if target is None:
+        return scale("ppo.entropy_coef", 0.1)
+    return set_to("ppo.entropy_target", float(f"{start:.2g}"), "too_high") if target > start else SMALLER_STEPS
+
+
+@rule(
+    "The policy is becoming more random and its text is turning into noise: the entropy bonus is too large, or the "
+    "steps destroy what the policy had learned.",
+    needs=("policy/entropy",),
+    also=("objective/entropy_coef",),
+    updates=MIN_LEVEL,
+    of_reward=True,
+    lacks=_sampled_hotter_or_colder,
+)
+def entropy_rising(run: RunRecord, entropy: Series) -> Symptom | None:
+    """Seen: `policy/entropy` rises.
+
+    Try: Lower `ppo.entropy_coef` to a tenth, or a higher `ppo.entropy_target` to the start; without a bonus, lower
+    `ppo.learning_rate` to a third.
+
+    Threshold: 30 % and 0.1 nats per token above the start; healthy runs stay below 10 %. A warning; serious if the
+    entropy doubles under an entropy bonus. Not with a scheduled `rollout.temperature`, which the entropy follows.
+    """
+    # A bonus that is far too large acts within the first three updates.
+    start = min(entropy.first, entropy.early)
+    if start <= 0 or _sampled_hotter_or_colder(run):
+        return None
+    factor = entropy.late / start
+    significant = len(entropy) < MIN_TREND or rose(entropy) or factor >= DOUBLED
+    if factor < RISEN or entropy.late - start < RISEN_NATS or not significant:
+        return None
+    bonus = _has_bonus(run)
+    return Symptom(
+        "serious" if bonus and factor >= DOUBLED else "warning",
+        f"entropy rises from {fmt(start)} to {fmt(entropy.late)} nats per token ({entropy.late_span})"
+        + ("" if bonus else " without an entropy bonus"),
+        (_lower_bonus(run, start) if bonus else SMALLER_STEPS,),
+    )

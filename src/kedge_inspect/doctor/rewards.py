@@ -1,0 +1,536 @@
+"""Score: whether it improves, whether its functions work, and how the responses to a prompt compare."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kedge_base.texts import names_function
+from kedge_inspect.doctor.responses import (
+    has_episodes,
+    nearly_all_truncated,
+    num_responses,
+    num_sampled,
+    scores_are_constant,
+)
+from kedge_inspect.doctor.rule import SMALLER_STEPS, Remedy, Symptom, rule, scale, set_to
+from kedge_inspect.doctor.series import (
+    MIN_LEVEL,
+    MIN_TREND,
+    SIGNIFICANT,
+    WINDOW,
+    Series,
+    combine,
+    fmt,
+    read,
+    rose,
+    span,
+)
+from kedge_inspect.doctor.steps import larger_steps
+from kedge_inspect.record import RunRecord
+from kedge_inspect.resolved import compares_groups
+
+MANY_LOST = 0.1
+"""Share of unscored responses above which the scored ones are a biased sample."""
+
+MANY_UNSCORED = 0.1
+MOSTLY_UNSCORED = 0.5
+"""Share of responses for which the reward returns None on purpose. At a tenth, the error of an update's mean grows by
+5 %; at half, by 40 %, and half of the sampling is wasted."""
+
+PATIENCE = 12
+"""Updates after which a score should have improved; the demo's has after three."""
+
+FLAT = 0.15
+"""Change of the mean score, in standard deviations of the scores, that is negligible; healthy runs gain one or more."""
+
+LOST = 0.5
+"""Fall of the mean score, in the same unit, that is not noise: the policy is worse than at the start."""
+
+FAR_BELOW = 3.0
+"""The same within updates too few for a trend."""
+
+SATURATED = 0.1
+"""Standard deviation of the scores, relative to the start, at which nearly all responses score the same."""
+
+
+@rule(
+    "A reward function raises, times out or returns invalid scores, or an environment fails. Retries cost time; the "
+    "responses it gives up on are left out of the update or get a substitute score.",
+    also=("reward/NAME_failures", "reward/NAME_timeouts", "reward/NAME_given_up"),
+)
+def reward_function_failing(run: RunRecord) -> Symptom | None:
+    """Seen: `reward/NAME_failures`, `reward/NAME_timeouts` or `reward/NAME_given_up` is above 0.
+
+    Try: Read the function's output and exceptions in `reward.log`, or the environment's; double
+    `reward_functions.timeout` if a function's calls time out, else `reward_functions.retries`.
+
+    Threshold: Any failure is a warning; it is serious if a function has given up on more than a tenth of the responses.
+    Returning `None` is not a failure: see [responses_unscored](#responses_unscored).
+    """
+    counters = _counters(run)
+    totals = {name: sum(counter.values) for name, counter in counters.items()}
+    if not any(totals.values()):
+        return None
+    scored = num_sampled(run, [row["update"] for row in run.metrics])
+    lost = {name: count for name, count in totals.items() if name.endswith("_given_up") and count}
+    failed = [name for name, count in totals.items() if name.endswith("_failures") and count]
+    slow = any(count for name, count in totals.items() if name.endswith("_timeouts"))
+    seen = [f"{name}: {totals[name]:g} in {span(counters[name].where(bool).updates)}" for name in failed]
+    seen += [f"{name}: {count:g} of {scored:g} responses" for name, count in lost.items()]
+    return Symptom(
+        "serious" if max(lost.values(), default=0.0) > MANY_LOST * scored else "warning",
+        "; ".join(seen or [f"{name}: {count:g}" for name, count in totals.items() if count]),
+        (scale("reward_functions.timeout" if slow else "reward_functions.retries", 2.0),),
+        "see reward.log for the function's output and exceptions",
+    )
+
+
+def _counters(run: RunRecord) -> dict[str, Series]:
+    """Counts of failed calls, and of responses that a function has given up on, by metric."""
+    endings = ("_failures", "_timeouts", "_given_up")
+    names = {name for row in run.metrics for name in row if name.startswith("reward/") and name.endswith(endings)}
+    found = {name: read(run, name, at_least=1) for name in sorted(names)}
+    return {name: counter for name, counter in found.items() if counter}
+
+
+@rule(
+    "A reward function returns None, which means no score, for many responses. They are sampled and then left out of "
+    "the update, which is smaller and noisier for it.",
+    needs=("reward/unscored",),
+    also=("reward/NAME_given_up",),
+)
+def responses_unscored(run: RunRecord, unscored: Series) -> Symptom | None:
+    """Seen: `reward/unscored` is above 0 for reasons other than failures (`reward/NAME_given_up`).
+
+    Try: Check that `None` is meant: the policy learns nothing from such a response, so a bad one needs a low score. If
+    it is, raise `rollout.num_prompts`.
+
+    Threshold: A tenth of the responses is a note, half of them a warning: the error of an update's mean grows by 5 %
+    and 40 %.
+    """
+    failed = _dropped(run)
+    none = sum(max(0.0, count - failed[update]) for update, count in unscored.items)
+    share = none / num_sampled(run, unscored.updates)
+    if share <= MANY_UNSCORED:
+        return None
+    return Symptom(
+        "warning" if share > MOSTLY_UNSCORED else "note",
+        f"{_why_unscored(run, share)} ({span(unscored.updates)}); the updates learn from the rest",
+        (scale("rollout.num_prompts", 1 / max(1 - share, 0.1)),),
+        "check that None is meant: the policy learns nothing from such a response, so a bad one needs a low score",
+    )
+
+
+def _why_unscored(run: RunRecord, share: float) -> str:
+    if run.setting("ppo.advantage") == "remax":
+        return f"{share:.0%} of the responses are unscored, or the greedy response to their prompt is"
+    return f"the reward returned None for {share:.0%} of the responses"
+
+
+def _dropped(run: RunRecord) -> Mapping[int, float]:
+    """By update, the responses dropped because a function failed on them: they have no score, but not by choice."""
+    dropped = defaultdict[int, float](float)
+    if isinstance(run.setting("reward_functions.on_error"), (int, float)):
+        return dropped
+    judges = {f"reward/{name.removeprefix('score/')}_given_up" for name in run.judges}
+    for name, counter in _counters(run).items():
+        if name.endswith("_given_up") and name not in judges:
+            for update, count in counter.items:
+                dropped[update] += count
+    return dropped
+
+
+FORMS = {
+    "gsm8k": "`#### N`",
+    "gsm8k_strict": "`#### N`",
+    "number": "`#### N`",
+    "math": "`\\boxed{…}`",
+    "choice": "`Answer: B`",
+    "tags": "`<think>…</think><answer>…</answer>`",
+    "json_schema": "one JSON value and nothing else",
+    "code": "a fenced block in Python",
+    "code_stdio": "a fenced block in Python",
+}
+"""The form in which a verifier of kedge finds an answer most surely."""
+
+SAY_THE_FORM = "say in the prompt in which form {name} expects the answer{form}, and give an example"
+TOO_HARD = "the prompts are too hard for this model: easier ones, a stronger model, or supervised fine-tuning first"
+ADVICE = {
+    "no_answer_found": SAY_THE_FORM,
+    "no_code": SAY_THE_FORM,
+    "raised_NameError": "name in the prompt the function that the tests call, or show one of the tests",
+    "wrong_format": SAY_THE_FORM,
+    "several_answers": SAY_THE_FORM,
+    "wrong_value": TOO_HARD,
+    "wrong_text": TOO_HARD,
+}
+"""Advice by reason, as written in the metric's name."""
+
+CUT_OFF = "cut_off"
+MANY_CUT = 0.1
+"""Share of responses cut off before an answer from which a higher limit is worth its time."""
+
+MOST_NAMED = 4
+"""Reasons that are named, the most frequent first."""
+
+
+@dataclass(frozen=True)
+class _Reasons:
+    """Why the responses got their scores, in words, and what helps."""
+
+    seen: str
+    remedies: tuple[Remedy, ...]
+    advice: str
+
+
+def _reasons(run: RunRecord) -> _Reasons | None:
+    """The verdicts of the last quarter of the run; None if no reward gives reasons."""
+    rows = [row for row in run.metrics if any(name.startswith("verdict/") for name in row)]
+    rows = rows[-max(1, len(rows) // 4) :]
+    judges = {name.removeprefix("score/") for name in run.judges}
+    shares: dict[str, dict[str, float]] = defaultdict(dict)
+    for metric in {metric for row in rows for metric in row if metric.startswith("verdict/")}:
+        _, name, reason = metric.split("/", 2)
+        if name not in judges:
+            shares[name][reason] = sum(row.get(metric) or 0.0 for row in rows) / len(rows)
+    if not shares:
+        return None
+    seen = []
+    advice: dict[str, None] = {}
+    for name, found in sorted(shares.items()):
+        common = sorted(found, key=lambda reason: (-found[reason], reason))[:MOST_NAMED]
+        words = [f"{found[reason]:.0%} {_in_words(run, reason)}" for reason in common]
+        seen.append(f"{name}: " * (len(shares) > 1) + ", ".join(words))
+        form = f", {FORMS[name]}" if name in FORMS else ""
+        helpful = [ADVICE[reason] for reason in common if reason in ADVICE]
+        advice |= dict.fromkeys(each.format(name=name, form=form) for each in helpful[:1])
+    is_cut = any(found.get(CUT_OFF, 0.0) >= MANY_CUT for found in shares.values())
+    remedies = (scale("rollout.max_new_tokens", 2.0),) if is_cut else ()
+    return _Reasons("; ".join(seen), remedies, "; ".join(advice))
+
+
+def _in_words(run: RunRecord, reason: str) -> str:
+    limit = run.setting("rollout.max_new_tokens")
+    at = f" at rollout.max_new_tokens={limit}" if reason == CUT_OFF and limit else ""
+    return reason.replace("_", " ") + at
+
+
+FEW = 8
+"""Scores that can all be the same by chance, as of a task that is rarely solved at first."""
+
+TEXTS = (
+    "; completions are texts, also those of conversations, so a function for lists of messages, "
+    '`completion[0]["content"]`, finds no content in them'
+)
+"""Advice on functions that score every response the same."""
+
+
+def _all_alike(run: RunRecord) -> Symptom | None:
+    score = read(run, "reward/score_mean", at_least=1)
+    score_std = read(run, "reward/score_std", at_least=1)
+    if score is None or score_std is None or nearly_all_truncated(run) or not scores_are_constant(score, score_std):
+        return None
+    by_chance = has_episodes(run) or num_sampled(run, score.updates) < FEW
+    patience = PATIENCE if has_episodes(run) else MIN_LEVEL
+    reasons = _reasons(run)
+    are_functions = all(names_function(str(term.get("source"))) for term in run.config.get("reward") or ())
+    return Symptom(
+        "serious" if len(score) >= patience else "note" if by_chance else "warning",
+        f"all scores are {fmt(score.late)}: "
+        + (f"{reasons.seen}; " if reasons else "")
+        + f"their standard deviation is {fmt(score_std.late)} ({score_std.late_span})",
+        reasons.remedies if reasons else (),
+        (reasons and reasons.advice)
+        or "check the reward: it gives every response the same score" + TEXTS * (are_functions and not reasons),
+    )
+
+
+AS_THEY_COME = {"data.curriculum": None, "data.rest": 0, "data.draw": "evenly"}
+"""Values with which the prompts of the first update are like those of the last."""
+
+
+def _other_prompts(run: RunRecord) -> str:
+    """Why the scores of the first update and of later ones cannot be compared; empty if they can."""
+    chosen = [name for name, usual in AS_THEY_COME.items() if run.setting(name) not in (None, usual)]
+    return f"{chosen[0]} makes later prompts harder or easier than the first" if chosen else ""
+
+
+@rule(
+    "The policy does not improve its score: its steps are too small or too noisy, β is too large, or the reward does "
+    "not tell the responses apart.",
+    needs=("reward/score_mean", "reward/score_std"),
+    also=("response/eos_rate", "verdict/NAME/REASON"),
+    early=_all_alike,
+    updates=PATIENCE,
+    of_policy=True,
+    lacks=_other_prompts,
+)
+def reward_flat(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
+    """Seen: `reward/score_mean` does not move, or all scores are the same. A verifier's reasons (`verdict/NAME/REASON`)
+    say why.
+
+    Try: Triple `ppo.learning_rate`, if the steps are small: three times the clip fraction and nine times the KL of an
+    update would not be [too large](#steps_too_large), and the policy is within 0.05 nats per token of its start. Double
+    `rollout.num_prompts`. If all scores are the same, fix the reward; with a verifier, first what its reasons say:
+    raise `rollout.max_new_tokens` against responses that are cut off, state the form of the answer in the prompt, take
+    easier prompts. A function gets completions as texts, also those of conversations.
+
+    Threshold: After 12 updates, no change of at least 0.15 standard deviations of the scores and three standard errors,
+    from the first update, the first three or the first eighth of the run: a warning. Healthy runs gain one standard
+    deviation or more. A standard deviation of a thousandth of the mean is a warning from the first update on, which a
+    running run says at once, a note if it has fewer than 8 scores, and serious after 4 updates; with an environment,
+    which may pay rarely at first, a note and after 12 updates serious. Only that is looked for with `data.curriculum`,
+    `data.rest` or `data.draw`, where later prompts are harder or easier. Updates in which only the critic is trained do
+    not count.
+    """
+    if constant := _all_alike(run):
+        return constant
+    if nearly_all_truncated(run) or _other_prompts(run) or _has_moved(run, score, score_std):
+        return None
+    reasons = _reasons(run)
+    return Symptom(
+        "warning",
+        f"the mean score is {fmt(score.first)} in update {score.updates[0]} and {fmt(score.late)} in {score.late_span}"
+        + (f" (verdicts: {reasons.seen})" if reasons else "")
+        + f", with a standard deviation of {fmt(score_std.late)} between responses",
+        (*(reasons.remedies if reasons else ()), *larger_steps(run), scale("rollout.num_prompts", 2.0)),
+        reasons.advice if reasons else "",
+    )
+
+
+def _has_moved(run: RunRecord, score: Series, score_std: Series) -> bool:
+    """True if the score has moved away from where it started."""
+    for move, error in _moves(score):
+        # A fall from near the top widens the spread, and must not pass for flat because of it.
+        spread = score_std.start if move < 0 else max(score_std.start, score_std.late)
+        of_update = spread / math.sqrt(num_responses(run))
+        # Consecutive updates show no noise where most of them score alike.
+        if abs(move) > max(FLAT * spread, SIGNIFICANT * min(of_update, error or of_update)):
+            return True
+    return False
+
+
+def _moves(score: Series) -> Iterator[tuple[float, float]]:
+    """Distances of the score from its first value, its first few, and the first eighth of the run; with errors.
+
+    A single update is noisy, and an eighth of a long run hides a quick change.
+    """
+    return map(score.since, (1, WINDOW, max(WINDOW, len(score) // 8)))
+
+
+def _fallen_at_once(run: RunRecord) -> Symptom | None:
+    """A score that the first updates have brought below nearly all of the first scores."""
+    score = read(run, "reward/score_mean", at_least=2)
+    score_std = read(run, "reward/score_std", at_least=2)
+    if score is None or score_std is None:
+        return None
+    last = score.values[-1]
+    is_far = 0 < FAR_BELOW * score_std.start < score.first - last
+    return _fallen(score.first, last, span(score.updates), score_std) if is_far and not _other_prompts(run) else None
+
+
+def _fallen(first: float, last: float, where: str, score_std: Series) -> Symptom:
+    return Symptom(
+        "serious",
+        f"the mean score falls from {fmt(first)} to {fmt(last)} ({where}); the scores' standard deviation was "
+        f"{fmt(score_std.start)} at the start",
+        (SMALLER_STEPS,),
+    )
+
+
+@rule(
+    "The policy scores worse than at the start, the opposite of what PPO optimizes: the steps are too large, or a sign "
+    "is wrong somewhere between score and gradient.",
+    needs=("reward/score_mean", "reward/score_std"),
+    early=_fallen_at_once,
+    updates=MIN_LEVEL,
+    lacks=_other_prompts,
+)
+def score_falling(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
+    """Seen: `reward/score_mean` is lower than in the first update, the first three or the first eighth of the run.
+
+    Try: Lower `ppo.learning_rate` to a third; if that does not help, look for the sign.
+
+    Threshold: A fall of half a standard deviation of the scores, and of three standard errors, which is not noise.
+    Serious. Not with `data.curriculum`, `data.rest` or `data.draw`, where later prompts are harder or easier.
+    """
+    least = max(LOST, SIGNIFICANT / math.sqrt(num_responses(run))) * score_std.start
+    for move, error in () if _other_prompts(run) else _moves(score):
+        if -move > max(least, SIGNIFICANT * error):
+            return _fallen(score.late - move, score.late, score.late_span, score_std)
+    return None
+
+
+@rule(
+    "Nearly every response already gets the best score. Whitening, or division by a group's standard deviation, scales "
+    "the remaining differences up, so further steps follow noise; without either, there is little left to learn.",
+    needs=("reward/score_mean", "reward/score_std"),
+    updates=MIN_TREND,
+)
+def reward_saturated(run: RunRecord, score: Series, score_std: Series) -> Symptom | None:
+    """Seen: `reward/score_mean` has risen and `reward/score_std` has collapsed.
+
+    Try: Use an earlier checkpoint, harder prompts, or a reward that tells good responses apart; halve
+    `ppo.num_updates`.
+
+    Threshold: A standard deviation of a tenth of the early one. A warning.
+    """
+    if not rose(score) or score_std.late > SATURATED * score_std.early:
+        return None
+    return Symptom(
+        "warning",
+        f"the scores' standard deviation falls from {fmt(score_std.early)} to {fmt(score_std.late)} at a mean score of "
+        f"{fmt(score.late)} ({score_std.late_span})",
+        (scale("ppo.num_updates", 0.5),),
+        "use an earlier checkpoint, harder prompts, or a reward that tells good responses apart",
+    )
+
+
+MANY_SINGLE = 0.5
+"""Share of the groups with one response above which most of the sampling is wasted."""
+
+
+@rule(
+    "The advantage compares the responses to a prompt with each other. One that is alone has nothing to be compared "
+    "with: its advantage is 0, and it moves no weight at any learning rate.",
+    needs=("group/single",),
+    fits=compares_groups,
+)
+def groups_of_one(run: RunRecord, single: Series) -> Symptom | None:
+    """Seen: `group/single` is high: most prompts have one response, as in a loop of your own that gives `batch` one
+    response to each of its prompts, or with a reward that returns `None` for the others.
+
+    Try: Several responses to each prompt; in `batch`, equal prompts or equal `groups`. Or `reinforce++` for
+    `ppo.advantage`, which compares with the whole batch.
+
+    Threshold: More than half of the prompts: a warning. Serious if no update has a prompt with two responses, from the
+    first one on, which a running run says at once.
+    """
+    if single.late <= MANY_SINGLE:
+        return None
+    return Symptom(
+        "serious" if min(single.values) >= 1 else "warning",
+        f"{single.late:.0%} of the prompts have a single response with a score ({single.late_span}), and "
+        f"ppo.advantage={run.setting('ppo.advantage')} compares the responses to a prompt",
+        (set_to("ppo.advantage", "reinforce++", why="which compares with the whole batch"),),
+        "give several responses to each prompt (in a loop of your own, equal prompts or groups= in batch)",
+    )
+
+
+MANY_CONSTANT = 0.5
+MOST_CONSTANT = 0.9
+"""Share of groups without spread above which most of the sampling, or nearly all, is wasted. Training on sorting digits
+went well up to 0.77, with ever smaller batches."""
+
+MANY_SMALL = 0.2
+"""Share of groups with a tenth of the usual spread. Equally distributed scores give 0.08 with two responses per prompt,
+and less than 0.01 from three on."""
+
+LONGER = 1.3
+"""Length of the low-scored responses, relative to the start, that is more than drift."""
+
+APART = 1.15
+"""Growth of the low-scored responses' length over the high-scored ones', relative to the start."""
+
+
+def _divides_by_std(run: RunRecord) -> bool:
+    return run.setting("ppo.advantage") == "grpo"
+
+
+def _averages_responses(run: RunRecord) -> bool:
+    return compares_groups(run) and run.setting("ppo.aggregation") == "sequence"
+
+
+@rule(
+    "The responses to most prompts score alike. The advantages of these prompts are 0, apart from a KL in the reward: "
+    "they are sampled, scored and evaluated, and teach nothing about the score.",
+    needs=("group/constant",),
+    also=("verdict/NAME/REASON",),
+    updates=MIN_LEVEL,
+    fits=compares_groups,
+)
+def groups_without_spread(run: RunRecord, constant: Series) -> Symptom | None:
+    """Seen: `group/constant` is high: the responses to most prompts all score the same.
+
+    Try: `resample` for `ppo.constant_groups`, to train on prompts with spread alone; twice as many
+    `rollout.num_responses`; prompts that are neither solved nor out of reach; a reward that reads the completions.
+
+    Threshold: Half of the prompts late in the run is a note, nine tenths a warning. All of them in every update is
+    serious, after 4 updates.
+    """
+    has_none = min(constant.values) >= 1
+    if constant.late < MANY_CONSTANT or not (has_none or len(constant) >= MIN_TREND):
+        return None
+    reasons = _reasons(run)
+    return Symptom(
+        "serious" if has_none else "warning" if constant.late >= MOST_CONSTANT else "note",
+        f"the responses of {constant.late:.0%} of the prompts all score the same ({constant.late_span}"
+        + (f"; verdicts: {reasons.seen}" if reasons else "")
+        + f"); at the start it was {constant.early:.0%}",
+        _find_spread(run),
+        "prompts that are neither solved nor out of reach, or a reward that reads the completions and tells them apart",
+    )
+
+
+def _find_spread(run: RunRecord) -> Iterator[Remedy]:
+    # Sampling ahead draws an update's prompts before it knows their scores, and so does not resample.
+    if run.setting("ppo.constant_groups") in (None, "keep") and not run.setting("rollout.max_staleness"):
+        yield set_to("ppo.constant_groups", "resample", why="to train on prompts with spread alone")
+    yield scale("rollout.num_responses", 2.0)
+
+
+@rule(
+    "Dividing by a group's standard deviation gives every group the same weight. Where its responses are nearly equal, "
+    "it makes differences that mean little as large as those that mean much.",
+    needs=("group/small_spread",),
+    updates=MIN_TREND,
+    fits=_divides_by_std,
+)
+def group_std_blows_up(run: RunRecord, small: Series) -> Symptom | None:
+    """Seen: `group/small_spread` is high: many groups have a tenth of the usual spread.
+
+    Try: `dr_grpo` for `ppo.advantage`, which does not divide.
+
+    Threshold: A fifth of the groups with spread, late in the run. Chance gives 0.08 with two responses per prompt, and
+    less than 0.01 from three on.
+    """
+    if small.late < MANY_SMALL:
+        return None
+    return Symptom(
+        "warning",
+        f"in {small.late:.0%} of the groups with spread, the scores differ by less than a tenth of what is usual "
+        f"({small.late_span})",
+        (set_to("ppo.advantage", "dr_grpo", why="which does not divide by it"),),
+    )
+
+
+@rule(
+    "A mean over each response's tokens divides the loss of a long response by its length, so a bad response costs "
+    "less per token the longer it is. The policy learns to make bad responses longer.",
+    needs=("group/length_below", "group/length_above"),
+    updates=MIN_TREND,
+    fits=_averages_responses,
+)
+def length_bias(run: RunRecord, below: Series, above: Series) -> Symptom | None:
+    """Seen: `group/length_below`, the length of the responses that score below their group's mean, grows, and
+    `group/length_above` grows less.
+
+    Try: `ppo.aggregation=token`.
+
+    Threshold: The low-scored responses are 1.3 times as long as at the start, and their length relative to that of the
+    others has grown by 1.15.
+    """
+    apart = combine(lambda low, high: low / high if high > 0 else None, below, above)
+    if apart is None or below.early <= 0 or apart.early <= 0:
+        return None
+    if below.late < LONGER * below.early or apart.late < APART * apart.early:
+        return None
+    return Symptom(
+        "warning",
+        f"the responses that score below their group's mean grow from {fmt(below.early)} to {fmt(below.late)} tokens "
+        f"({below.late_span}), and from {fmt(apart.early)} to {fmt(apart.late)} times the length of the others",
+        (set_to("ppo.aggregation", "token", why="so that every token has the same weight"),),
+    )

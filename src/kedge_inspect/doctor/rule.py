@@ -1,0 +1,345 @@
+"""A rule of the doctor: its needs, its check for a problem, and its remedies."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from kedge.logs.json_lines import OF_SCORES
+from kedge_base.texts import printable
+from kedge_inspect.doctor.series import read
+from kedge_inspect.record import RunRecord
+from kedge_inspect.resolved import learns_from_teacher
+
+Severity = Literal["serious", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+Direction = Literal["too_high", "too_low", "switch"]
+
+DOCS = "docs/doctor.md"
+
+Advice = Callable[[str, Direction], str]
+"""Looks up the configuration's text on a field (dotted name) that is too high or too low; empty without one."""
+
+
+@dataclass(frozen=True, repr=False)
+class Finding:
+    """One problem found in a run.
+
+    Attributes:
+        rule: Name of the rule.
+        severity: `serious` means the run or its result is broken, `warning` that it may be, `note` is for information.
+        seen: The figures and the updates that show it.
+        means: The explanation.
+        field: The configuration field to change first, by its dotted name; empty if no field is to blame.
+        direction: Whether that field is too high or too low; `switch` if it is a choice rather than a size.
+        try_: Changes to try.
+        docs: Where to read more.
+        changes: The fields of `try_` that have a new value, by dotted name.
+    """
+
+    rule: str
+    severity: Severity
+    seen: str
+    means: str
+    field: str
+    direction: Direction
+    try_: str
+    docs: str
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return printable(f"<{self.severity} {self.rule}: {self.seen}>")
+
+    def as_json(self) -> dict[str, str]:
+        """The six keys of `kedge doctor --json`."""
+        shown = {"rule": self.rule, "severity": self.severity, "seen": self.seen, "means": self.means}
+        return {**shown, "try": self.try_, "docs": self.docs}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change to the configuration.
+
+    Attributes:
+        field: The field, by its dotted name, or its entry in `schedules`.
+        direction: Whether it is too high or too low.
+        text: The instruction: `lower ppo.learning_rate from 0.0003 to 0.0001`.
+        value: The new value; None if none can be suggested.
+    """
+
+    field: str
+    direction: Direction
+    text: str
+    value: Any = None
+
+
+Remedy = Callable[[RunRecord], Change]
+"""Works out a change from the present settings of a run."""
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """A rule's finding in one run.
+
+    Attributes:
+        severity: See `Finding`.
+        seen: See `Finding`.
+        remedies: Fields to change, the most promising first.
+        advice: Actions other than changing fields.
+    """
+
+    severity: Severity
+    seen: str
+    remedies: Iterable[Remedy] = ()
+    advice: str = ""
+
+
+TRAINED = ("sft", "reward", "critic", "ppo")
+"""The stages that the doctor has rules for."""
+
+PPO = ("ppo",)
+
+WHY_MISSING = {
+    "objective/kl": "the KL was not measured (ppo.measure_kl=true measures it)",
+    "reward/kl": "the KL was not measured (ppo.measure_kl=true measures it)",
+    "eval/loss": "nothing was held out (data.eval_fraction)",
+}
+"""Why a run may lack a metric, where a setting decides it."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A rule that could not judge a run.
+
+    Attributes:
+        rule: Its name.
+        reason: Why not.
+        updates: The updates that it needs, if there are too few; else 0.
+    """
+
+    rule: str
+    reason: str
+    updates: int = 0
+
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return self.reason or f"it needs {self.updates} updates or steps"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kind of problem and how to detect it.
+
+    Attributes:
+        name: Its name here and in the documentation.
+        means: The problem, in one or two sentences.
+        check: Looks for it, given the run, the series of `needs`, and `figures`. None without a sign of it. Its
+            docstring is the documentation.
+        needs: Metrics without which the rule cannot clear a run. Of `one|other`, one is enough; the check then reads
+            them itself.
+        also: Further metrics that it reads; `NAME` is the name of a reward term.
+        figures: Results in `summary.json`, numbers or intervals, without which there is nothing to check.
+        early: Looks for it if the run lacks the series or the figures.
+        updates: Smallest number of updates with the metrics.
+        stages: The stages that it is about.
+        of_policy: Whether the updates that train the critic alone do not count.
+        of_reward: Whether it judges what a reward does to the policy, and so no run that learns from a teacher alone:
+            there a changed length or entropy is the teacher's. Rules that need scores need not set it.
+        fits: True if it applies to a run with these settings.
+        lacks: Anything else that is missing, or an empty text.
+    """
+
+    name: str
+    means: str
+    check: Callable[..., Symptom | None]
+    needs: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+    early: Callable[[RunRecord], Symptom | None] = lambda run: None
+    updates: int = 1
+    stages: tuple[str, ...] = PPO
+    of_policy: bool = False
+    of_reward: bool = False
+    fits: Callable[[RunRecord], bool] = lambda run: True
+    lacks: Callable[[RunRecord], str] = lambda run: ""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All metrics that it reads."""
+        return (*(part for name in self.needs for part in name.split("|")), *self.also)
+
+    def find(self, run: RunRecord) -> Symptom | None:
+        """The problem in a run; None without a sign of it, with too little data, or where the rule does not apply."""
+        if not self.fits(run) or self._lacks_reward(run):
+            return None
+        metrics = (name for name in self.needs if "|" not in name)
+        series = [read(run, name, at_least=self.updates, of_policy=self.of_policy) for name in metrics]
+        given = [*series, *(_figure(run, name) for name in self.figures)]
+        return self.early(run) if None in given else self.check(run, *given)
+
+    def concerns(self, run: RunRecord) -> bool:
+        """True if it is about this stage and these settings. A run without a stage may be any."""
+        return (not run.stage or run.stage in self.stages) and self.fits(run) and not self._lacks_reward(run)
+
+    def _lacks_reward(self, run: RunRecord) -> bool:
+        scored = any(name.startswith(OF_SCORES) for name in self.needs)
+        return (self.of_reward or scored) and learns_from_teacher(run)
+
+    def gap(self, run: RunRecord) -> Gap | None:
+        """Why it cannot judge the run; None if it can."""
+        if reason := self.lacks(run):
+            return Gap(self.name, reason)
+        counts = {name: self._count(run, name.split("|")) for name in self.needs}
+        missing = next((name for name, count in counts.items() if count == 0), None)
+        if missing is not None and run.metrics:
+            return Gap(self.name, WHY_MISSING.get(missing, f"{missing.replace('|', ' or ')} was not recorded"))
+        if min([len(run.metrics), *counts.values()]) < self.updates:
+            return Gap(self.name, "", self.updates)
+        return None
+
+    def _count(self, run: RunRecord, names: Iterable[str]) -> int:
+        """The number of updates with a finite value of one of these metrics."""
+        return max(len(read(run, name, at_least=1, of_policy=self.of_policy) or ()) for name in names)
+
+
+def _figure(run: RunRecord, name: str) -> float | Mapping[str, Any] | None:
+    """A figure of a run's summary; None also for an interval without ends, of a single prompt."""
+    value = run.summary.get(name)
+    is_known = isinstance(value, (int, float)) or (isinstance(value, Mapping) and value.get("low", 0) is not None)
+    return value if is_known else None
+
+
+def rule(means: str, **options: Any) -> Callable[[Callable[..., Symptom | None]], Rule]:
+    """Decorates a check, which makes it a rule with its name; see `Rule` for the options."""
+    return lambda check: Rule(check.__name__, means, check, **options)
+
+
+def severity_rank(finding: Finding | Symptom) -> int:
+    """Sort key: 0 for serious; a stable sort keeps causes before consequences."""
+    return SEVERITIES.index(finding.severity)
+
+
+def no_advice(field: str, direction: Direction) -> str:
+    """An `Advice` with no texts."""
+    return ""
+
+
+LARGEST_SHARE = 0.5
+"""Most that a share of the rows or steps is raised to."""
+
+SCHEDULES = "schedules."
+"""The section that sets a scheduled field, with a dot: what its name begins with there."""
+
+VERBS: dict[Direction, str] = {"too_high": "lower", "too_low": "raise", "switch": "change"}
+
+
+def scale(field: str, factor: float) -> Remedy:
+    """Multiply a field by a factor.
+
+    Args:
+        field: Its dotted name.
+        factor: Below 1 if the field is too high.
+    """
+    direction: Direction = "too_high" if factor < 1 else "too_low"
+
+    def change(run: RunRecord) -> Change:
+        if points := _schedule(run, field):
+            return _rescheduled(run, field, points, factor, direction)
+        present = run.setting(field)
+        value = _allowed(run, field, _scaled(present, factor)) if _is_number(present) and present != 0 else present
+        return (adjust(field, direction) if value == present else set_to(field, value, direction))(run)
+
+    return change
+
+
+def _schedule(run: RunRecord, field: str) -> Mapping[Any, float]:
+    """The values of a scheduled field, by update; empty for one that is constant."""
+    schedules = run.setting("schedules")
+    return schedules.get(field) or {} if isinstance(schedules, Mapping) else {}
+
+
+WHOLE = ("ppo.num_epochs", "rollout.max_new_tokens")
+"""Scheduled fields without a suggestion: a factor rarely gives a whole number, and the second has another limit."""
+
+
+def _rescheduled(
+    run: RunRecord, field: str, points: Mapping[Any, float], factor: float, direction: Direction
+) -> Change:
+    """Multiply a scheduled field by a factor, in all updates."""
+    values = {update: float(f"{value * factor:.2g}") for update, value in points.items()}
+    if field in WHOLE or values == points:
+        return adjust(field, direction)(run)
+    text = f"{VERBS[direction]} {SCHEDULES}{field} from {_written(points)} to {_written(values)}"
+    return Change(f"{SCHEDULES}{field}", direction, text, values)
+
+
+def _allowed(run: RunRecord, field: str, value: float) -> float:
+    """The nearest value with which the configuration loads: shares below 1, minibatches of equal size."""
+    if field.endswith("_fraction"):
+        return min(value, LARGEST_SHARE)
+    counts = ("rollout.num_prompts", "rollout.num_responses")
+    if field in counts:
+        other = run.setting(counts[field == counts[0]]) or 1
+        parts = run.setting("ppo.num_minibatches") or 1
+        step = parts // math.gcd(parts, other)
+        return max(step, round(value / step) * step)
+    return value
+
+
+def set_to(field: str, value: Any, direction: Direction = "switch", why: str = "") -> Remedy:
+    """Set a field to a value.
+
+    Args:
+        field: Its dotted name.
+        value: The new value.
+        direction: Whether the present value is too high or too low; `switch` if it is a choice rather than a size.
+        why: The purpose, if the configuration does not explain it: `to skip such steps`.
+    """
+
+    def change(run: RunRecord) -> Change:
+        if _schedule(run, field):
+            text = f"set {SCHEDULES}{field}={{1: {_written(value)}}} {why}".rstrip()
+            return Change(f"{SCHEDULES}{field}", direction, text, {1: value})
+        present = run.setting(field)
+        if direction != "switch" and _is_number(present) and (value < present) == (direction == "too_high"):
+            text = f"{VERBS[direction]} {field} from {_written(present)} to {_written(value)}"
+        else:
+            text = f"set {field}={_written(value)}"
+        return Change(field, direction, f"{text} {why}".rstrip(), value)
+
+    return change
+
+
+def adjust(field: str, direction: Direction) -> Remedy:
+    """Lower or raise a field for which no value can be suggested."""
+
+    def change(run: RunRecord) -> Change:
+        present = run.setting(field)
+        now = "" if present is None else f" (now {_written(present)})"
+        return Change(field, direction, f"{VERBS[direction]} {field}{now}")
+
+    return change
+
+
+SMALLER_STEPS = scale("ppo.learning_rate", 1 / 3)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _scaled(present: float, factor: float) -> float:
+    """Rounded to two digits, or to a whole number if the field is one."""
+    if isinstance(present, int):
+        return max(1, math.floor(present * factor) if factor < 1 else math.ceil(present * factor))
+    return float(f"{present * factor:.2g}")
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {_written(each)}' for name, each in value.items())}}}"
+    return f"{value:g}" if isinstance(value, float) else str(value)

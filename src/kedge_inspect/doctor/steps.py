@@ -1,0 +1,498 @@
+"""Numerics and steps: batches and steps that the guard discarded, and the size of an update's move."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from kedge_inspect.doctor.critic import HARMFUL, train_critic_less, with_something_to_explain
+from kedge_inspect.doctor.responses import scores_are_constant
+from kedge_inspect.doctor.rule import SMALLER_STEPS, TRAINED, WHY_MISSING, Change, Remedy, Symptom, rule, scale, set_to
+from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, WINDOW, Series, combine, fmt, read, rose, span
+from kedge_inspect.record import RunRecord
+from kedge_inspect.resolved import compares_groups
+
+OFTEN = 0.1
+"""Share of affected updates above which chance does not explain them."""
+
+NEIGHBORS = 8
+"""Updates on either side that a gradient norm is compared with, since norms drift over a run."""
+
+SPIKE = 8.0
+"""Gradient norm, relative to the lower quartile of its neighbors, that is a spike. (If every third batch is an outlier,
+so is the median.) Of the quartiles before and after it the larger counts: a critic's norm falls steeply while it is
+fitted. In healthy runs norms stay within a factor of 3 after the first updates."""
+
+RARE = 0.01
+"""Share of spikes that is harmless: norm clipping handles them."""
+
+CLIMB = 10.0
+"""Growth of the gradient norm, late over early, that no healthy run shows."""
+
+
+NORMS = {
+    "policy/grad_norm": "the gradient norm",
+    "value/grad_norm": "the critic's gradient norm",
+    "grad_norm": "the gradient norm",
+}
+"""The norms of a run, in words. A critic that shares no gradient with the policy has its own."""
+
+
+@rule(
+    "A score, logprob, loss or gradient was NaN or infinite: a division by zero in a reward function, corrupt weights, "
+    "or steps so large that values overflow.",
+    also=("guard/skipped_steps",),
+)
+def not_finite(run: RunRecord) -> Symptom | None:
+    """Seen: `incidents.jsonl` has a NaN or infinite score, logprob, loss or gradient.
+
+    Try: Inspect the response named in `incidents.jsonl` and the reward that scored it; for anything but a score, lower
+    `ppo.learning_rate` to a third.
+
+    Threshold: Any incident is a warning. It is serious if one stopped the run or more than a tenth of the updates are
+    affected, which is not an accident.
+    """
+    found = [incident for incident in run.incidents if incident.get("kind") == "nonfinite"]
+    if not found:
+        return None
+    updates = sorted({incident["update"] for incident in found})
+    stopped = any(incident.get("consequence") == "stop" for incident in found)
+    return Symptom(
+        "serious" if stopped or len(updates) > OFTEN * len(run.metrics) else "warning",
+        f"{found[0]['what']} at {span(updates[:1])}"
+        + (f"; {len(updates) - 1} more updates affected" if len(updates) > 1 else ""),
+        _unless_of_scores(found),
+        "inspect the response named in incidents.jsonl and the reward that scored it",
+    )
+
+
+def _unless_of_scores(incidents: Sequence[Mapping[str, Any]]) -> tuple[Remedy, ...]:
+    """Smaller steps, unless all incidents are scores, which do not depend on them.
+
+    A score belongs to a whole response. Other values have a token, and those of a step its figures.
+    """
+    scores = [each for each in incidents if each.get("row") is not None and each.get("token") is None]
+    only = bool(incidents) and len(scores) == len(incidents) and not any(each.get("figures") for each in scores)
+    return () if only else (SMALLER_STEPS,)
+
+
+@rule(
+    "The guard discarded optimizer steps because their figures were non-finite or far too large. Once is an accident; "
+    "a run that keeps skipping steps is not training.",
+    needs=("guard/skipped_steps",),
+)
+def steps_skipped(run: RunRecord, steps: Series) -> Symptom | None:
+    """Seen: `guard/skipped_steps` is above 0.
+
+    Try: Read the reasons in `incidents.jsonl`; unless they are scores, lower `ppo.learning_rate` to a third.
+
+    Threshold: Any skipped step is a warning; skips in more than a tenth of the updates, and in at least two, are
+    serious.
+    """
+    skipped = steps.where(lambda count: count > 0)
+    if not skipped:
+        return None
+    return Symptom(
+        "serious" if len(skipped) > max(1, OFTEN * len(steps)) else "warning",
+        f"optimizer steps were skipped in {len(skipped)} of {len(steps)} updates ({span(skipped.updates)})",
+        _unless_of_scores(run.incidents),
+        "see incidents.jsonl for the reasons",
+    )
+
+
+@rule(
+    "Single batches have far larger gradients than the rest, or the gradients grow throughout: outlier scores, or "
+    "weights that are diverging. Norm clipping limits the size of such a step, not its direction.",
+    needs=("policy/grad_norm|grad_norm",),
+    also=(*NORMS, "group/constant"),
+    updates=MIN_TREND,
+    stages=TRAINED,
+    of_policy=True,
+)
+def gradient_spikes(run: RunRecord) -> Symptom | None:
+    """Seen: `policy/grad_norm`, `value/grad_norm` or `grad_norm` has outliers or keeps growing.
+
+    Try: `ppo.on_spike=skip` skips such steps; unless they are so few that norm clipping handles them, lower the
+    learning rate, or `ppo.critic_learning_rate`, to a third.
+
+    Threshold: A norm of 8 times the lower quartile of the eight updates before and of those after it, or a tenfold rise
+    from early to late; healthy runs stay within a factor of 3. A warning; a note if at most one update in a hundred
+    spikes. Of `policy/grad_norm`, updates in which only the critic is trained do not count, nor do those in which the
+    responses to each prompt all score the same, with an advantage that compares them: these have no gradient.
+    """
+    found = {each: spikes for each in NORMS if (spikes := _spikes_of(run, each))}
+    if not found:
+        return None
+    seen, often = zip(*found.values(), strict=True)
+    remedies = tuple(_tame(run, found, lowers_rate=any(often)))
+    if not any(often):
+        return Symptom("note", "; ".join(seen), remedies, "watch for more: norm clipping handles rare ones")
+    return Symptom("warning", "; ".join(seen), remedies)
+
+
+def _spikes_of(run: RunRecord, name: str) -> tuple[str, bool] | None:
+    """A norm's spikes or climb, and True if they are more than norm clipping handles; None without either."""
+    # With a shared critic, the policy's norm is that of the value head until the policy is trained.
+    norm = read(run, name, at_least=MIN_TREND, of_policy=name == "policy/grad_norm")
+    constant = read(run, "group/constant", at_least=1)
+    if name == "policy/grad_norm" and norm and constant and compares_groups(run):
+        norm = combine(lambda each, share: each if share < 1 else None, norm, constant)
+    if norm is None or len(norm) < MIN_TREND:
+        return None
+    usual = [_usual(norm.values, index) for index in range(len(norm))]
+    spikes = [index for index in range(WINDOW, len(norm)) if norm.values[index] > SPIKE * usual[index] > 0]
+    climbed = norm.late > CLIMB * norm.early > 0
+    if not spikes and not climbed:
+        return None
+    seen: list[str] = []
+    if spikes:
+        worst = max(spikes, key=lambda index: norm.values[index])
+        seen.append(
+            f"{NORMS[name]} is {fmt(norm.values[worst])} at update {norm.updates[worst]}, where "
+            f"{fmt(usual[worst])} is typical; {len(spikes)} of {len(norm)} updates have such a spike"
+        )
+    if climbed:
+        seen.append(f"{NORMS[name]} grows from {fmt(norm.early)} to {fmt(norm.late)} ({norm.late_span})")
+    return "; ".join(seen), climbed or len(spikes) > RARE * len(norm)
+
+
+def _usual(norms: Sequence[float], index: int) -> float:
+    sides = (norms[max(0, index - NEIGHBORS) : index], norms[index + 1 : index + 1 + NEIGHBORS])
+    return max(sorted(side)[len(side) // 4] for side in sides if side)
+
+
+def _tame(run: RunRecord, norms: Collection[str], *, lowers_rate: bool) -> Iterator[Remedy]:
+    section = {"reward": "reward_model"}.get(run.stage, run.stage or "ppo")
+    if section == "ppo" and run.setting("ppo.on_spike") is None:
+        yield set_to("ppo.on_spike", "skip", why="to skip such steps")
+    if not lowers_rate:
+        return
+    has_own_rate = bool(run.setting("ppo.critic_learning_rate"))
+    if "value/grad_norm" in norms and has_own_rate:
+        yield scale("ppo.critic_learning_rate", 1 / 3)
+    if not (has_own_rate and set(norms) == {"value/grad_norm"}):
+        yield scale(f"{section}.learning_rate", 1 / 3)
+
+
+FAR_CLIPPED = 0.2
+TOO_FAR_CLIPPED = 0.35
+"""Share of clipped tokens over an update's steps. N+ has 0 to 0.07, other libraries recommend staying below 0.1 to 0.3,
+and models of a few million parameters tolerate 0.25 at first."""
+
+FAR_MOVED = 0.05
+TOO_FAR_MOVED = 0.2
+"""KL to the sampling policy over an update's steps, nats per token. N+ and kedge's healthy runs have 0 to 0.008, and
+early stopping is usually set at 0.015. At 0.05 the typical ratio is exp(√0.1) = 1.4, twice as far as the clip range of
+0.2, and at 0.2 it is exp(√0.4) = 1.9."""
+
+EXTREME_MOVED = 1.0
+"""The same of a single update, which needs no history: the typical ratio is exp(√2) = 4. Ten times the right learning
+rate gives 0.3, a hundred times 7."""
+
+USUAL_CLIPPED = 0.07
+USUAL_MOVED = 0.01
+"""Target of the suggested learning rate. The clip fraction grows with the learning rate, the KL with its square."""
+
+LEAST_FACTOR = 0.1
+"""Smallest factor on the learning rate: the effects of large steps predict little about small ones."""
+
+HIGHEST_RATE = 1e-3
+"""Adam's highest learning rate at which language models are trained, small ones included; the start after an update so
+extreme that its size says nothing about the learning rate."""
+
+NOT_CLIPPED = 1e-3
+NOT_MOVED = 1e-5
+"""The same for a policy that does not move: at 1e-5 nats per token the typical ratio is 1.004."""
+
+NEAR = 0.1
+"""KL to the reference, nats per response, of a policy that is still the reference."""
+
+MANY_EPOCHS = 4
+"""Epochs in all language-model papers; if a run has more, they are the first thing to reduce."""
+
+
+def clips_sequences(run: RunRecord) -> bool:
+    """True if whole responses are clipped: at a range of 3e-4, most of them may be after a small step (GSPO §5.2)."""
+    return run.setting("ppo.ratio") == "sequence"
+
+
+def smaller_rate(*, moved: float, clipped: float = 0.0, most: float = 1 / 3) -> Remedy:
+    """The learning rate that would make the steps as large as usual.
+
+    Args:
+        clipped: The run's clip fraction.
+        moved: KL to the sampling policy, in nats per token.
+        most: Largest factor on the present learning rate.
+    """
+
+    def change(run: RunRecord) -> Change:
+        wanted = [most]
+        if clipped > 0 and not clips_sequences(run):
+            wanted.append(USUAL_CLIPPED / clipped)
+        if moved > 0:
+            wanted.append(math.sqrt(USUAL_MOVED / moved))
+        factor = max(LEAST_FACTOR, min(wanted))
+        present = run.setting("ppo.learning_rate")
+        if moved > EXTREME_MOVED and isinstance(present, (int, float)) and factor * present > HIGHEST_RATE:
+            return set_to("ppo.learning_rate", HIGHEST_RATE, "too_high")(run)
+        return scale("ppo.learning_rate", factor)(run)
+
+    return change
+
+
+LARGER = 3.0
+"""Factor on the learning rate of a policy that may move too little."""
+
+
+def larger_steps(run: RunRecord) -> tuple[Remedy, ...]:
+    """A higher learning rate, if its steps would not be too large, the policy has not moved, and it can move.
+
+    The KL to the reference tells even of updates with a single step, which clip nothing.
+    """
+    clipped = read(run, "policy/clip_fraction", of_policy=True)
+    moved = read(run, "policy/approx_kl", of_policy=True)
+    kl = read(run, "objective/kl", of_policy=True)
+    length = read(run, "response/length")
+    has_room = clipped is None or clips_sequences(run) or LARGER * clipped.peak <= FAR_CLIPPED
+    is_short = moved is None or LARGER**2 * moved.peak <= FAR_MOVED
+    is_near = kl is None or length is None or kl.late - kl.first <= FAR_MOVED * max(length.late, 1.0)
+    is_possible = has_room and is_short and is_near and _takes_steps(run)
+    return (scale("ppo.learning_rate", LARGER),) if is_possible else ()
+
+
+def _extreme(run: RunRecord) -> Symptom | None:
+    """A single update that destroyed the policy. Later ones may be small: a collapsed policy cannot move."""
+    moved = read(run, "policy/approx_kl", at_least=1)
+    if moved is None or max(moved.values) <= EXTREME_MOVED:
+        return None
+    worst = max(moved.values)
+    clipped = read(run, "policy/clip_fraction", at_least=1)
+    share = "" if clipped is None else f" and clips {clipped.at([moved.argmax]):.0%} of the tokens"
+    return Symptom(
+        "serious",
+        f"update {moved.argmax} moves the policy by {fmt(worst)} nats per token{share}",
+        (smaller_rate(moved=worst),),
+    )
+
+
+@rule(
+    "Each update moves the policy further than its samples can support: beyond the clip range they describe a policy "
+    "that no longer exists. If it continues, KL and entropy run away and the text falls apart.",
+    needs=("policy/clip_fraction", "policy/approx_kl"),
+    early=_extreme,
+    updates=MIN_LEVEL,
+    of_policy=True,
+)
+def steps_too_large(run: RunRecord, clipped: Series, moved: Series) -> Symptom | None:
+    """Seen: `policy/clip_fraction` or `policy/approx_kl` is high over three consecutive updates.
+
+    Try: `ppo.num_epochs=4` if there are more; the `ppo.learning_rate` that would bring the clip fraction, which grows
+    with it, to 0.07 and the KL, which grows with its square, to 0.01, but at most a third and at least a tenth of the
+    present one; `ppo.schedule={linear: 0.1}` if the first updates go furthest; `ppo.early_stop_kl=0.02`. After a single
+    update of more than 1 nat per token at most 0.001, the highest of small models.
+
+    Threshold: More than 20 % clipped tokens or 0.05 nats per token is a warning, 35 % or 0.2 nats serious. N+ has 0 to
+    7 % and 0 to 0.008 nats, like kedge's healthy runs; small models tolerate 25 % at first. At 0.05 nats the typical
+    ratio is 1.4, twice as far as the clip range of 0.2. With `ppo.ratio=sequence`, which clips half of the responses
+    after a small step, only the KL counts. A single update of more than 1 nat per token is also serious, as a policy
+    that has collapsed cannot move later. As serious as what such steps do to the policy (stops_at_once,
+    entropy_collapse, kl_exploding, too_few_eos, score_falling), unless something else explains that.
+    """
+    if extreme := _extreme(run):
+        return extreme
+    far = 0.0 if clips_sequences(run) else clipped.peak
+    if far <= FAR_CLIPPED and moved.peak <= FAR_MOVED:
+        return None
+    worse = clipped if far / FAR_CLIPPED > moved.peak / FAR_MOVED else moved
+    return Symptom(
+        "serious" if far > TOO_FAR_CLIPPED or moved.peak > TOO_FAR_MOVED else "warning",
+        f"up to {clipped.peak:.0%} of the tokens are clipped, and an update moves the policy by up to "
+        f"{fmt(moved.peak)} nats per token ({span(worse.peak_updates)}){_by_epoch(run)}",
+        tuple(_smaller_steps(run, clipped, moved, at_start=worse.values.index(max(worse.values)) < WINDOW)),
+    )
+
+
+def _smaller_steps(run: RunRecord, clipped: Series, moved: Series, *, at_start: bool) -> Iterator[Remedy]:
+    yield from _fewer_epochs(run)
+    yield smaller_rate(clipped=clipped.peak, moved=moved.peak)
+    if at_start and isinstance(decay := run.setting("ppo.schedule"), str):
+        yield set_to("ppo.schedule", {decay: 0.1}, "too_low")
+    if run.setting("ppo.early_stop_kl") is None:
+        yield set_to("ppo.early_stop_kl", 0.02, why="to end an update that moves too far")
+
+
+def _fewer_epochs(run: RunRecord) -> list[Remedy]:
+    many = (run.setting("ppo.num_epochs") or 0) > MANY_EPOCHS
+    return [set_to("ppo.num_epochs", MANY_EPOCHS, "too_high")] if many else []
+
+
+def _by_epoch(run: RunRecord) -> str:
+    """Mean clip fraction in the first and in the last epoch; empty for a loss without PPO's clip of single tokens."""
+    rows = [row["epochs"] for row in run.details if len(row.get("epochs") or ()) > 1]
+    ends = [(epochs[0], epochs[-1]) for epochs in rows if "clip_fraction" in epochs[0]]
+    if not ends:
+        return ""
+    first, last = (fmean(epoch["clip_fraction"] for epoch in side) for side in zip(*ends, strict=True))
+    return f"; on average {first:.0%} are clipped in the first epoch and {last:.0%} in the last"
+
+
+def _lacks_kl(run: RunRecord) -> str:
+    """Neither ratio nor clip of an update's only step is informative."""
+    return "" if _has_further_steps(run) or run.series("objective/kl")[0] else WHY_MISSING["objective/kl"]
+
+
+@rule(
+    "The policy barely moves: the run spends its compute without learning.",
+    needs=("policy/clip_fraction", "policy/approx_kl"),
+    also=("objective/kl", "response/length", "reward/score_mean"),
+    updates=MIN_TREND,
+    of_policy=True,
+    lacks=_lacks_kl,
+)
+def steps_too_small(run: RunRecord, clipped: Series, moved: Series) -> Symptom | None:
+    """Seen: `policy/clip_fraction` and `policy/approx_kl` stay near 0, and the score does not rise. Where an update
+    takes a single step both are 0 in any case, and `objective/kl` decides.
+
+    Try: Raise `ppo.learning_rate` tenfold; double `ppo.num_epochs`.
+
+    Threshold: A clip fraction of at most 0.001 and at most 1e-5 nats per token at the peak, and a KL to the reference
+    of at most 0.1 nats per response. With a single step per update: a KL to the reference of at most 1e-5 nats per
+    token in every update, which a reference other than the policy's start, or rounding in bf16, hides. Serious. Updates
+    in which only the critic is trained do not count. Not where nothing could move the policy: all scores are the same
+    ([reward_flat](#reward_flat)), or all of a prompt's with an advantage that compares them
+    ([groups_without_spread](#groups_without_spread), [groups_of_one](#groups_of_one)), or the guard skips steps in
+    every update ([steps_skipped](#steps_skipped)).
+    """
+    if not _takes_steps(run):
+        return None
+    if not _has_further_steps(run):
+        return _frozen(run)
+    if clipped.peak > NOT_CLIPPED or moved.peak > NOT_MOVED:
+        return None
+    kl = read(run, "objective/kl")
+    score = read(run, "reward/score_mean")
+    if rose(score) or (kl is not None and kl.late > NEAR):
+        return None
+    return Symptom(
+        "serious",
+        f"at most {clipped.peak:.2%} of the tokens are clipped, and an update moves the policy by at most "
+        f"{fmt(moved.peak)} nats per token ({span(moved.peak_updates)}){_distance(kl)}; the score does not rise",
+        (scale("ppo.learning_rate", 10.0), scale("ppo.num_epochs", 2.0)),
+    )
+
+
+def _takes_steps(run: RunRecord) -> bool:
+    """False if no learning rate could have moved the policy: its scores have no gradient, or its steps are skipped."""
+    score = read(run, "reward/score_mean")
+    score_std = read(run, "reward/score_std")
+    constant = read(run, "group/constant")
+    single = read(run, "group/single")
+    skipped = read(run, "guard/skipped_steps", of_policy=True)
+    is_alike = score is not None and score_std is not None and scores_are_constant(score, score_std)
+    without = [share for share in (constant, single) if share is not None and min(share.values) >= 1]
+    is_alike_in_groups = compares_groups(run) and bool(without)
+    always_skips = skipped is not None and min(skipped.values) >= 1
+    return not (is_alike or is_alike_in_groups or always_skips)
+
+
+def _frozen(run: RunRecord) -> Symptom | None:
+    """A policy that is still the reference, in a run with ratios of 1 at any settings.
+
+    It is never farther away than a single update that is too small would take it. A reference that is not
+    the policy's start, or rounding in bf16, hides it.
+    """
+    kl = read(run, "objective/kl", at_least=MIN_TREND, of_policy=True)
+    length = read(run, "response/length")
+    if kl is None or length is None or rose(read(run, "reward/score_mean")):
+        return None
+    farthest = max(abs(value) for value in kl.values)
+    if farthest > NOT_MOVED * max(length.late, 1.0):
+        return None
+    return Symptom(
+        "serious",
+        f"the policy is never more than {fmt(farthest)} nats per response from the reference ({span(kl.updates)}); the "
+        "score does not rise",
+        (scale("ppo.learning_rate", 10.0),),
+    )
+
+
+def _has_further_steps(run: RunRecord) -> bool:
+    """True if an update takes more than one step: the first one's ratios are 1 at any learning rate."""
+    return not (run.setting("ppo.num_epochs") == 1 and run.setting("ppo.num_minibatches") in (None, 1))
+
+
+def _distance(kl: Series | None) -> str:
+    return "" if kl is None else f"; after {kl.updates[-1]} updates it is {fmt(kl.late)} nats from the reference"
+
+
+NUM_FIRST = 2
+"""Updates that are examined: the policy's first, and the first that measures a trained critic."""
+
+CLIPPED = 0.15
+MOVED = 0.05
+"""Clip fraction, and KL in nats per token, of one update. N+ stays below 0.07 and 0.008."""
+
+RATIO = 50.0
+"""Largest ratio: a token has become 50 times as likely, or its probability was nearly 0, in one update."""
+
+MOST = 0.5
+"""Largest factor on the learning rate."""
+
+
+@rule(
+    "The first steps, at the full learning rate, move the policy or the critic further than one batch can justify. "
+    "Later updates then repair what the first one broke, far from the reference.",
+    needs=("policy/clip_fraction", "policy/approx_kl"),
+    also=("policy/ratio_max", "value/explained_variance"),
+    of_policy=True,
+)
+def first_update_too_large(run: RunRecord, clipped: Series, moved: Series) -> Symptom | None:
+    """Seen: `policy/clip_fraction`, `policy/approx_kl` or `policy/ratio_max` of the policy's first update is high, or
+    `value/explained_variance` of the second update is far below 0.
+
+    Try: The learning rate of [steps_too_large](#steps_too_large), but no more than a half and no less than a tenth of
+    the present one. If the critic is the cause, a third of `ppo.critic_learning_rate`, of `ppo.value_head_rate` or,
+    without either, of `ppo.learning_rate`; and `ppo.value_warmup_updates=5`.
+
+    Threshold: 15 % clipped tokens, 0.05 nats per token, a ratio of 50, or an explained variance of −1 in the second
+    update, no better than unrelated values, unless its returns have less than a tenth of the first's standard
+    deviation. The tasks in `bench/defaults/RESULTS.md` have up to 5 % and 0.005 nats at the preset's learning rate. The
+    clip fraction does not count with `ppo.ratio=sequence`. A running run says so once, after its first or second
+    update, as a warning. From the fourth update on it is a note, or [steps_too_large](#steps_too_large) if the next
+    updates are as large.
+    """
+    if steps_too_large.find(run) is not None:
+        return None  # which covers more updates
+    seen: list[str] = []
+    remedies: list[Remedy] = []
+    ratio = read(run, "policy/ratio_max", at_least=1, of_policy=True)
+    far = ratio is not None and ratio.first > RATIO
+    if (clipped.first > CLIPPED and not clips_sequences(run)) or moved.first > MOVED or far:
+        seen.append(
+            f"{span(clipped.updates[:1])} clips {clipped.first:.0%} of the tokens and moves the policy by "
+            f"{fmt(moved.first)} nats per token" + (f", one token by a factor of {fmt(ratio.first)}" if ratio else "")
+        )
+        remedies += [*_fewer_epochs(run), smaller_rate(clipped=clipped.first, moved=moved.first, most=MOST)]
+    if values := _values(run):
+        seen.append(values)
+        # A lower rate of both has been advised by then, if the policy has gone too far as well.
+        remedies += [each for each in train_critic_less(run) if not (remedies and each is SMALLER_STEPS)]
+    if not seen:
+        return None
+    isolated = len(run.series("policy/clip_fraction")[0]) >= MIN_LEVEL
+    return Symptom("note" if isolated else "warning", "; ".join(seen), remedies)
+
+
+def _values(run: RunRecord) -> str:
+    """The damage of the first update to the values; empty if they are still better than unrelated ones."""
+    explained = read(run, "value/explained_variance", at_least=NUM_FIRST)
+    if explained is None or explained.values[1] >= HARMFUL:
+        return ""
+    if explained.updates[1] not in with_something_to_explain(run, explained).updates:
+        return ""
+    return (
+        f"explained variance is {fmt(explained.values[1])} in {span(explained.updates[1:2])}, after the critic's first "
+        "steps"
+    )

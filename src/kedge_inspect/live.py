@@ -1,0 +1,120 @@
+"""The live report of a run: kept up to date from its files, for browsers on this machine. Nothing is changed."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from kedge.logs.experience_metrics import DETAILS_FILE
+from kedge.logs.json_lines import METRICS_FILE, SAMPLES_FILE
+from kedge_base.errors import DataError, KedgeError
+from kedge_base.machine.local_server import PAGE_POLICY, Answer, LocalServer, Request
+from kedge_base.run_folder.output import (
+    CONFIG_FILE,
+    FINISHED_FILE,
+    INCIDENTS_FILE,
+    PROGRESS_FILE,
+    SUMMARY_FILE,
+    SWEEP_FILE,
+    is_run,
+    is_sweep,
+)
+from kedge_inspect.doctor import Advice, no_advice
+from kedge_inspect.page.document import render_page
+from kedge_inspect.record import RESULTS
+from kedge_inspect.report import collect_page, runs_in
+
+REBUILD_SHARE = 10
+"""Rebuilding the data takes at most one part in this many of the time: the machine belongs to the run."""
+
+LIVE_DATA = "data.json"
+
+WATCHED_FILES = (CONFIG_FILE, METRICS_FILE, DETAILS_FILE, SAMPLES_FILE, INCIDENTS_FILE, PROGRESS_FILE,
+                 *RESULTS.values(), SUMMARY_FILE, FINISHED_FILE, SWEEP_FILE)  # fmt: skip
+
+
+def has_run(folder: Path) -> bool:
+    """True if a run has started in a folder, alone or as a stage of a chain or a run of a sweep.
+
+    Raises:
+        DataError: The folder does not exist, or is a link to itself.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{str(folder)!r} does not exist or is not a folder; expected a run's folder")
+    return is_sweep(folder) or any(map(is_run, runs_in(folder)))
+
+
+def serve_run(folder: Path, *, port: int = 0, advice: Advice = no_advice) -> LocalServer:
+    """A server of the run's report, kept up to date; use it as a context.
+
+    Args:
+        folder: The run's folder, a folder of several stages, or that of a sweep.
+        port: The local port; 0 picks a free one.
+        advice: Looks up a field's documentation of values that are too high or too low.
+
+    Raises:
+        DataError: The folder is not a run's, or a file in it is damaged.
+        ConfigError: The port cannot be used.
+    """
+    collect_page([folder])
+    return LocalServer(_LiveReport(folder, advice).answer, port=port)
+
+
+class _LiveReport:
+    """Answers requests for the report and its newest data."""
+
+    def __init__(self, folder: Path, advice: Advice) -> None:
+        self._folder = folder
+        self._advice = advice
+        self._lock = threading.Lock()
+        self._next_build = 0.0
+        self._files = ""
+        self._stops_at = math.inf  # when a run counts as stopped that the page shows as running
+        self._built: tuple[str, Mapping[str, Any]] = ("", {})
+
+    def answer(self, request: Request) -> Answer:
+        """The page, or its data if the browser has an older version."""
+        if request.path not in ("", LIVE_DATA):
+            return Answer(HTTPStatus.NOT_FOUND, b"Not found.\n")
+        try:
+            version, data = self._newest()
+        except KedgeError as error:  # the run's folder was moved or is damaged
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode("utf-8", "backslashreplace"))
+        if request.path == "":
+            page = render_page(data, live=request.root + LIVE_DATA)
+            return Answer(HTTPStatus.OK, page, "text/html; charset=utf-8", policy=PAGE_POLICY)
+        if request.known == version:
+            return Answer(HTTPStatus.NOT_MODIFIED, version=version)
+        text = json.dumps(data, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
+        return Answer(HTTPStatus.OK, text, "application/json", version=version)
+
+    def _newest(self) -> tuple[str, Mapping[str, Any]]:
+        """Version and data, rebuilt when there is something new, but not too often."""
+        with self._lock:
+            files = _stamp(self._folder)
+            is_new = files != self._files or time.time() >= self._stops_at
+            if is_new and time.monotonic() >= self._next_build:
+                started = time.monotonic()
+                data = collect_page([self._folder], advice=self._advice, on_skipped=lambda line: None)
+                version = f'"{files}-{"".join(run["state"][0] for run in data["runs"])}"'
+                self._files = files
+                self._stops_at = min((run["stops_at"] for run in data["runs"] if run["stops_at"]), default=math.inf)
+                self._built = (version, {**data, "version": version})
+                self._next_build = started + REBUILD_SHARE * (time.monotonic() - started)
+            return self._built
+
+
+def _stamp(folder: Path) -> str:
+    """A text that changes with every file the page shows."""
+    paths = [
+        path for place in (folder, *folder.glob("*/")) for name in WATCHED_FILES if (path := place / name).is_file()
+    ]
+    states = [path.stat() for path in paths]
+    newest = max((state.st_mtime for state in states), default=0.0)
+    return f"{newest:.6f}-{sum(state.st_size for state in states)}"

@@ -1,0 +1,160 @@
+"""The self-contained HTML file: style, script, plotting library, data, and its key figures without JavaScript."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from kedge_base.errors import DataError
+from kedge_inspect.page.numbers import figure
+
+MARKER = "<!-- kedge report -->"
+"""Second line of every page; a file with it may be overwritten by a newer page."""
+
+SCRIPTS = ("dom", "charts", "verdict", "curves", "samples", "clipping", "frontier", "cost", "reward_model", "texts",
+           "held_out", "critic", "episode", "evaluation", "generation", "sweep", "main")  # fmt: skip
+"""Parts of the page's script, in order of dependency."""
+
+STYLES = ("style", "evaluation", "sweep")
+"""Parts of the page's style sheet."""
+
+ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+"""JSON escapes of characters that could end a script or start a comment."""
+
+
+def render_page(data: Mapping[str, Any], *, live: str | None = None) -> bytes:
+    """The page as HTML.
+
+    Nothing in `data` can become markup or code: it is in a block of JSON without any `<`, and the page's content
+    security policy allows a single script, by its hash.
+
+    Args:
+        data: The result of `page_data`.
+        live: URL on the page's own server with newer data, for a page that follows a run; None for a static page.
+    """
+    script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
+    page = Template(_asset("page.html")).substitute(
+        marker=MARKER,
+        title=html.escape(str(data.get("title", ""))),
+        policy=_policy(script, connect="'none'" if live is None else "'self'"),
+        style="\n".join(_asset(f"{name}.css") for name in STYLES),
+        plain=plain_verdict(data),
+        data=_as_json({**data, "live": live}),
+        plotly=_plotly(),
+        script=script,
+    )
+    # UTF-8 cannot encode lone surrogates, which a run may contain; they become JSON escapes.
+    return page.encode("utf-8", "backslashreplace")
+
+
+def is_page(beginning: bytes) -> bool:
+    """True if a file that starts like this is a kedge report."""
+    return MARKER.encode() in beginning.split(b"\n")[:3]
+
+
+@lru_cache(maxsize=1)
+def _plotly() -> str:
+    """plotly.js as shipped with plotly, compressed to two fifths of its size."""
+    source = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
+    return base64.b64encode(gzip.compress(source, mtime=0)).decode("ascii")
+
+
+def _asset(name: str) -> str:
+    return (files("kedge_inspect.page") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _policy(script: str, *, connect: str) -> str:
+    """The content security policy: only the page's own script, by its hash, and what that script loads."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}' 'strict-dynamic'; style-src 'unsafe-inline'; "
+        f"img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _as_json(data: Mapping[str, Any]) -> str:
+    try:
+        text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:  # what kedge itself writes is finite
+        raise DataError(f"a file of the run has a number that no page can show ({error})") from error
+    return text.translate(str.maketrans(ESCAPED))
+
+
+def plain_verdict(
+    data: Mapping[str, Any], *, note: str = "The charts and responses of this page need JavaScript."
+) -> str:
+    """The title, results, sentences, findings, and first and last values of a page; all text is escaped.
+
+    Args:
+        data: The result of `page_data`.
+        note: A line below the title.
+    """
+    runs = data.get("runs", ())
+    return "\n".join(
+        [
+            f"<h1>{_text(data.get('title', ''))}</h1>",
+            f"<p>{_text(note)}</p>",
+            _list([_headline(each) for each in data.get("headlines", ())]),
+            _sweep(data["sweep"]) if data.get("sweep") else "",
+            *(_run(run) for run in runs),
+            *(_group(group, runs) for group in data.get("findings", ())),
+        ]
+    )
+
+
+def _sweep(sweep: Mapping[str, Any]) -> str:
+    sentences = "".join(f"<p>{_text(sentence)}</p>" for sentence in sweep["sentences"])
+    settings = [sweep["settings"][place] for place in sweep["order"]]
+    rows = [[each["name"], _known(each["value"]), _known(each["low"]), _known(each["high"]), _known(each["kl"]),
+             f"{each['num_values']} of {each['num_seeds']}"] for each in settings]  # fmt: skip
+    failed = [f"{each['name']} failed: {each['error']}" for each in sweep["trials"] if each["error"] is not None]
+    head = ["", sweep["metric"] or "result", "low", "high", "KL", "seeds"]
+    return sentences + _table(head, rows) + _list(failed)
+
+
+def _known(value: float | None) -> str:
+    return "–" if value is None else figure(value)
+
+
+def _run(run: Mapping[str, Any]) -> str:
+    sentences = "".join(
+        f"<p>{_text(sentence)}</p>" for sentence in [*run["sentences"], run["doctor"]["verdict"]] if sentence
+    )
+    rows = [[f"{row['label']} {row['unit']}".strip(), figure(row["first"]), figure(row["last"])]
+            for row in run["first_and_last"]]  # fmt: skip
+    return f"<h2>{_text(run['name'])} ({_text(run['state'])})</h2>{sentences}{_table(['', 'first', 'last'], rows)}"
+
+
+def _headline(each: Mapping[str, Any]) -> str:
+    limits = "" if each["low"] is None else f" ({figure(each['low'])} to {figure(each['high'])})"
+    return f"{each['label']}: {figure(each['value'])}{limits}"
+
+
+def _group(group: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
+    lines = [f"{runs[each['run']]['name']}: {each['seen']}. {each['means']} Try: {each['try']}"
+             for each in group["findings"]]  # fmt: skip
+    return f"<h3>{_text(group['findings'][0]['rule'])} ({_text(group['severity'])})</h3>{_list(lines)}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    titles = "".join(f'<th scope="col">{_text(title)}</th>' for title in head)
+    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in lines)}</ul>" if lines else ""
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))

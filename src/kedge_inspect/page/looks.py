@@ -1,0 +1,105 @@
+"""The looks of kedge's own stages: their rows here, their charts in panels.tsv."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from kedge_base.texts import read_table
+from kedge_inspect.look import Look, Panel, Row
+from kedge_inspect.page import sentences
+from kedge_inspect.record import RunRecord
+
+PPO_ROWS = (
+    Row("reward/score_mean", "Score", good="up"),
+    Row("reward/total", "Score less KL cost", good="up"),
+    Row("objective/kl", "KL to the reference", "nats per response"),
+    Row("policy/entropy", "Entropy", "nats per token"),
+    Row("policy/clip_fraction", "Clip fraction", "share"),
+    Row("policy/approx_kl", "Approximate KL of an update", "nats per token"),
+    Row("policy/grad_norm", "Gradient norm"),
+    Row("value/explained_variance", "Explained variance", "share", "up"),
+    Row("value/loss", "Value loss", good="down"),
+    Row("episode/turns", "Turns", "per episode"),
+    Row("response/length", "Response length", "tokens"),
+    Row("response/eos_rate", "EOS rate", "share", "up"),
+    Row("response/repetition", "Repetition", "share", "down"),
+    Row("group/constant", "Prompts without spread", "share"),
+    Row("tokens_per_second", "Tokens per second", "1/s"),
+)
+SUPERVISED_ROWS = (
+    Row("loss", "Loss", "nats", "down"),
+    Row("eval/loss", "Loss, held out", "nats", "down"),
+    Row("accuracy", "Accuracy", "share", "up"),
+    Row("eval/accuracy", "Accuracy, held out", "share", "up"),
+    Row("token_accuracy", "Accuracy of tokens", "share", "up"),
+    Row("eval/token_accuracy", "Accuracy of tokens, held out", "share", "up"),
+    Row("grad_norm", "Gradient norm"),
+    Row("tokens_per_second", "Tokens per second", "1/s"),
+)
+CRITIC_ROWS = (
+    Row("explained_variance", "Explained variance", "share", "up"),
+    Row("eval/explained_variance", "Explained variance, held out", "share", "up"),
+    Row("loss", "Loss", "variances of the returns", "down"),
+    Row("eval/loss", "Loss, held out", "variances of the returns", "down"),
+    *SUPERVISED_ROWS[-2:],
+)
+
+
+def _read_panels(path: Path) -> dict[str, tuple[Panel, ...]]:
+    """The charts of a table by stage; `path` explains its columns."""
+    panels: dict[str, tuple[Panel, ...]] = {}
+    for stages, group, title, unit, options, note, metrics in read_table(path):
+        lines = dict(line.split("=") for line in metrics.split("; "))
+        given = (option.partition("=") for option in options.split())
+        settings = {name: json.loads(value or "true") for name, _, value in given}
+        for stage in stages.split():
+            panels[stage] = (*panels.get(stage, ()), Panel(group, title, unit, lines, note, **settings))
+    return panels
+
+
+PANELS = _read_panels(Path(__file__).with_name("panels.tsv"))
+
+
+def _updates(record: RunRecord) -> int | None:
+    total = record.setting("ppo.num_updates")
+    return total if isinstance(total, int) else None
+
+
+OTHER = Look(rows=SUPERVISED_ROWS, sentences=sentences.of_fine_tuning)
+"""The look of a stage without its own."""
+
+PPO = Look(
+    rows=PPO_ROWS,
+    panels=PANELS["ppo"],
+    sentences=sentences.of_ppo,
+    parts=frozenset({"clipping", "frontier", "held_out", "critic", "samples", "policy_scores"}),
+    size=("rollout.num_prompts", "rollout.num_responses"),
+    items="responses",
+    total=_updates,
+    goals=("eval/score", "reward/score_mean", "eval/total", "reward/total"),
+)
+SFT = replace(OTHER, panels=PANELS["sft"], size=("sft.batch_size",), goals=("eval/loss", "loss"))
+LOOKS = {
+    "sft": SFT,
+    "reward": replace(
+        SFT,
+        panels=PANELS["reward"],
+        sentences=sentences.of_reward_model,
+        parts=frozenset({"reward_model"}),
+        size=("reward_model.batch_size",),
+        goals=("eval/accuracy", "accuracy"),
+    ),
+    "critic": Look(
+        rows=CRITIC_ROWS,
+        panels=PANELS["critic"],
+        sentences=sentences.of_critic,
+        size=("critic.batch_size",),
+        goals=("eval/explained_variance", "explained_variance"),
+    ),
+    "ppo": PPO,
+    "evaluate": replace(OTHER, sentences=sentences.of_evaluation, parts=frozenset({"evaluation"})),
+    "generate": replace(OTHER, sentences=sentences.of_generation, parts=frozenset({"generation"})),
+}
+"""By stage, in the order of a chain."""

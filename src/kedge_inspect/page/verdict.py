@@ -1,0 +1,85 @@
+"""The verdict: sentences and a table of first and last values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kedge_base.stage import stages
+from kedge_inspect.look import Row, look_of
+from kedge_inspect.page.numbers import numbers_of, rounded, typographic
+from kedge_inspect.page.sentences import Ends, ends_of
+from kedge_inspect.record import RESULTS, RunRecord
+from kedge_inspect.resolved import KL_COSTS, charges_kl
+
+
+def first_and_last(record: RunRecord) -> list[dict[str, Any]]:
+    """Rows of the table: first and last value of each metric.
+
+    `change` is `better` or `worse` if the metric has a good direction and moved by more than noise, or else empty.
+    """
+    rows = look_of(record.stage).rows
+    if not charges_kl(record):
+        rows = tuple(row for row in rows if row.metric not in KL_COSTS)
+    judged = tuple(Row(metric, f"Judge {metric.removeprefix('score/')}", good="up") for metric in record.judges)
+    found = ((row, ends_of(record, row.metric)) for row in (*rows[:1], *judged, *rows[1:]))
+    return [
+        {
+            "label": row.label,
+            "unit": row.unit,
+            **rounded({"first": ends.first, "last": ends.last}),
+            "change": _judged(row, ends),
+        }
+        for row, ends in found
+        if ends
+    ]
+
+
+def describe_run(record: RunRecord) -> list[str]:
+    """One or two sentences about the run, and one more each if responses were thrown away and if it ended early."""
+    sentences = look_of(record.stage).sentences
+    progress = _progress(record)
+    if record.stage in RESULTS:
+        return sentences(record, progress)
+    if not record.metrics:
+        return [f"{progress}.", "No metrics yet."]
+    ended = [f"It ended early: {typographic(record.ended_early)}."] if record.ended_early else []
+    return [*sentences(record, progress), *ended]
+
+
+def data_sentences(record: RunRecord) -> list[str]:
+    """One sentence per role of the data; none for runs that did not write `data.json`."""
+    lines = {role: usage.get("line") for role, usage in record.data.items() if isinstance(usage, Mapping)}
+    return [f"{role.replace('_', ' ').capitalize()}: {line}." for role, line in lines.items() if isinstance(line, str)]
+
+
+def _judged(row: Row, ends: Ends) -> str:
+    if not row.good or not ends.is_change:
+        return ""
+    return "better" if (ends.last > ends.first) == (row.good == "up") else "worse"
+
+
+def _progress(record: RunRecord) -> str:
+    """The run's progress: `PPO is at update 12 of 60`."""
+    look = look_of(record.stage)
+    stage = stages().get(record.stage)
+    name, step = (stage.title, stage.unit) if stage else ("The run", "step")
+    count = len(record.metrics)
+    total = look.total(record)
+    of = "" if total is None else f" of {total:,}"
+    if record.state == "running":
+        return f"{name} is at {step} {count:,}{of}"
+    if record.state == "stopped":
+        return f"{name} stopped after {step} {count:,}{of}"
+    each = look.items_per_update(record)
+    items = f", {count * each:,} {look.items}" if each and look.items else ""
+    seconds = sum(numbers_of(record.metrics, "time/update"))
+    steps = f"{of} {step}s" if record.ended_early and of else f" {step}" if count == 1 else f" {step}s"
+    return f"{name} ran {count:,}{steps} ({_duration(seconds)}{items})"
+
+
+def _duration(seconds: float) -> str:
+    """A time in seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

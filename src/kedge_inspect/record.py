@@ -1,0 +1,276 @@
+"""A run as read from its folder: the input of reports, live views and the doctor."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from kedge.logs.experience_metrics import DETAILS_FILE
+from kedge.logs.json_lines import CRITIC_CHECKS_FILE, EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE, read_rows
+from kedge.logs.phases import JUDGING
+from kedge_base.errors import DataError, KedgeError
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import (
+    BEST_FILE,
+    CHECKPOINTS,
+    CONFIG_FILE,
+    DATA_FILE,
+    FINISHED_FILE,
+    INCIDENTS_FILE,
+    JUDGMENTS_FILE,
+    PROGRESS_FILE,
+    RESPONSES_FILE,
+    ROLES_FILE,
+    SUMMARY_FILE,
+    Result,
+    best_checkpoint,
+    folder_of,
+)
+from kedge_base.term_names import distinct_names, source_name
+
+QUIET_SECONDS = 60.0
+"""Seconds without a write, and at least three updates' time, after which a run counts as stopped."""
+
+JUDGING_SECONDS = 600.0
+"""The same while a judge reads all responses at once: nothing is written meanwhile."""
+
+LARGEST = 1e300
+DEEPEST = 100
+# libyaml's loader is seven times faster than the one in Python, which not every build of PyYAML can do without.
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+UNLIKE_ANY_RUN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""The errors that reading a run's file raises where its content is not what any run writes."""
+
+RESULTS = {"evaluate": JUDGMENTS_FILE, "generate": RESPONSES_FILE}
+"""The stages without updates, and the file with their results."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything a run has written so far.
+
+    Attributes:
+        folder: The run's folder.
+        facts: The comments above its configuration: stage, device, precision, versions.
+        config: The resolved configuration, section by section.
+        metrics: Rows of `metrics.jsonl`.
+        details: Rows of `details.jsonl`: distributions per update.
+        samples: Rows of `samples.jsonl`.
+        incidents: Rows of `incidents.jsonl`.
+        evaluations: Rows of `evaluations.jsonl`: the evaluations on held-out prompts during PPO.
+        critic_checks: Rows of `critic_checks.jsonl`: values of prefixes against the returns of continuations.
+        best: `update`, `metric` and `value` of the best update; empty if the run marks none.
+        is_best_kept: Whether the best update's checkpoint exists.
+        roles: `roles.json`: the size of each model, by role.
+        data: `data.json`: by role (`demonstrations`, `comparisons`, `prompts`, `pretraining`) an object with `sources`,
+            `rows`, `used`, `held_out`, `cut`, `dropped` (counts by reason), `notes` and `line`, the same in words.
+        progress: Rows of `progress.jsonl`, of a stage without updates.
+        results: Rows of `judgments.jsonl` or `responses.jsonl`.
+        summary: `finished.json` and `summary.json` merged; empty before the end.
+        state: Whether the run finished, is running as far as its files show, or stopped early.
+        stops_at: When a running run counts as stopped unless it writes something, seconds since the epoch; else None.
+    """
+
+    folder: Path
+    facts: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[dict[str, Any]] = ()
+    details: Sequence[dict[str, Any]] = ()
+    samples: Sequence[dict[str, Any]] = ()
+    incidents: Sequence[dict[str, Any]] = ()
+    evaluations: Sequence[dict[str, Any]] = ()
+    critic_checks: Sequence[dict[str, Any]] = ()
+    best: Mapping[str, Any] = field(default_factory=dict)
+    is_best_kept: bool = False
+    roles: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    progress: Sequence[dict[str, Any]] = ()
+    results: Sequence[dict[str, Any]] = ()
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    state: Literal["finished", "running", "stopped"] = "finished"
+    stops_at: float | None = None
+
+    @property
+    def stage(self) -> str:
+        """`sft`, `reward`, `ppo`, …"""
+        return self.facts.get("stage", "")
+
+    @property
+    def ended_early(self) -> str:
+        """Why the run ended before its last update: patience, a bound on the KL, a callback; empty if it did not."""
+        return str(self.summary.get("ended") or "")
+
+    def setting(self, name: str) -> Any:
+        """A setting by its dotted name, of a scheduled one the latest value; None if the configuration lacks it."""
+        if self.metrics and (scheduled := self.metrics[-1].get(f"schedule/{name}")) is not None:
+            return scheduled
+        value: Any = self.config
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """The updates that have a metric, and its values; null is left out."""
+        rows = [(row["update"], row[name]) for row in self.metrics if isinstance(row.get(name), (int, float))]
+        return [update for update, _ in rows], [float(value) for _, value in rows]
+
+    @property
+    def judges(self) -> list[str]:
+        """The metrics of reward terms of weight 0, which are measured but not trained on."""
+        found = self.config.get("reward")
+        terms = found if isinstance(found, list) else []
+        names = distinct_names([term.get("name") or source_name(str(term.get("source") or "")) for term in terms])
+        judges = {f"score/{name}" for name, term in zip(names, terms, strict=True) if term.get("weight") == 0}
+        return sorted(name for name in judges if any(name in row for row in self.metrics))
+
+
+def read_run(folder: str | os.PathLike[str] | Result, *, on_skipped: Callable[[str], None] = say) -> RunRecord:
+    """Read a run's folder, also of a running run. Files that its stage does not write are empty.
+
+    Args:
+        folder: The folder, or the run's result.
+        on_skipped: Called with a message for each file with damaged lines; they are left out.
+
+    Raises:
+        DataError: The folder is not a run's, or a JSON or YAML file in it is damaged.
+    """
+    folder = folder_of(folder)
+    facts, config = read_config(folder)
+
+    def rows(name: str, *, numbered: bool = True) -> list[dict[str, Any]]:
+        return read_rows(folder / name, numbered=numbered, on_skipped=on_skipped)
+
+    metrics = [_measured(row) for row in rows(METRICS_FILE)]
+    progress = rows(PROGRESS_FILE)
+    results = RESULTS.get(facts.get("stage", ""))
+    finished = read_json_object(folder / FINISHED_FILE)
+    stops_at = None if finished else _last_written(folder) + _patience(metrics, progress)
+    is_running = stops_at is not None and time.time() < stops_at
+    return RunRecord(
+        folder,
+        facts=facts,
+        config=config,
+        metrics=metrics,
+        details=rows(DETAILS_FILE),
+        samples=rows(SAMPLES_FILE),
+        incidents=rows(INCIDENTS_FILE),
+        evaluations=rows(EVALUATIONS_FILE),
+        critic_checks=rows(CRITIC_CHECKS_FILE),
+        best=read_json_object(folder / CHECKPOINTS / BEST_FILE) or finished.get("best") or {},
+        is_best_kept=best_checkpoint(folder) is not None,
+        roles=read_json_object(folder / ROLES_FILE),
+        data=read_json_object(folder / DATA_FILE),
+        progress=progress,
+        results=rows(results, numbered=False) if results else [],
+        summary={**finished, **read_json_object(folder / SUMMARY_FILE)},
+        state="finished" if finished else "running" if is_running else "stopped",
+        stops_at=stops_at if is_running else None,
+    )
+
+
+def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `metrics.jsonl`, with its finite numbers and nulls alone."""
+    return {name: value for name, value in row.items() if value is None or _is_number(value)}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -LARGEST < value < LARGEST
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Context for using a run's record.
+
+    Raises:
+        DataError: Something in its files is not what any run writes, such as a text in the place of a number.
+    """
+    try:
+        yield
+    except KedgeError:
+        raise
+    except UNLIKE_ANY_RUN as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"{folder} cannot be shown, since one of its files has an entry that no run writes "
+            f"({type(error).__name__}: {error}; {Path(place.filename).name}, line {place.lineno})"
+        ) from error
+
+
+def read_config(folder: Path) -> tuple[dict[str, str], Mapping[str, Any]]:
+    """A run's facts and its configuration.
+
+    Raises:
+        DataError: The folder is not a run's, or its configuration is damaged.
+    """
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise DataError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    header = [line[2:].partition(": ") for line in text.splitlines() if line.startswith("# ") and ": " in line]
+    try:
+        _check_yaml(text)
+        settings = YAML_LOADER(text).get_single_data() or {}
+    except (yaml.YAMLError, *UNLIKE_ANY_RUN) as error:
+        raise DataError(f"{str(path)!r} is damaged: {' '.join(str(error).split())}") from error
+    return {name: value for name, _, value in header}, settings if isinstance(settings, Mapping) else {}
+
+
+def _check_yaml(text: str) -> None:
+    """Refuse a file that no run writes and that could crash the reader.
+
+    Many levels crash libyaml's loader and take Python's minutes; a few aliases are read as billions of values.
+
+    Raises:
+        ValueError: It has too many levels, or aliases.
+    """
+    depth = 0
+    for event in yaml.parse(text, YAML_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(f"more than {DEEPEST} levels")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it has aliases")
+
+
+def _last_written(folder: Path) -> float:
+    """When a run wrote its last row of metrics, or its configuration before the first one; seconds since the epoch.
+
+    A stage without updates writes its progress and its results instead.
+    """
+    written = [path for name in (METRICS_FILE, PROGRESS_FILE, *RESULTS.values()) if (path := folder / name).is_file()]
+    return max(path.stat().st_mtime for path in written or [folder / CONFIG_FILE])
+
+
+def read_json_object(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file; empty without a file.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{str(path)!r} is damaged: {error}") from error
+    return found if isinstance(found, Mapping) else {}
+
+
+def _patience(metrics: Sequence[Mapping[str, Any]], progress: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds without a write after which an unfinished run counts as stopped, judged by the length of its updates."""
+    slowest = max((row["time/update"] for row in metrics[-10:] if row.get("time/update")), default=0.0)
+    times = [row.get("seconds", 0.0) for row in progress[-10:]]
+    slowest = max([slowest, *(after - before for before, after in itertools.pairwise(times))])
+    quiet = JUDGING_SECONDS if progress and progress[-1].get("phase") == JUDGING else QUIET_SECONDS
+    return max(quiet, 3 * slowest)

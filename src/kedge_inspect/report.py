@@ -1,0 +1,183 @@
+"""Reports of one run, several runs, a sweep, or a chain of stages, as one HTML page."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+from kedge_base.errors import DataError, OutputError
+from kedge_base.machine.invocation import as_argument
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import SUMMARY_FILE, is_run, is_sweep, replace_file, writing
+from kedge_inspect.doctor import Advice, examine, no_advice
+from kedge_inspect.page.data import ReportedRun, demo_frontier, demo_headlines, page_data
+from kedge_inspect.page.document import is_page, plain_verdict, render_page
+from kedge_inspect.page.looks import LOOKS
+from kedge_inspect.page.verdict import describe_run
+from kedge_inspect.record import RunRecord, read_json_object, read_run, readable
+from kedge_inspect.sweeps import read_sweep
+
+REPORT_FILE = "report.html"
+MARKED_WITHIN = 4096
+"""Bytes at the start of a file that are searched for the marker of a report."""
+
+Ending = Literal["finished", "stopped"]
+
+
+def write_report(
+    folders: Sequence[Path], out: Path | None = None, *, ending: Ending | None = None, advice: Advice = no_advice
+) -> Path:
+    """Write one page about runs, whether running, finished or stopped; return its path.
+
+    The folder of a chain, such as that of `kedge rlhf` or `kedge demo`, is replaced by the runs of its stages. A page
+    about a single sweep overlays its settings: the mean over seeds of each, with an interval.
+
+    Args:
+        folders: Folders of the runs. Runs of the same stage are overlaid.
+        out: The page; by default `report.html` in the folder of a single run, or in the current folder for several.
+        ending: The state of unfinished runs, if the caller is about to end them.
+        advice: Looks up a field's documentation of values that are too high or too low.
+
+    Raises:
+        DataError: No folder is given, a folder is not a run's, or a file in it is damaged.
+        OutputError: The page cannot be written, or the file there is not a kedge report.
+    """
+    if not folders:
+        raise DataError("no run folder given")
+    path = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
+    _check_replaceable(path)
+    replace_file(path, [render_page(collect_page(folders, ending=ending, advice=advice))])
+    return path
+
+
+def leave_report(folder: Path, *, ending: Ending | None = None, advice: Advice = no_advice) -> None:
+    """Write the report of a run that ends; print any error without raising it, so that the run's result is kept."""
+    try:
+        write_report([folder], ending=ending, advice=advice)
+    except Exception as error:  # a bug in the page must not cost hours of training
+        say(f"{folder / REPORT_FILE} could not be written: {type(error).__name__}: {error}")
+
+
+def collect_page(
+    folders: Sequence[Path],
+    *,
+    ending: Ending | None = None,
+    advice: Advice = no_advice,
+    on_skipped: Callable[[str], None] = say,
+) -> dict[str, Any]:
+    """The data of the page about these runs; see `page_data`, and `read_run` for `on_skipped`.
+
+    Raises:
+        DataError: As `write_report`.
+    """
+    only = folders[0] if len(folders) == 1 else None
+    with readable(only or Path(os.path.commonpath(folders))):
+        sweep = read_sweep(only) if only and is_sweep(only) else None
+        if sweep is None:
+            named = _named([path for folder in folders for path in runs_in(folder)])
+        else:
+            named = {run.name: run.folder for run in sweep.runs if is_run(run.folder)}
+        runs = [_reported(name, path, ending, advice, on_skipped) for name, path in named.items()]
+        trained = {_real(run.record.folder) for run in runs}
+        return page_data(
+            [replace(run, reward_models=_reward_models(run.record, exclude=trained)) for run in runs],
+            title=", ".join(_real(folder).name for folder in folders),
+            headlines=demo_headlines(_summary(only)) if only else [],
+            written=time.strftime("Written %d %B %Y, %H:%M"),
+            sweep=sweep,
+        )
+
+
+def report_as_text(folder: Path) -> str:
+    """The first sentence on the last run in a folder, for a prompt; of a damaged folder, the reason."""
+    try:
+        with readable(folder):
+            return describe_run(read_run(runs_in(folder)[-1], on_skipped=lambda line: None))[0]
+    except DataError as error:
+        return str(error)
+
+
+def report_as_html(folder: Path) -> str:
+    """The key figures of a folder's report without scripts, for a notebook; of a damaged folder, the reason."""
+    try:
+        data = collect_page([folder], on_skipped=lambda line: None)
+    except DataError as error:
+        return f"<p>{escape(str(error))}</p>"
+    return plain_verdict(data, note=f"Charts and responses: {folder / REPORT_FILE}")
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs of a chain's stages in order; of a single run, the run itself."""
+    stages = [path for path in folder.glob("*") if is_run(path)] if folder.is_dir() else []
+    if not stages:
+        return [folder]
+    return sorted(stages, key=lambda path: (_place(path.name), len(path.name), path.name))
+
+
+def _real(path: Path) -> Path:
+    """The path without symbolic links; of a link to itself, which `Path.resolve` raises on, the link."""
+    return Path(os.path.realpath(path))
+
+
+def _place(name: str) -> int:
+    return next((place for place, stage in enumerate(LOOKS) if name.startswith(stage)), len(LOOKS))
+
+
+def _named(paths: Sequence[Path]) -> dict[str, Path]:
+    """A unique name for each run: its folder's name, with as many parent folders as needed."""
+    found = {path: path.name for path in map(_real, paths)}
+    for depth in range(2, 1 + max((len(path.parts) for path in found), default=0)):
+        names = list(found.values())
+        found = {p: "/".join(p.parts[-depth:]) if names.count(name) > 1 else name for p, name in found.items()}
+    return {name: path for path, name in found.items()}
+
+
+def _reported(
+    name: str, path: Path, ending: Ending | None, advice: Advice, on_skipped: Callable[[str], None]
+) -> ReportedRun:
+    record = read_run(path, on_skipped=on_skipped)
+    if ending is not None and record.state == "running":
+        record = replace(record, state=ending, stops_at=None)
+    examined = examine(record, advice=advice)
+    verdict = examined.verdict if examined.num_checks or examined.unjudged else ""
+    return ReportedRun(
+        name, record, examined.findings, verdict, examined.is_clean, demo_frontier(_summary(path.parent), path.name)
+    )
+
+
+def _summary(folder: Path) -> Mapping[str, Any]:
+    """The summary of a chain; empty before it is written, or if the folder is a single run."""
+    path = folder / SUMMARY_FILE
+    return {} if is_run(folder) or not path.is_file() else read_json_object(path)
+
+
+def _reward_models(record: RunRecord, *, exclude: set[Path]) -> dict[str, RunRecord]:
+    """The runs that trained the reward models of this one, if their folders still exist."""
+    terms = [term for term in record.config.get("reward") or [] if isinstance(term, Mapping)]
+    folders = {_real(Path(str(term.get("source")))).parent for term in terms}
+    found = {}
+    for folder in sorted(folder for folder in folders - exclude if is_run(folder)):
+        try:
+            trained = read_run(folder, on_skipped=lambda line: None)
+        except DataError:  # a damaged folder of another run is not this report's business
+            continue
+        if trained.stage == "reward":
+            found[folder.name] = trained
+    return found
+
+
+def _check_replaceable(path: Path) -> None:
+    """Refuse to overwrite a file that is not a kedge report."""
+    with writing(path):
+        if not os.path.lexists(path):
+            return
+        if path.is_file():  # a pipe would be waited for
+            with path.open("rb") as file:
+                if is_page(file.read(MARKED_WITHIN)):
+                    return
+    raise OutputError(f"{path} exists and is not a kedge report; choose another file with {as_argument('--out')}")

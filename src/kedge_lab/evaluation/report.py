@@ -1,0 +1,161 @@
+"""Output of an evaluation: `judgments.jsonl`, `summary.json` and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from operator import eq
+from pathlib import Path
+from typing import Any
+
+from kedge.logs.json_lines import JsonLines
+from kedge.logs.table import Cell, print_table
+from kedge.stages.judges import Judge, ScoredResponses
+from kedge.stages.policy import shares_of
+from kedge_base.intervals import Interval, share_interval
+from kedge_base.run_folder.output import JUDGMENTS_FILE, write_summary
+from kedge_lab.evaluation.evaluator import PolicyResult
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All results of an evaluation.
+
+    Attributes:
+        judge: The judge.
+        policy: Result of the evaluated policy.
+        opponent: The responses that it was compared with.
+        opponent_name: Folder or hub id of the other policy, or `references`.
+        frontier: Results of further policies against the same opponent.
+    """
+
+    judge: Judge
+    policy: PolicyResult
+    opponent: ScoredResponses
+    opponent_name: str = "references"
+    frontier: Sequence[PolicyResult] = ()
+
+    def longer_won(self) -> list[float]:
+        """The outcome for the longer response of each decided pair of different length."""
+        pairs = zip(self.policy.scored.num_tokens, self.opponent.num_tokens, self.policy.outcomes.wins, strict=True)
+        return [
+            win if length > other else 1 - win for length, other, win in pairs if win is not None and length != other
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Figures for `summary.json`; the longer response wins ½ of the pairs if the judge ignores lengths."""
+        outcomes = self.policy.outcomes
+        longer = self.longer_won()
+        sides = (self.policy.scored, self.opponent)
+        return {
+            **_plain(self.policy.summary()),
+            "against": self.opponent_name,
+            "judge": self.judge.name,
+            "judge_mode": self.judge.mode,
+            "num_prompts": len(outcomes.wins),
+            "num_judged": len(outcomes.decided),
+            "num_equal": sum(map(eq, *(each.responses.completions for each in sides))),
+            **_plain(self.policy.scored.figures()),
+            **{f"{name}_against": figure for name, figure in _plain(self.opponent.figures()).items()},
+            "longer_wins": share_interval(longer).as_json() if longer else None,
+            "num_unequal_lengths": len(longer),
+            "position_bias": outcomes.position_bias(),
+            **({"verdicts": sides[0].verdicts} if sides[0].verdicts else {}),
+            **({"verdicts_against": sides[1].verdicts} if sides[1].verdicts else {}),
+            **({"endings": shares_of(sides[0].endings)} if sides[0].endings else {}),
+            **({"endings_against": shares_of(sides[1].endings)} if sides[1].endings else {}),
+            "frontier": [_plain(each.summary()) for each in self.frontier],
+        }
+
+
+def report(evaluation: Evaluation, folder: Path, *, is_shown: bool = True) -> dict[str, Any]:
+    """Write judgments and summary, print a table, and return the summary.
+
+    The summary is written last, because a folder with one counts as finished.
+
+    Args:
+        evaluation: The results.
+        folder: The run's folder.
+        is_shown: False on a rank that is not the first: nothing is printed.
+    """
+    summary = evaluation.summary()
+    with closing(JsonLines(folder / JUDGMENTS_FILE)) as lines:
+        for row in _judgments(evaluation):
+            lines.write(row)
+    write_summary(folder, summary)
+    if is_shown:
+        _print(evaluation, summary)
+    return summary
+
+
+def _judgments(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
+    ours = evaluation.policy.scored
+    theirs = evaluation.opponent
+    outcomes = evaluation.policy.outcomes
+    winners = {1.0: "model", 0.5: "tie", 0.0: "against", None: None}
+    for index, win in enumerate(outcomes.wins):
+        row: dict[str, Any] = {
+            "prompt": ours.responses.prompts[index],
+            "completion": ours.responses.completions[index],
+            "completion_against": theirs.responses.completions[index],
+            "winner": winners[win],
+            "length": ours.num_tokens[index],
+            "length_against": theirs.num_tokens[index],
+        }
+        if ours.scores is not None and theirs.scores is not None:
+            row |= {"score": ours.scores[index], "score_against": theirs.scores[index]}
+        if ours.reasons is not None and theirs.reasons is not None:
+            row |= {"reason": ours.reasons[index], "reason_against": theirs.reasons[index]}
+        if ours.endings and theirs.endings:
+            row |= {"ending": ours.endings[index], "ending_against": theirs.endings[index]}
+        if outcomes.shown_first is not None and outcomes.shown_second is not None:
+            row |= {
+                "winner_shown_first": winners[outcomes.shown_first[index]],
+                "winner_shown_second": winners[outcomes.shown_second[index]],
+            }
+        yield row
+
+
+def _print(evaluation: Evaluation, summary: dict[str, Any]) -> None:
+    rows: dict[str, list[Cell]] = {
+        each.name: [each.win_rate, " / ".join(map(str, each.outcomes.counts.values())), *_cells(each.scored, each.kl)]
+        for each in (evaluation.policy, *evaluation.frontier)
+    }
+    rows[f"against: {evaluation.opponent_name}"] = [None, None, *_cells(evaluation.opponent, None)]
+    columns = ["policy", "win rate", "won / tied / lost", "score", "KL", "tokens", "stopped"]
+    print_table(f"{summary['num_judged']} prompts, judged by {summary['judge']}", columns, rows)
+    if longer := evaluation.longer_won():
+        print(f"Win rate of the longer response, where lengths differ: {share_interval(longer)}")
+    for each in filter(None, (evaluation.policy.scored.endings, evaluation.opponent.endings)):
+        print(endings_line(each))
+    if bias := summary["position_bias"]:
+        print(
+            f"Position bias: the judge preferred the response shown first {bias['first_rate']:.0%} of the time, and "
+            f"contradicted itself on {bias['contradicted']:.0%} of the pairs, which count as ties."
+        )
+
+
+def endings_line(endings: Sequence[str]) -> str:
+    """The shares of the endings of episodes."""
+    return "episodes: " + ", ".join(f"{share:.0%} {word}" for word, share in shares_of(endings).items())
+
+
+def verdict_lines(verdicts: Mapping[str, float]) -> Iterator[str]:
+    """A line per verifier: the shares of its reasons, the largest first."""
+    parts: dict[str, list[tuple[float, str]]] = {}
+    for metric, share in verdicts.items():
+        _, name, reason = metric.split("/", 2)
+        parts.setdefault(name, []).append((share, reason.replace("_", " ")))
+    for name, shares in parts.items():
+        shown = ", ".join(f"{share:.0%} {reason}" for share, reason in sorted(shares, key=lambda each: -each[0]))
+        yield f"{name}: {shown}"
+
+
+def _cells(scored: ScoredResponses, kl: Interval | None) -> list[Cell]:
+    score, *others = scored.figures().values()
+    return [score, kl, *others]
+
+
+def _plain(figures: Mapping[str, Interval | float | str | None]) -> dict[str, Any]:
+    return {name: each.as_json() if isinstance(each, Interval) else each for name, each in figures.items()}

@@ -1,0 +1,266 @@
+"""Generation: a policy's responses to prompts, scored if a reward is given; all of them, or the best of n.
+
+prompts ─▶ responses ─▶ scores ─▶ best of each prompt's n ─▶ responses.jsonl, summary.json
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from kedge.config import Config
+from kedge.logs.json_lines import JsonLines, read_json_lines
+from kedge.logs.table import print_table
+from kedge.rewards import Responses, ScoredTerms, Scores, WeightedReward
+from kedge.rewards.source import free_names
+from kedge.runs.calls import shows_its_run
+from kedge.runs.ending import say_results
+from kedge.runs.inputs import Rewards, check_columns, configured_rewards, load_player, load_rewards, load_rows
+from kedge.runs.out_of_memory import stage_function
+from kedge.runs.run import open_run
+from kedge.runs.training import measuring
+from kedge.stages.policy import (
+    SampledResponses,
+    SamplingSettings,
+    load_policy,
+    sampling_settings,
+    shares_of,
+)
+from kedge_base.errors import ConfigError, RewardError
+from kedge_base.intervals import Interval, score_interval
+from kedge_base.machine.invocation import as_argument
+from kedge_base.machine.progress import say
+from kedge_base.run_folder.output import RESPONSES_FILE, write_summary
+from kedge_base.texts import printable
+from kedge_lab.evaluation.report import endings_line, verdict_lines
+
+MOST_SHOWN = 4
+"""Responses that are few enough to be printed."""
+
+ALIKE = 0.01
+"""Temperature at which most prompts get equal responses with any seed."""
+
+
+@shows_its_run
+@dataclass(frozen=True, repr=False)
+class GenerateResult:
+    """Result of a generate run.
+
+    Attributes:
+        folder: The run's folder.
+        summary: Contents of `summary.json`.
+        score: Mean score of the rows with its confidence interval over prompts; None without a reward.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+    score: Interval | None
+
+    @property
+    def responses(self) -> list[dict[str, Any]]:
+        """The rows of `responses.jsonl`."""
+        return read_json_lines(self.folder / RESPONSES_FILE)
+
+
+@stage_function("generate")
+def run_generate(
+    config: Config,
+    *,
+    prompts: Sequence[Any] | None = None,
+    reward: Rewards | None = None,
+    environment: Callable[[], Any] | None = None,
+) -> GenerateResult:
+    """Sample responses of `config.model` to `config.data.prompts`, and score them with `config.reward` if it is set.
+
+    Each batch is written when it is complete, so an interrupted run keeps the responses sampled so far. With
+    `generate.best_of`, a prompt is written when all of its responses are scored: the best of them.
+
+    Args:
+        config: The resolved configuration.
+        prompts: Texts or rows instead of `config.data.prompts`.
+        reward: Functions or models instead of `config.reward`.
+        environment: A class instead of `config.environment.source`; the responses are then episodes with it.
+
+    Raises:
+        KedgeError: An input is missing, unreadable or does not fit; raised before any sampling.
+    """
+    rewards = configured_rewards(config) if reward is None else reward
+    best_of = config.generate.best_of
+    size = best_of or config.generate.num_responses
+    sampling = sampling_settings(config, num_responses=size)
+    plays = environment is not None or config.environment.source is not None
+    if best_of is not None:
+        _check_best_of(best_of, sampling, scores=bool(rewards) or plays)
+    in_memory = {"data.prompts": prompts, "reward": reward, "environment.source": environment}
+    run = open_run(config, "generate", in_memory=in_memory)
+    player = load_player(config, run, environment, tokens=sampling.max_new_tokens, by_turn=False)
+    policy = load_policy(str(config.model), config, run)
+    room = policy.room(sampling.max_new_tokens)
+    distinct = load_rows("prompts", config, run, policy.tokenizer, room=room, rows=prompts)
+    scorer = None
+    if player is not None:
+        player.begin(policy.stop_tokens.ids, room, policy.tokenizer, distinct[:1])
+    if rewards or player is not None:
+        earned = () if player is None else (player.reward,)
+        scorer = load_rewards(rewards, config, run, policy.tokenizer, more=earned)
+        check_columns(scorer.check, distinct)
+
+    repeated = [prompt for prompt in distinct for _ in range(size)]
+    with measuring(run) as on_phase:
+        say(policy.stop_tokens.line)
+        if size > 1:
+            say(f"{size} responses to each prompt at temperature {sampling.temperature:g} (generate.temperature)")
+        with closing(policy.sample(repeated, sampling, title="generate", on_phase=on_phase, player=player)) as batches:
+            responses, scored, endings = _write_scored(batches, scorer, run.folder, best_of)
+    score = None if scored is None else _mean_score(scored.totals(), size)
+    shown: dict[str, Interval | None] = {policy.source: score}
+    best: dict[str, Any] = {}
+    if scored is not None and score is not None and best_of is not None:
+        chosen = _best_of_each(scored.totals(), best_of)
+        responses, scored = responses.select(chosen), scored.select(chosen)
+        endings = [endings[row] for row in chosen] if endings else []
+        shown = {"one response": score, f"best of {best_of}": _mean_score(scored.totals(), 1)}
+        best = {"best_of": best_of, "score_of_one": score.as_json(), "kl_bound": kl_of_best(best_of)}
+        *_, score = shown.values()
+    verdicts = {} if scored is None else scored.verdicts()
+    shares = shares_of(endings)
+    summary = {
+        "model": policy.source,
+        "num_prompts": len(distinct),
+        "num_responses": len(responses),
+        "num_distinct": len(set(responses.completions)),
+        "length": mean(map(len, responses.response_ids)),
+        "eos_rate": mean(map(float, responses.stopped)),
+        **({} if scored is None else {"num_scored": sum(each is not None for each in scored.totals())}),
+        **({} if scorer is None or score is None else {"reward": scorer.name, "score": score.as_json()}),
+        **best,
+        **({"verdicts": verdicts} if verdicts else {}),
+        **({"endings": shares} if shares else {}),
+    }
+    write_summary(run.folder, summary)
+    if run.ranks.is_first:
+        figures = [summary["num_distinct"], summary["length"], summary["eos_rate"]]
+        *others, last = shown
+        print_table(
+            f"{len(responses)} responses in {run.folder / RESPONSES_FILE}",
+            ["policy", "score", "different", "tokens", "stopped"],
+            {**{name: [shown[name], None, None, None] for name in others}, last: [shown[last], *figures]},
+        )
+        if best_of is not None:
+            say(f"best of {best_of}: at most {kl_of_best(best_of):.3g} nats per response from the policy")
+        for line in verdict_lines(verdicts):
+            say(line)
+        if shares:
+            say(endings_line(endings))
+    if len(responses) <= MOST_SHOWN:
+        for completion in responses.completions:
+            say(f"response: {printable(completion)}")
+    say_results(config, run, RESPONSES_FILE, {"num_responses": len(responses)})
+    return GenerateResult(run.shared_folder, summary, score)
+
+
+def kl_of_best(number: int) -> float:
+    """Bound on the KL of the best of n responses to the policy that samples them, nats per response.
+
+    log n − (n − 1)/n,   which is nearly reached where two responses are rarely the same
+
+    Source: Stiennon, appendix G.3; Beirami et al. 2024 (arXiv 2401.01879), who show that it is a bound.
+    """
+    return math.log(number) - (number - 1) / number
+
+
+def _check_best_of(best_of: int, sampling: SamplingSettings, *, scores: bool) -> None:
+    """Check that there is a best one.
+
+    Raises:
+        ConfigError: Nothing scores the responses, or they are all equal.
+    """
+    if not scores:
+        raise ConfigError(
+            f"generate.best_of={best_of} keeps the response that scores best, and needs "
+            f"{as_argument('--reward or --environment')}"
+        )
+    if sampling.temperature <= ALIKE:
+        raise ConfigError(
+            f"generate.best_of={best_of} compares different responses, and at temperature {sampling.temperature:g} "
+            "nearly all responses to a prompt are equal; use e.g. generate.temperature=1"
+        )
+
+
+def _write_scored(
+    batches: Iterable[SampledResponses], scorer: WeightedReward | None, folder: Path, best_of: int | None
+) -> tuple[Responses, ScoredTerms | None, list[str]]:
+    """Score each batch, and write its rows, or the best one of every `best_of`.
+
+    Returns:
+        All responses, their scores, and how their episodes ended.
+    """
+    endings: list[str] = []
+    parts: list[Responses] = []
+    scored: list[ScoredTerms] = []
+    rows: list[dict[str, Any]] = []
+    size = best_of or 1
+    with closing(JsonLines(folder / RESPONSES_FILE)) as lines:
+        for sampled in batches:
+            batch = sampled.responses
+            terms = None if scorer is None else scorer.score_terms(batch)
+            endings += sampled.endings
+            rows += _rows(batch, terms, sampled.endings)
+            complete = len(rows) // size * size  # a prompt's responses can be in two batches
+            for start in range(0, complete, size):
+                group = rows[start : start + size]
+                lines.write(group[0 if best_of is None else _best([row["score"] for row in group])])
+            rows = rows[complete:]
+            parts.append(batch)
+            if terms is not None:
+                scored.append(terms)
+    return Responses.joined(parts), ScoredTerms.joined(scored) if scored else None, endings
+
+
+def _best(scores: Scores) -> int:
+    """The place of the highest score, the first of equal ones; of responses without a score, the first."""
+    return max(range(len(scores)), key=lambda place: -math.inf if (score := scores[place]) is None else score)
+
+
+def _best_of_each(totals: Scores, size: int) -> list[int]:
+    """The places of the best of every `size` scores."""
+    return [start + _best(totals[start : start + size]) for start in range(0, len(totals), size)]
+
+
+def _rows(responses: Responses, terms: ScoredTerms | None, endings: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Each response as a row with the columns of its prompt.
+
+    A column with a name that is taken, such as a reference `completion`, becomes `given_<name>`.
+    """
+    own: dict[str, Sequence[Any]] = {
+        "prompt": responses.prompts,
+        "completion": responses.completions,
+        "stopped": responses.stopped,
+        **({} if terms is None else {"score": terms.totals()}),
+        **({"ending": endings} if endings else {}),
+    }
+    if terms is not None and (reasons := terms.row_reasons()) is not None:
+        own["reason"] = reasons
+    names = free_names(responses.columns, own)
+    columns = {**own, **{names[column]: entries for column, entries in responses.columns.items()}}
+    for entries in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, entries, strict=True))
+
+
+def _mean_score(scores: Scores, size: int) -> Interval:
+    """Mean over prompts of each prompt's mean score, since responses to one prompt are not independent.
+
+    Args:
+        scores: One per response.
+        size: Responses per prompt.
+    """
+    groups = (scores[start : start + size] for start in range(0, len(scores), size))
+    scored = [known for group in groups if (known := [score for score in group if score is not None])]
+    if not scored:
+        raise RewardError(f"the reward scored none of {len(scores)} responses")
+    return score_interval(scored)

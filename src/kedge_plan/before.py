@@ -1,0 +1,108 @@
+"""Prints the plan of a run that is about to start, and stops a run that cannot fit."""
+
+from __future__ import annotations
+
+from kedge.config import Config, with_values
+from kedge_base.errors import ConfigError, KedgeError
+from kedge_base.machine.invocation import num_ranks
+from kedge_base.machine.memory import with_unit
+from kedge_base.machine.progress import say
+from kedge_base.stage import find_stage
+from kedge_plan.devices import Device, this_machine
+from kedge_plan.hollow import read_blueprint
+from kedge_plan.plan import Counted, Unplannable, as_on, count_stage, proposals, rlhf_stages
+from kedge_plan.report import MachinePlan, peak_line
+from kedge_plan.rows import Lengths
+
+LOWEST = 0.85
+"""The largest error of a plan, as a factor; the largest that was measured is smaller: bench/plan/RESULTS.md."""
+SHORT = 8
+"""Tokens of a prompt or an answer, where none could be read."""
+SMALL = 2**22
+"""Parameters of a model with runs that are not planned: counting takes about a second."""
+
+
+def plan_before(config: Config, stage: str, *, anyway: bool = False, label: str = "") -> MachinePlan | None:
+    """Say the peak of a run, and refuse it if it cannot fit, before anything is loaded.
+
+    Only what is certain counts against a run: weights, gradients and moments that are trained, and the peak if every
+    response had two tokens, less the largest error.
+
+    Args:
+        config: The resolved configuration.
+        stage: sft, reward, critic or ppo.
+        anyway: Start it in any case.
+        label: Prefix of the messages.
+
+    Returns:
+        The plan; None for a run on several ranks, a small one, or one with models that cannot be planned.
+
+    Raises:
+        ConfigError: It cannot fit.
+    """
+    if num_ranks() > 1 or is_small(config, stage):
+        return None
+    try:
+        device = this_machine(config.runtime.device)
+        counted = count_stage(as_on(device, config), stage)
+    except ConfigError:
+        raise
+    except Unplannable as error:
+        say(f"{label}{error}; its memory is not checked")
+        return None
+    except KedgeError:  # the stage itself reports errors of a model or of data
+        return None
+    plan = counted.plan(on_cpu=not device.accelerator)
+    say(f"{label}{peak_line(plan, device)}")
+    if device.memory is not None and plan.needed > device.memory and not anyway:
+        least = _least(counted)
+        if least > device.memory:
+            raise ConfigError(_refusal(counted, plan, device, least))
+    return plan
+
+
+def plan_chain_before(config: Config, stage: str = "rlhf", *, anyway: bool = False) -> dict[str, MachinePlan]:
+    """Plan each stage of `kedge rlhf` before the first one starts; stages without a plan are left out."""
+    try:
+        stages = list(rlhf_stages(config))
+    except KedgeError:  # the chain itself reports the error
+        return {}
+    plans = {name: plan_before(each, name, anyway=anyway, label=f"{name}: ") for name, each in stages}
+    return {name: plan for name, plan in plans.items() if plan is not None}
+
+
+def is_small(config: Config, stage: str) -> bool:
+    """A generous bound on the model's parameters is far below any machine's memory; reads config.json alone."""
+    source = str(find_stage(stage).starting_model(config))
+    try:
+        text = read_blueprint(source, trust_remote_code=config.runtime.trust_remote_code).config.get_text_config()
+        width = text.hidden_size
+        wide = max(8 * width, 4 * (getattr(text, "intermediate_size", None) or 0))
+        return width * (2 * text.vocab_size + text.num_hidden_layers * (4 * width + wide)) < SMALL
+    except (KedgeError, AttributeError):
+        return False
+
+
+def _least(counted: Counted) -> float:
+    """Bytes that the run needs in any case."""
+    subject = counted.subject
+    trained = sum(counted.of_roles("trained").values())
+    [step] = [phase for phase in counted.plan().phases if phase.name == "step"]
+    state = sum(size for (kind, _), size in step.held.items() if kind == "optimizer")
+    lengths = Lengths((SHORT,), (SHORT,)) if subject.lengths.assumed else subject.lengths
+    # Of the weights that wait for work, those of the newest version alone are there in any case.
+    config = with_values(subject.config, {"rollout.max_staleness": min(1, subject.config.rollout.max_staleness)})
+    shortest = count_stage(config, subject.stage, response=2, lengths=lengths).plan()
+    # Evaluations have fewer prompts if there are fewer.
+    peak = max(phase.bytes for phase in shortest.phases if phase.name != "evaluation")
+    return max(2 * trained + state, LOWEST * peak)
+
+
+def _refusal(counted: Counted, plan: MachinePlan, device: Device, least: float) -> str:
+    assert device.memory is not None
+    needs = f"{plan.stage} needs {with_unit(plan.needed)} of memory in {plan.peak.name}, at least {with_unit(least)}"
+    there = f"{device.name} has {with_unit(device.memory)} ({device.bound})"
+    for settings, other in proposals(counted, device):
+        if other.needed < device.memory:
+            return f"{needs}, and {there}; set {settings} ({with_unit(other.needed)}), or pass --anyway"
+    return f"{needs}, and {there}; take a smaller model (kedge plan), or pass --anyway"

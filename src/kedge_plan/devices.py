@@ -1,0 +1,211 @@
+"""Devices to plan for: this machine, or one by name, with its memory and speed."""
+
+from __future__ import annotations
+
+import re
+import time
+import timeit
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from kedge.models import Precision, autocast
+from kedge.training.runtime import resolve_device, tune_memory
+from kedge_base.errors import ConfigError
+from kedge_base.machine.memory import MemoryLimit, held_memory, memory_limits
+
+UNITS: Final = {"GIB": 2**30, "GB": 10**9, "MIB": 2**20, "MB": 10**6, "TIB": 2**40, "TB": 10**12}
+PRODUCTS = 0.35
+STREAMS = 0.7
+LAUNCH = 12e-6
+"""Shares of a data sheet's FLOP/s and bandwidth that passes reach, and seconds to launch an operation.
+
+The first is fitted to published updates on H100: docs/ranks.md. The last is measured on one: 24 ms per token that a
+model of SmolLM2-135M's shape samples.
+"""
+
+USABLE = 0.98
+"""Share of a card's memory that a program can have; makers count in units of 2³⁰."""
+ROWS = 512
+WIDEST = 4096
+STREAMED = 2**20
+"""Rows and widest matrix of the product, and numbers of the stream: four megabytes, as activations have."""
+CALLS = 500
+REPEATS = 5
+REACHED = 0.70
+"""Share of these speeds that updates reach: the rest is Python, metrics and logs. Median of `python -m bench.plan`."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A machine's speed.
+
+    Attributes:
+        flops: Of matrix products in the run's precision, FLOP/s.
+        bandwidth: Of memory, for everything else, byte/s.
+        functions: The same of operations that compute a function such as exp of every number, byte/s.
+        call: Seconds of overhead per operation.
+        origin: Where the figures are from.
+    """
+
+    flops: float
+    bandwidth: float
+    functions: float
+    call: float
+    origin: str
+
+    def seconds(self, work: Mapping[str, float]) -> float:
+        """Seconds of some `LiveBytes.work`."""
+        products = work["flops"] / self.flops
+        others = work["bytes"] / self.bandwidth + work["functions"] / self.functions
+        return products + others + work["calls"] * self.call
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device and processes that a stage runs on.
+
+    Attributes:
+        name: As in a report.
+        memory: Bytes that the run can have; None where that is unknown.
+        accelerator: True for an accelerator: bf16 products, and attention in bf16.
+        speed: None for this machine's, which is measured.
+        is_this: True for this machine, with its own limit.
+        shares_memory: True if accelerator and processor share memory, so that nothing is moved between them.
+        bound: The limit on the memory.
+        free: Bytes of the memory that the run can have now; None where that is unknown.
+    """
+
+    name: str
+    memory: float | None
+    accelerator: bool
+    speed: Speed | None = None
+    is_this: bool = False
+    shares_memory: bool = False
+    bound: str = ""
+    free: float | None = None
+
+    @property
+    def has_own_memory(self) -> bool:
+        """True for a GPU with contents that can be in the host's memory instead."""
+        return self.accelerator and not self.shares_memory
+
+
+def _card(name: str, memory: float, flops: float, bandwidth: float, source: str) -> Device:
+    speed = Speed(flops * PRODUCTS, bandwidth * STREAMS, bandwidth * STREAMS, LAUNCH, f"its data sheet ({source})")
+    return Device(name, memory * USABLE, accelerator=True, speed=speed, bound=f"the memory of {name}")
+
+
+_H100: Final = "https://www.nvidia.com/en-us/data-center/h100/"
+_H200: Final = "https://www.nvidia.com/en-us/data-center/h200/"
+_A100: Final = "https://www.nvidia.com/en-us/data-center/a100/"
+_4090: Final = "https://www.nvidia.com/en-us/geforce/graphics-cards/40-series/rtx-4090/"
+_M3: Final = "https://support.apple.com/en-us/117737"
+
+DEVICES: Final[Mapping[str, Device]] = MappingProxyType(
+    {
+        "h100": _card("H100", 80 * 2**30, 989e12, 3.35e12, _H100),
+        "h200": _card("H200", 141 * 2**30, 989e12, 4.8e12, _H200),
+        "a100": _card("A100", 80 * 2**30, 312e12, 2.0e12, _A100),
+        "a100-40": _card("A100 40 GB", 40 * 2**30, 312e12, 1.555e12, _A100),
+        "4090": _card("RTX 4090", 24 * 2**30, 165e12, 1.008e12, _4090),
+        # Memory that the processor shares; 14.2 TFLOP/s in fp32 and 400 GB/s.
+        "m3-64": replace(_card("M3 Max 64 GB", 64 * 2**30, 14.2e12, 0.4e12, _M3), shares_memory=True),
+    }
+)
+
+
+def find_device(name: str) -> Device:
+    """The device with this name, or one of a memory: `cpu:24GiB` is this machine's processor, `gpu:80GiB` any GPU.
+
+    Raises:
+        ConfigError: It is not available.
+    """
+    if (found := DEVICES.get(name.lower())) is not None:
+        return found
+    size = re.fullmatch(r"(cpu|gpu):(\d+(?:\.\d+)?) ?([MGT]i?B)", name, re.IGNORECASE)
+    if size and float(size[2]) > 0:
+        memory = float(size[2]) * UNITS[size[3].upper()]
+        kind = size[1].upper()
+        return Device(f"a {kind} with {size[2]} {size[3]}", memory, accelerator=kind == "GPU", bound="--device")
+    raise ConfigError(f"--device {name!r} is unknown; name one of {', '.join(DEVICES)}, gpu:80GiB, cpu:24GiB")
+
+
+def this_machine(device_name: str = "auto") -> Device:
+    """The device that the run would have, with the memory that it can have at all, and what is free of it now."""
+    device = resolve_device(device_name)
+    if device.type == "cuda":
+        free, memory = map(float, torch.cuda.mem_get_info(device))
+        name = torch.cuda.get_device_name(device)
+        return Device(name, memory, accelerator=True, is_this=True, bound=f"the memory of {name}", free=free)
+    limits = memory_limits()
+    found = min(((_room(each), each.name) for each in limits), default=None)
+    free = min((each.free + held_memory() for each in limits), default=None)
+    kind = "CPU" if device.type == "cpu" else device.type
+    memory, bound = (None, "") if found is None else found
+    is_accelerator = device.type != "cpu"
+    return Device(f"this machine's {kind}", memory, is_accelerator, None, True, is_accelerator, bound, free)
+
+
+def _room(limit: MemoryLimit) -> float:
+    """The memory that a limit leaves to this process alone; `ulimit` also counts memory that is only mapped."""
+    mapped = limit.used - held_memory() if limit.name.startswith("ulimit") else 0
+    return float(limit.limit - mapped)
+
+
+def measured_speed(
+    device: torch.device,
+    precision: Precision,
+    *,
+    width: int = 1024,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Speed:
+    """Time matrix products, copies and small operations, in less than two seconds.
+
+    Args:
+        device: Where.
+        precision: Of the products.
+        width: Of the model: products of small matrices are slower.
+        clock: Seconds.
+    """
+    tune_memory()  # as a run does; a new page costs more than the computation on it
+    rows = torch.randn(ROWS, min(width, WIDEST), device=device)
+    layer = nn.Linear(rows.shape[1], 3 * rows.shape[1], bias=False, device=device)
+
+    def product() -> Tensor:
+        layer.weight.grad = None
+        with autocast(precision, device):
+            outputs = layer(rows)
+        outputs.backward(outputs.detach())
+        return outputs
+
+    flops = 4 * rows.numel() * layer.out_features / _seconds(product, device, clock)
+    numbers = torch.zeros(STREAMED, device=device)
+    bandwidth = 3 * numbers.nbytes / _seconds(lambda: numbers * numbers, device, clock)
+    functions = 2 * numbers.nbytes / _seconds(numbers.exp, device, clock)
+    small = nn.Parameter(torch.zeros(16, device=device))
+
+    def many() -> Tensor:
+        each: Tensor = small
+        for _ in range(CALLS):
+            each = each + small
+        return each
+
+    call = _seconds(many, device, clock) / CALLS
+    return Speed(REACHED * flops, REACHED * bandwidth, REACHED * functions, call / REACHED, "measured on this machine")
+
+
+def _seconds(run: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
+    """The median of a few runs after one that allocates memory."""
+
+    def whole() -> None:
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return median(timeit.repeat(whole, timer=clock, number=1, repeat=REPEATS + 1)[1:])

@@ -1,0 +1,304 @@
+"""Plans a stage on one machine: its memory, its time, and the effects of other settings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kedge.config import Config, with_values
+from kedge.models import model_width, resolve_precision
+from kedge.training.host_state import AT_A_TIME
+from kedge.training.runtime import resolve_device, set_threads
+from kedge_base.errors import KedgeError, ModelError
+from kedge_base.stage import find_stage
+from kedge_base.texts import typed_error_text
+from kedge_plan.counting import Figures
+from kedge_plan.devices import Device, Speed, find_device, measured_speed, this_machine
+from kedge_plan.report import MachinePlan, PlannedPhase, machine_report
+from kedge_plan.rows import Lengths, lengths_of
+from kedge_plan.updates import Subject, subject_of
+
+PHASES = ("rollout", "reward", "experience", "fit", "train", "ptx", "step", "evaluation")
+PROCESS = 0.6 * 2**30
+"""Bytes of Python, torch and transformers."""
+ALLOCATOR = 0.06
+ALLOCATOR_ON_CPU = 0.2
+"""Shares of the tensors' bytes that the allocators of CUDA and of a CPU add; the latter keeps freed memory for the next
+pass, and a fifth is a usual value, not a bound: bench/plan/RESULTS.md."""
+IN_8_BITS = 1 / 4 + 1 / 256
+"""Bytes of Adam's state in 8 bits, with a scale per 256 numbers, over those in fp32."""
+HOST_BANDWIDTH = 20e9
+"""Byte/s between a GPU and the host's memory: what PCIe 4.0 reaches of its 31.5."""
+LEAST_TOKENS = 512
+OF_PASSES = ("activations", "logits", "key–value cache")
+"""Uses of memory that end with a phase."""
+
+
+class Unplannable(ModelError):
+    """The code of a model fails on tensors without contents."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A stage with a counted update.
+
+    Attributes:
+        subject: The stage.
+        figures: At its full depth.
+    """
+
+    subject: Subject
+    figures: Figures
+
+    def plan(self, speed: Speed | None = None, *, on_cpu: bool = False, config: Config | None = None) -> MachinePlan:
+        """The plan.
+
+        Args:
+            speed: Of the machine; None for no times.
+            on_cpu: The process's own memory counts.
+            config: Has another optimizer, or keeps its state elsewhere, which changes nothing that was counted.
+        """
+        subject = self.subject
+        config = config or subject.config
+        figures = self.figures
+        phases = tuple(self._phase(name, speed, config) for name in PHASES if ("work", name, "calls") in figures)
+        if subject.stage == "ppo" and config.rollout.max_staleness:
+            phases = _while_sampling(phases)
+        cost = self.of_roles("cost")
+        steps = cost["update"] / cost["step"] if cost else None
+        process, overhead = (PROCESS, ALLOCATOR_ON_CPU) if on_cpu else (0.0, ALLOCATOR)
+        return MachinePlan(subject.stage, subject.work.unit, phases, subject.num_units, steps, process, overhead)
+
+    def of_roles(self, name: str) -> dict[str, float]:
+        """`parameters`, or `trained` bytes, of each role; or the `cost` of an update and of a step."""
+        return {figure[1]: size for figure, size in self.figures.items() if figure[0] == name}
+
+    def _phase(self, name: str, speed: Speed | None, config: Config) -> PlannedPhase:
+        share = IN_8_BITS if self.subject.optimizer_in(config) == "adamw8bit" else 1.0
+        moves = "optimizer" in config.runtime.offload
+        parts: dict[str, dict[tuple[str, str], float]] = {}
+        state = 0.0
+        for figure, size in self.figures.items():
+            if figure[:2] == ("held", name):
+                _, _, part, kind, role = figure
+                if kind == "optimizer":
+                    size = share * size
+                    state += size
+                    if moves:
+                        size = min(size, 2 * share * AT_A_TIME) if name == "step" else 0.0
+                parts.setdefault(part, {})[kind, role] = size
+        held = max(parts.values(), key=lambda part: sum(part.values()))
+        if speed is None:
+            return PlannedPhase(name, held)
+        work = {figure[2]: size for figure, size in self.figures.items() if figure[:2] == ("work", name)}
+        seconds = speed.seconds(work)
+        if name == "step" and moves:
+            seconds += 2 * state / HOST_BANDWIDTH * self.subject.work.optimizer_steps(config)
+        for role, size in self.of_roles("resting").items():
+            if name == {"reference": "experience", "judge": None}.get(role, "reward"):
+                seconds += size / HOST_BANDWIDTH
+        return PlannedPhase(name, held, seconds)
+
+
+def _while_sampling(phases: Sequence[PlannedPhase]) -> tuple[PlannedPhase, ...]:
+    """The phases of an update, while later responses are sampled and scored in the background."""
+    background = [phase for phase in phases if phase.name in ("rollout", "reward")]
+    passes = [{label: size for label, size in each.held.items() if label[0] in OF_PASSES} for each in background]
+    added = max(passes, key=lambda held: sum(held.values()))
+    return tuple(
+        phase
+        if phase in background or phase.name == "evaluation"
+        else replace(
+            phase, held={label: phase.held.get(label, 0.0) + added.get(label, 0.0) for label in {**phase.held, **added}}
+        )
+        for phase in phases
+    )
+
+
+def count_stage(
+    config: Config,
+    stage: str,
+    *,
+    accelerator: bool | None = None,
+    response: int | None = None,
+    lengths: Lengths | None = None,
+) -> Counted:
+    """Count an update of a stage; only config.json and some rows of the data are read.
+
+    Args:
+        config: The resolved configuration.
+        stage: sft, reward, critic or ppo.
+        accelerator: It runs on one; None for the run's own device.
+        response: Tokens of each sampled response; None for the most that are sampled.
+        lengths: Of the data; None reads some of it.
+
+    Raises:
+        ModelError: A model has no usable config.json.
+        ConfigError: The run cannot be planned.
+        Unplannable: A model's code needs contents.
+    """
+    source = find_stage(stage).starting_model(config)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of transformers; the stage itself shows them
+            precision = config.runtime.precision
+            if accelerator is None:
+                device = resolve_device(config.runtime.device)
+                accelerator = device.type != "cpu"
+                width = model_width(str(source), trust_remote_code=config.runtime.trust_remote_code)
+                precision = resolve_precision(precision, device, width=width)
+            elif precision == "auto":
+                precision = "bf16" if accelerator else "fp32"
+            lengths = lengths or lengths_of(config, stage)
+            subject = subject_of(config, stage, lengths, precision, accelerator=accelerator, response=response)
+            return Counted(subject, subject.figures())
+    except KedgeError:
+        raise
+    except Exception as error:  # the model's code may raise anything
+        raise Unplannable(
+            f"{stage} of {source} cannot be planned: without its weights the model's code raises "
+            f"{typed_error_text(error, 100)}"
+        ) from error
+
+
+def plan_machine(
+    config: Config, stage: str, *, device_name: str | None = None, price_per_hour: float | None = None
+) -> str:
+    """The plan of a stage as text; only config.json and some rows of the data are loaded.
+
+    Args:
+        config: The resolved configuration.
+        stage: sft, reward, critic, ppo, or rlhf: its stages are planned one after the other.
+        device_name: See `find_device`; None for this machine.
+        price_per_hour: Of the device; None for no costs.
+
+    Raises:
+        KedgeError: A model has no usable config.json, or the device is unknown.
+    """
+    if stage == "rlhf":
+        given: Any = {"device_name": device_name, "price_per_hour": price_per_hour}
+        return "\n\n".join(plan_machine(each, name, **given) for name, each in rlhf_stages(config))
+    device = this_machine(config.runtime.device) if device_name is None else find_device(device_name)
+    config = as_on(device, config)
+    counted = count_stage(config, stage, accelerator=None if device.is_this else device.accelerator)
+    speed = _speed(config, device, counted)
+    plan = counted.plan(speed, on_cpu=not device.accelerator)
+    less = 0.99 * plan.peak.bytes
+    others = {name: other for name, other in proposals(counted, device, speed) if other.peak.bytes < less}
+    return machine_report(plan, device, _heads(device, counted), others, price_per_hour=price_per_hour)
+
+
+def as_on(device: Device, config: Config) -> Config:
+    """The configuration without what has no effect on a device."""
+    if config.runtime.offload and not device.has_own_memory:
+        return with_values(config, {"runtime.offload": []})
+    return config
+
+
+def rlhf_stages(config: Config) -> Iterator[tuple[str, Config]]:
+    """The stages of a round with their configurations; each model has the shape of the one that it starts from."""
+    trained = {"source": config.reward_model.base or config.model, "name": "trained"}
+    scored = with_values(config, {"reward": [trained, *(term.model_dump() for term in config.reward)]})
+    yield "sft", config
+    yield "reward", config
+    if config.rlhf.train_critic:
+        yield "critic", scored
+        scored = with_values(scored, {"ppo.critic": config.critic.kind, "ppo.critic_init": config.critic.base})
+    yield "ppo", scored
+
+
+def proposals(counted: Counted, device: Device, speed: Speed | None = None) -> Iterator[tuple[str, MachinePlan]]:
+    """Plans with other settings, which are written as on the command line."""
+    subject = counted.subject
+    for changes in _alternatives(counted, device):
+        try:
+            config = with_values(subject.config, changes)
+            other = counted
+            moves_models = "frozen" in {*config.runtime.offload} ^ {*subject.config.runtime.offload}
+            if moves_models or not changes.keys() <= {"optimization.optimizer", "runtime.offload"}:
+                accelerator = None if device.is_this else device.accelerator
+                other = count_stage(config, subject.stage, accelerator=accelerator, lengths=subject.lengths)
+        except KedgeError:  # the change does not go with the other settings
+            continue
+        name = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
+        yield name, other.plan(speed, on_cpu=not device.accelerator, config=config)
+
+
+def _alternatives(counted: Counted, device: Device) -> Iterator[dict[str, Any]]:
+    """Changes of settings that may take less memory."""
+    subject = counted.subject
+    config = subject.config
+    runtime = config.runtime
+    samples = find_stage(subject.stage).samples
+    budget = runtime.first_pass_tokens
+    if budget is None or budget > 2 * LEAST_TOKENS:
+        yield {"runtime.micro_batch_tokens": max(4096 if budget is None else budget // 4, LEAST_TOKENS)}
+    recomputed = {"runtime.activation_checkpointing": True}
+    if not runtime.activation_checkpointing:
+        yield recomputed
+    if "critic" in subject.blueprints:
+        yield {subject.work.critic_field: "shared"}
+    if len(counted.of_roles("parameters")) > 1:
+        small = ["int8"] if all(each.saved_bf16 for each in subject.blueprints.values()) else ["bf16", "int8"]
+        yield from ({"runtime.frozen_dtype": dtype} for dtype in small if runtime.frozen_dtype != dtype)
+        if device.has_own_memory and "frozen" not in runtime.offload:
+            yield {"runtime.offload": [*runtime.offload, "frozen"]}
+    rows = subject.rows.count
+    if samples and config.rollout.micro_batch_size is None and rows > 8:
+        yield {"rollout.micro_batch_size": max(8, rows // 4)}
+    if config.adapter.kind == "none":
+        yield {"adapter.kind": "lora"}
+        yield {"adapter.kind": "lora", **recomputed}
+    elif config.adapter.kind == "lora" and config.adapter.base_dtype != "nf4":
+        yield {"adapter.base_dtype": "nf4"}
+    if subject.optimizer_in(config) == "adamw":
+        yield {"optimization.optimizer": "adamw8bit"}
+    if device.has_own_memory and "optimizer" not in runtime.offload:
+        yield {"runtime.offload": [*runtime.offload, "optimizer"]}
+
+
+def _speed(config: Config, device: Device, counted: Counted) -> Speed | None:
+    if device.speed is not None or (device.accelerator and not device.is_this):
+        return device.speed
+    set_threads(config.runtime.num_threads)
+    own = resolve_device(config.runtime.device) if device.is_this else torch.device("cpu")
+    subject = counted.subject
+    width = int(next(iter(subject.blueprints.values())).config.get_text_config().hidden_size)
+    return measured_speed(own, subject.precision, width=width)
+
+
+def _heads(device: Device, counted: Counted) -> list[str]:
+    """The subject of a plan."""
+    subject = counted.subject
+    stage = find_stage(subject.stage)
+    sizes = ", ".join(f"{role} {_number(size)}" for role, size in counted.of_roles("parameters").items())
+    trained = _number(sum(counted.of_roles("trained").values()) / 4)
+    rows = subject.rows
+    speed = "" if device.speed is None else f", by {device.speed.origin}"
+    origin = subject.lengths.origin
+    if stage.samples:
+        unit = subject.work.unit
+        article = "an" if unit[0] in "aeiou" else "a"
+        told = f"{article} {unit}: {rows.count:,} responses of at most {max(rows.responses)} tokens, "
+        told += "all taken to be that long; "
+        told += f"prompts of {_span(rows.prompts)} tokens ({origin})"
+    else:
+        told = f"a step: {rows.count:,} {subject.work.rows} of {_span(rows.lengths)} tokens in all ({origin})"
+    return [
+        f"{stage.name} of {stage.starting_model(subject.config)} on {device.name}{speed}; products in "
+        f"{subject.precision}",
+        f"parameters: {sizes}; {trained} of them are trained",
+        told,
+    ]
+
+
+def _span(lengths: Sequence[int]) -> str:
+    return " to ".join(map(str, sorted({min(lengths), max(lengths)})))
+
+
+def _number(count: float) -> str:
+    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M" if count >= 1e5 else f"{count:,.0f}"

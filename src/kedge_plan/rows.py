@@ -1,0 +1,184 @@
+"""The rows of an update or a step: their lengths, from a sample of the data or from settings, and their passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kedge.algorithm.experience import Rollout
+from kedge.config import Config
+from kedge.data import Sources
+from kedge.data.parsing import ReadingOptions
+from kedge.data.readers import read_table
+from kedge.data.tokens import encode_example, encode_prompt
+from kedge.models import load_tokenizer
+from kedge.ranks import ALONE
+from kedge.runs.inputs import reading
+from kedge_base.errors import KedgeError
+from kedge_base.stage import find_stage
+
+SAMPLE = 256
+"""Rows that are read."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of some rows.
+
+    Attributes:
+        prompts: Of each prompt.
+        completions: Of each answer; empty for prompts.
+        origin: Where they are from, for the report.
+        rows: Rows of the data, if all were read.
+        assumed: Whether no data was read.
+        pretraining: Of the texts of ptx mixing; None without it.
+    """
+
+    prompts: tuple[int, ...]
+    completions: tuple[int, ...] = ()
+    origin: str = "settings"
+    rows: int | None = None
+    assumed: bool = False
+    pretraining: Lengths | None = None
+
+
+def lengths_of(config: Config, stage: str) -> Lengths:
+    """The lengths of a stage's data; without data or a tokenizer, the longest that the settings allow.
+
+    Of comparisons, each answer counts with its prompt.
+    """
+    source = find_stage(stage).starting_model(config)
+    role = {"sft": "demonstrations", "reward": "comparisons"}.get(stage, "prompts")
+    if role != "prompts":
+        return _lengths_of_answers(config, role, source)
+    ptx = _lengths_of_answers(config, "pretraining", source) if stage == "ppo" and config.ppo.ptx_coef else None
+    table = _read(config, role, source)
+    if table is None:
+        longest = (config.data.max_prompt_tokens,)
+        return Lengths(longest, origin="data.max_prompt_tokens", assumed=True, pretraining=ptx)
+    tokenizer, records, rows = table
+    found = tuple(len(encode_prompt(tokenizer, record.text)) for record in records)
+    return Lengths(found, origin=f"the first {len(found):,} prompts", rows=rows, pretraining=ptx)
+
+
+def _lengths_of_answers(config: Config, role: str, source: str | None) -> Lengths:
+    table = _read(config, role, source)
+    if table is None:
+        half = config.data.max_length // 2
+        return Lengths((half,), (config.data.max_length - half,), origin="data.max_length", assumed=True)
+    tokenizer, records, rows = table
+    encoded = [encode_example(tokenizer, record.prompt, each) for record in records for each in _answers(record)]
+    prompts, completions = ([len(getattr(each, name)) for each in encoded] for name in ("prompt", "completion"))
+    return Lengths(tuple(prompts), tuple(completions), f"the first {len(records):,} rows", rows)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Prompts and responses of an update or a step.
+
+    Attributes:
+        prompts: Tokens of each prompt.
+        responses: Tokens of each response, or of each completion.
+        budget: Tokens of a pass; None for all rows at once.
+        group: Responses to each prompt, one after the other; a pass reads their prompt once.
+    """
+
+    prompts: tuple[int, ...]
+    responses: tuple[int, ...]
+    budget: int | None
+    group: int = 1
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return len(self.prompts)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row."""
+        return [prompt + response for prompt, response in zip(self.prompts, self.responses, strict=True)]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows, by the name that it has in a rollout."""
+        return sum(self.lengths)
+
+    @property
+    def num_actions(self) -> int:
+        """Tokens of the responses."""
+        return sum(self.responses)
+
+    @property
+    def num_distinct_tokens(self) -> int:
+        """Tokens of all rows, those of each prompt once."""
+        return sum(self.prompts[:: self.group]) + self.num_actions
+
+    def shortened(self, passes: int = 2) -> Rows:
+        """The rows of the first passes, which are the largest: all later ones hold as much as the second."""
+        numbers = [(row // self.group, prompt) for row, prompt in enumerate(self.prompts)]
+        parts = [part.rows for part in ALONE.plan(self.lengths, self.budget, numbers)][:passes]
+        return self.select([row for part in parts for row in part])
+
+    def one_per_prompt(self) -> Rows:
+        """The first of the responses to each prompt."""
+        return replace(self.select(range(0, self.count, self.group)), group=1)
+
+    def like(self, count: int, budget: int | None) -> Rows:
+        """The given number of rows, distributed like these."""
+        return Rows(quantiles(self.prompts, count), (max(self.responses),) * count, budget)
+
+    def select(self, rows: Sequence[int]) -> Rows:
+        """Some of the rows."""
+        prompts, responses = (tuple(each[row] for row in rows) for each in (self.prompts, self.responses))
+        return replace(self, prompts=prompts, responses=responses)
+
+    def rollout(self, *, values: bool) -> Rollout:
+        """Sampled responses of these lengths."""
+        prompts, responses = (torch.tensor(each)[:, None] for each in (self.prompts, self.responses))
+        prompt_mask = torch.arange(int(prompts.max())) >= prompts.max() - prompts
+        mask = torch.arange(int(responses.max())) < responses
+        return Rollout(
+            prompt_ids=prompt_mask.long(),
+            prompt_mask=prompt_mask,
+            response_ids=mask.long(),
+            token_mask=mask,
+            action_mask=mask,
+            logprobs=torch.zeros(mask.shape),
+            stopped=mask[:, 0],
+            group=torch.arange(self.count) // self.group,
+            policy_version=torch.zeros(self.count, dtype=torch.long),
+            values=torch.zeros(mask.shape) if values else None,
+        )
+
+
+def quantiles(lengths: Sequence[int], count: int) -> tuple[int, ...]:
+    """`count` lengths that are distributed like the given ones, longest last."""
+    ordered = sorted(lengths)
+    return tuple(
+        ordered[min(len(ordered) - 1, (2 * place + 1) * len(ordered) // (2 * count))] for place in range(count)
+    )
+
+
+def _answers(record: Any) -> list[str]:
+    if hasattr(record, "completion"):
+        return [record.completion]
+    return [record.chosen, record.rejected] if hasattr(record, "chosen") else list(record.responses)
+
+
+def _read(config: Config, role: Any, source: str | None) -> tuple[Any, list[Any], int | None] | None:
+    sources: list[str] = getattr(config.data, role)
+    if not sources or source is None:
+        return None
+    try:
+        trusted = config.runtime.trust_remote_code
+        tokenizer = load_tokenizer(source, trust_remote_code=trusted, chat_template=config.data.chat_template)
+    except KedgeError:  # a config.json is enough for a plan
+        return None
+    options = ReadingOptions(**reading(config, role, tokenizer))
+    table = read_table(Sources(tuple(sources)), role, options, num_rows=SAMPLE)
+    if not table.records:
+        return None
+    return tokenizer, table.records, len(table.records) if len(table.records) < SAMPLE else None

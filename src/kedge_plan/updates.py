@@ -1,0 +1,602 @@
+"""One update or step of each stage, as the stage itself makes it, on models without contents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from kedge.algorithm.experience import Experience
+from kedge.config import Config, mean_epochs, with_values
+from kedge.data import EncodedExample
+from kedge.models import ActorCritic, LanguageModel, PolicyWeights, Precision, ScalarModel, TokenRows, autocast
+from kedge.models.live_bytes import Hollow, LiveBytes
+from kedge.models.packing.packed import PackedDecoder, attention_of_accelerator
+from kedge.models.pretrained import inner_matrices
+from kedge.ranks import ALONE
+from kedge.rewards.score import ScoredRollout
+from kedge.rollout import Evaluated, Sampler, still_to_evaluate
+from kedge.stages.critic.sampling import as_first_update, starts_of_chunks
+from kedge.stages.ppo.critics import with_saved_critic
+from kedge.stages.ppo.log import Costs, ForwardCost
+from kedge.stages.ppo.trainer import Trainer
+from kedge.training.optimizer import build_optimizer
+from kedge.training.pretraining_mix import PretrainingMix
+from kedge.training.supervised.loop import TrainingSettings, count_steps, train_supervised
+from kedge.training.supervised.losses import CompletionLoss, RankedResponses, RankingLoss
+from kedge.training.supervised.returns import FIT_TOKENS, ReturnsLoss, SampledReturns
+from kedge.training.update import UpdateResult
+from kedge_base.errors import ModelError
+from kedge_base.stage import find_stage
+from kedge_plan.counting import Figures, Phases, extrapolated
+from kedge_plan.hollow import Blueprint, HollowModels, blueprints_of
+from kedge_plan.rows import Lengths, Rows, quantiles
+
+SHALLOW = 2
+"""Blocks of the models with counted passes, and one more; the others add as much as the last. Two and three, not
+one and two: the last block's backward pass overlaps the logits, the first one's the embedding's gradient."""
+SQUARES = 6
+"""Square matrices of the least-squares fit of a critic's head when it is solved: both halves, their sum, and three of
+its covariance."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the plan has to know about a stage.
+
+    Attributes:
+        make: Makes an update or a step.
+        count: Updates, parts or steps of the run; None if that is not known.
+        unit: The name of one.
+        rows: The name of its rows, for a stage that does not sample.
+        texts: Texts of a row, which are taken to be equally long.
+        critic_field: The setting with the critic's kind.
+        config: The configuration that an update is made with.
+        group: Consecutive rows with the same prompt, which is read once for all of them.
+        optimizer_steps: In an update, on average.
+    """
+
+    make: Callable[[Subject, HollowModels, Phases], None]
+    count: Callable[[Subject], int | None]
+    unit: str = "step"
+    rows: str = ""
+    texts: int = 1
+    critic_field: str = "ppo.critic"
+    config: Callable[[Config], Config] = lambda config: config
+    group: Callable[[Config], int] = lambda config: 1
+    optimizer_steps: Callable[[Config], float] = lambda config: 1
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A stage that is planned.
+
+    Attributes:
+        config: The resolved configuration.
+        stage: sft, reward, critic or ppo.
+        blueprints: Of each role.
+        lengths: Of its data.
+        rows: Of an update or a step.
+        precision: Number format of the matrix products.
+        accelerator: It runs on one.
+        texts: Pretraining texts of an optimizer step; None without ptx mixing.
+    """
+
+    config: Config
+    stage: str
+    blueprints: Mapping[str, Blueprint]
+    lengths: Lengths
+    rows: Rows
+    precision: Precision
+    accelerator: bool
+    texts: Rows | None = None
+
+    def figures(self) -> Figures:
+        """Memory and computation of an update at full depth, from shallow models if the layers are alike."""
+        alike = all(each.alike for each in self.blueprints.values())
+        layers = {role: each.layers for role, each in self.blueprints.items()}
+        return extrapolated(self._measured, layers, SHALLOW if alike else None)
+
+    @property
+    def section(self) -> str:
+        """The section of the configuration that has the stage's optimizer."""
+        return find_stage(self.stage).trains[-1]
+
+    def optimizer_in(self, config: Config) -> str:
+        """The stage's optimizer in a configuration."""
+        return config.optimization.of(self.section).optimizer
+
+    @property
+    def num_units(self) -> int | None:
+        """Updates, parts or optimizer steps of the run; None if that is not known."""
+        return self.work.count(self)
+
+    @property
+    def work(self) -> Work:
+        """What the stage does."""
+        return _WORK[self.stage]
+
+    def _measured(self, layers: Mapping[str, int]) -> Figures:
+        counter = LiveBytes()
+        models = HollowModels(self.config, self.precision, self.blueprints, layers, counter)
+        phases = Phases(counter)
+        with attention_of_accelerator() if self.accelerator else nullcontext(), counter:
+            self.work.make(self, models, phases)
+        return {**phases.figures, **models.sizes}
+
+
+def subject_of(
+    config: Config, stage: str, lengths: Lengths, precision: Precision, *, accelerator: bool, response: int | None
+) -> Subject:
+    """A stage with the rows of its update.
+
+    Args:
+        config: The resolved configuration.
+        stage: sft, reward, critic or ppo.
+        lengths: Of its data.
+        precision: Number format of the matrix products.
+        accelerator: It runs on one.
+        response: Tokens of each sampled response; None for the most that are sampled.
+
+    Raises:
+        ModelError: A model has no usable config.json.
+    """
+    work = _WORK[stage]
+    config = work.config(config)
+    described = find_stage(stage)
+    if described.samples:
+        sampled = config.rollout
+        each = quantiles(lengths.prompts, sampled.num_prompts)
+        prompts = tuple(length for length in each for _ in range(sampled.num_responses))
+        responses = (sampled.max_new_tokens if response is None else response,) * len(prompts)
+    else:
+        count = getattr(config, described.trains[-1]).batch_size
+        prompts, responses = (
+            tuple(work.texts * length for length in quantiles(each, count))
+            for each in (lengths.prompts, lengths.completions)
+        )
+    budget = config.runtime.first_pass_tokens
+    rows = Rows(prompts, responses, budget, work.group(config))
+    texts = None
+    if (ptx := lengths.pretraining) is not None:
+        count = config.ppo.ptx_batch * config.responses_per_update // config.ppo.num_minibatches
+        texts = Rows(quantiles(ptx.prompts, count), quantiles(ptx.completions, count), budget)
+    return Subject(config, stage, blueprints_of(config, stage), lengths, rows, precision, accelerator, texts)
+
+
+def _sft(subject: Subject, models: HollowModels, phases: Phases) -> None:
+    rows = subject.rows.shortened()
+    model = models.policy()
+    _train(subject, phases, CompletionLoss(model, subject.precision), _examples(rows), model, rows)
+
+
+def _examples(rows: Rows) -> list[EncodedExample]:
+    pairs = zip(rows.prompts, rows.responses, strict=True)
+    return [EncodedExample([1] * prompt, [1] * answer) for prompt, answer in pairs]
+
+
+def _reward(subject: Subject, models: HollowModels, phases: Phases) -> None:
+    rows = subject.rows.shortened()
+    model = models.reward("reward model", trained=True)
+    if model.trunk is None:
+        raise ModelError(f"{type(model.classifier).__name__} scores whole texts, and only decoders can be planned")
+    texts = [[1] * (length // 2) for length in rows.lengths]
+    examples = [RankedResponses((text, text), (0.0, 1.0), (1, 1)) for text in texts]
+    loss = RankingLoss(model, subject.precision)
+    _train(subject, phases, loss, examples, model, rows)
+
+
+def _train(
+    subject: Subject,
+    phases: Phases,
+    loss: Any,
+    examples: list[Any],
+    model: LanguageModel | ScalarModel,
+    rows: Rows,
+    *,
+    epochs: float = 1.0,
+    steps: float = 1.0,
+) -> None:
+    """Two optimizer steps; only the second one counts, since the first has no moments yet.
+
+    Args:
+        subject: The stage.
+        phases: Counts them.
+        loss: The objective.
+        examples: Of a step.
+        model: Is trained.
+        rows: The lengths of the examples.
+        epochs: Times that all rows of the stage are read in the planned time.
+        steps: Optimizer steps in that time.
+    """
+    assert model.trunk is not None, "only decoders are planned"
+    if subject.config.runtime.activation_checkpointing:
+        model.trunk.checkpoint_activations()
+    passes = epochs * subject.rows.num_tokens / rows.num_tokens
+    inner = model.causal if isinstance(model, LanguageModel) else model
+
+    def count_only_the_second(step: int, metrics: Any) -> None:
+        if step == 1:
+            phases.forget("train", "step")
+
+    with phases.stepping(model, times=steps):
+        phases.start("train", phases.role_of(inner), times=passes)
+        train_supervised(
+            loss,
+            inner.parameters(),
+            examples,
+            TrainingSettings(
+                learning_rate=1e-5,
+                num_epochs=2.0,
+                batch_size=len(examples),
+                micro_batch_tokens=rows.budget,
+                optimizer=_stand_in(subject),
+                on_step=count_only_the_second,
+            ),
+            inner_matrices=inner_matrices(inner),
+        )
+        phases.end()
+
+
+def _stand_in(subject: Subject) -> Any:
+    """Adam for the optimizer of 8 bits, which needs a library and contents; `Counted` has the size of its state."""
+    kind = subject.optimizer_in(subject.config)
+    return "adamw" if kind == "adamw8bit" else kind
+
+
+def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
+    config = subject.config
+    actor_critic = models.actor_critic(freezes=True)
+    loop = config.ppo
+    optimizer = build_optimizer(
+        actor_critic.parameters(),
+        kind=_stand_in(subject),
+        critic_parameters=actor_critic.separable_parameters(),
+        inner_matrices=inner_matrices(actor_critic),
+        learning_rate=1e-5,
+    )
+    reference = models.reference() if loop.needs_reference else None
+    copies = _room(_copied_ahead(config, actor_critic.policy))
+    phases.counter.hold([copies], ("weights", "sampler"))
+    rows, minibatches = _trial_rows(subject.rows, loop.num_minibatches)
+    # Its KL is that of models without contents, which must not stop it early.
+    schedules = {**config.schedules, "ppo.num_epochs": {1: 1}, "ppo.early_stop_kl": {1: 1e9}}
+    trial = with_values(config, {"schedules": schedules, "ppo.num_minibatches": minibatches})
+    passes = subject.rows.num_tokens / rows.num_tokens
+    epochs = mean_epochs(config)
+    steps = epochs * loop.num_minibatches / minibatches
+    draw: Any = None
+    if subject.texts is not None:
+        given = (subject.texts, actor_critic.policy, subject.precision, phases, steps)
+        draw = SimpleNamespace(draw=lambda update: repeat(partial(_texts, *given, then=epochs * passes)))
+    trainer = _trainer(subject, trial, actor_critic, reference, optimizer, draw)
+    trainer.begin(trial.ppo.value_warmup_updates + 1)
+    trained = filter(None, (actor_critic.policy, actor_critic.critic))
+    with phases.stepping(*trained, times=steps):
+        for weight in actor_critic.parameters():  # moments, as after an earlier update
+            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        phases.forget("step")
+        scorers = _scorers(subject, models)
+        scored = _sampled(subject, scorers, phases, trainer, rows)
+        phases.start("experience", "policy", times=passes)
+        experience = trainer.estimate(scored)
+        phases.start("train", "policy", times=epochs * passes)
+        result = trainer.improve(experience)
+        phases.end()
+    models.sizes.update(_cost(subject, trainer, scorers, experience, result))
+
+
+def _cost(
+    subject: Subject,
+    trainer: Trainer,
+    scorers: Mapping[str, ScalarModel],
+    experience: Experience,
+    result: UpdateResult,
+) -> Figures:
+    """FLOPs of an update and of a step of supervised fine-tuning on its tokens, as a run counts them.
+
+    Args:
+        subject: The stage.
+        trainer: Has made an epoch.
+        scorers: The reward models.
+        experience: Of that epoch.
+        result: Of that epoch.
+    """
+    config = subject.config
+    rows = subject.rows
+    roles = trainer.roles
+    weighted = {f"reward: {term.name or term.source}" for term in config.reward if term.weight}
+    costs = Costs(
+        policy=ForwardCost.of(roles.actor_critic.policy),
+        critic=ForwardCost.of(roles.actor_critic.critic),
+        reference=ForwardCost.of(roles.reference),
+        rewards=ForwardCost(sum(ForwardCost.of(scorers[role]).per_token for role in weighted & scorers.keys())),
+        recomputes=config.runtime.activation_checkpointing,
+    )
+    settings = trainer.settings
+    after_last = settings.estimation.value_after_last
+    evaluated: Evaluated = still_to_evaluate(experience.rollout, trainer.models, value_after_last=after_last)
+    per_epoch = mean_epochs(config) / settings.ppo.num_minibatches
+    flops = costs.metrics(
+        rows,
+        sampled=(rows, rows.one_per_prompt()) if settings.needs_baseline else (),
+        evaluated="nothing" if result.reused_first_pass else evaluated,
+        num_passes=per_epoch * result.num_gradients,
+        train_policy=True,
+        num_critic_passes=per_epoch * result.num_critic_gradients,
+        num_readings=int(settings.measures_distance),
+        shares_prompts=max(rows.lengths) <= roles.actor_critic.shares_up_to,
+    )
+    steps = flops.pop("cost/sft_steps")
+    update = sum(flops.values())
+    return {("cost", "update"): update, ("cost", "step"): update / steps}
+
+
+def _copied_ahead(config: Config, policy: LanguageModel) -> int:
+    """Bytes of the copy that samples ahead, and of the weights that wait for it; see `BackgroundEngine`."""
+    waiting = config.rollout.max_staleness
+    has_own = config.rollout.engine == "vllm"
+    if not waiting:
+        return 0
+    each = sum(weight.nbytes for _, weight in PolicyWeights(policy, merged=has_own))
+    copy = 0 if has_own else sum(weight.nbytes for weight in policy.causal.parameters() if weight.requires_grad)
+    return copy + waiting * each
+
+
+def _texts(
+    rows: Rows, policy: LanguageModel, precision: Precision, phases: Phases, steps: float, *, then: float
+) -> Iterator[Tensor]:
+    """The pretraining loss of an optimizer step, counted as a separate phase; see `PretrainingMix.draw`.
+
+    Args:
+        rows: The texts.
+        policy: Reads them.
+        precision: Number format of the matrix products.
+        phases: Counts the passes.
+        steps: Optimizer steps per update for each that is counted.
+        then: Repetitions per update of the training that follows.
+    """
+    first = rows.shortened()
+    loss = CompletionLoss(policy, precision)
+    mix = PretrainingMix(loss, [], coef=1.0, batch_size=first.count, micro_batch_tokens=first.budget, seed=0)
+    phases.start("ptx", "policy", times=steps * rows.num_tokens / first.num_tokens)
+    yield from mix.shares(_examples(first))
+    phases.start("train", "policy", times=then)
+
+
+def _trial_rows(rows: Rows, minibatches: int) -> tuple[Rows, int]:
+    """Rows that hold as much as an update's, and their minibatches."""
+    if rows.budget is None:
+        return rows, minibatches
+    if minibatches == 1:
+        return rows.shortened(), 1
+    count = rows.count // minibatches
+    half = rows.like(count, rows.budget).shortened()
+    return Rows(2 * half.prompts, 2 * half.responses, rows.budget), 2
+
+
+def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
+    config = subject.config
+    rows = subject.rows
+    settings = subject.config.critic
+    actor_critic = models.actor_critic()
+    critic = actor_critic.critic
+    head = actor_critic.policy.value_head
+    actor_critic.policy.requires_grad_(False)
+    models.sizes["trained", "policy"] = sum((float(each.nbytes) for each in head.parameters()), 0.0) if head else 0.0
+    sampler = ActorCritic(actor_critic.policy) if critic is not None else actor_critic
+    trainer = _trainer(subject, config, sampler, None, None)
+    prompts = config.critic.num_prompts or subject.lengths.rows or config.rollout.num_prompts
+    longest = max(rows.prompts) * 9 + max(rows.responses) * 19  # ids, masks, a return and a zero
+    kept = [_room(prompts * settings.num_responses * longest)]
+    phases.counter.hold(kept, ("rollout buffers", "run"))
+    trial = rows.shortened()
+    scored = _sampled(subject, _scorers(subject, models), phases, trainer, trial)
+    phases.start("experience", "policy", times=rows.num_tokens / trial.num_tokens)
+    trainer.evaluate(scored)
+    role = "policy" if critic is None else "critic"
+    after_last = config.ppo.score_at == "after_last"
+    budget = rows.budget or FIT_TOKENS
+    filling = min(prompts * settings.num_responses, budget // min(rows.lengths) + 1)
+    fitted = rows.like(filling, budget).shortened(1)
+    phases.start("fit", role, times=rows.num_tokens / fitted.num_tokens)
+    with torch.no_grad():
+        rollout = fitted.rollout(values=False)
+        states = actor_critic.value_states(rollout, precision=subject.precision, value_after_last=after_last).float()
+    square = 0 if subject.accelerator else 8 * states.shape[1] ** 2  # in the CPU's memory
+    # All states in fp32, and a half of them in fp32 and in fp64; sums of both halves and a product; the solution.
+    _room(states.nbytes * 3 // 2 + 3 * square)
+    del states
+    _room(SQUARES * square)
+    if critic is None:
+        return phases.end()
+    count = settings.batch_size
+    batch = rows.like(count, rows.budget).shortened()
+    rollout = batch.rollout(values=False)
+    sampled = SampledReturns(rollout, torch.zeros(rollout.action_mask.shape), rollout.action_mask)
+    loss = ReturnsLoss(actor_critic, sampled, 0.0, 1.0, after_last, subject.precision)
+    epochs = settings.num_epochs
+    _train(
+        subject, phases, loss, [*range(batch.count)], critic, batch, epochs=epochs, steps=epochs * rows.count / count
+    )
+    return None
+
+
+def _room(size: int) -> Tensor:
+    """`size` bytes without contents."""
+    return Hollow(torch.empty(size, dtype=torch.uint8, device="meta")).clone()
+
+
+def _scorers(subject: Subject, models: HollowModels) -> dict[str, ScalarModel]:
+    """The reward models and the judge, by role."""
+    scoring = [role for role in subject.blueprints if role.startswith("reward") or role == "judge"]
+    return {role: models.reward(role) for role in scoring}
+
+
+def _sampled(
+    subject: Subject, scorers: Mapping[str, ScalarModel], phases: Phases, trainer: Trainer, trial: Rows
+) -> ScoredRollout:
+    """Sample and score: what that holds, and the responses of the trial."""
+    config = subject.config
+    rows = subject.rows
+    policy = trainer.roles.actor_critic.policy
+    same = config.rollout.num_responses
+    greedy = 1 / same if trainer.settings.needs_baseline else 0.0  # responses, which are scored as well
+    _decode(subject, phases, trainer, rows, "rollout", same=same, times=1 + greedy)
+    for count, alike in _measurements(config):
+        held_out = rows.like(count, rows.budget)
+        _decode(subject, phases, trainer, held_out, "evaluation", same=alike, times=0.0)
+        phases.start("evaluation", "policy", times=0.0)
+        trainer.evaluate(_unscored(held_out.shortened(), policy))
+    first = trial.shortened(1)
+    for role, model in scorers.items():
+        if role == "judge":
+            phases.start("evaluation", role, times=0.0)
+        else:
+            phases.start("reward", role, times=(1 + greedy) * rows.num_tokens / first.num_tokens)
+        with model.host(), torch.no_grad(), autocast("bf16" if model.holds_bf16 else subject.precision, model.device):
+            model.scores(TokenRows.of([[1] * length for length in first.lengths]))
+    return _unscored(trial, policy)
+
+
+def _unscored(rows: Rows, policy: LanguageModel) -> ScoredRollout:
+    """Responses without scores."""
+    rollout = rows.rollout(values=policy.value_head is not None)
+    return ScoredRollout(rollout, torch.zeros(rows.count), None, [], cast(Any, None))
+
+
+def _measurements(config: Config) -> Iterator[tuple[int, int]]:
+    """Responses to held-out prompts, at most, of an evaluation and of a check of the critic; and how many start alike.
+
+    Continuations of a check are sampled together if their prefixes are about as long, as those of short responses are.
+    """
+    ppo = config.ppo
+    if ppo.eval_every:
+        yield ppo.eval_num_prompts, 1
+    if ppo.critic_check:
+        prompts, prefixes, continuations = ppo.critic_check_size
+        yield prompts * (prefixes + 1) * continuations, continuations
+
+
+def _decode(
+    subject: Subject, phases: Phases, trainer: Trainer, rows: Rows, phase: str, *, same: int, times: float
+) -> None:
+    """Sample responses: what that holds.
+
+    Args:
+        subject: The stage.
+        phases: Counts it.
+        trainer: Has policy and sampler.
+        rows: Prompts and responses.
+        phase: The phase that it belongs to.
+        same: Consecutive rows with the same prompt.
+        times: Repetitions per update.
+    """
+    policy = trainer.roles.actor_critic.policy
+    count = min(subject.config.rollout.micro_batch_size or rows.count, rows.count)
+    response = max(2, max(rows.responses))
+    batches = times * rows.count / count
+    prompts = [[1 + row // same % 64, row // same // 64 % 64, *[1] * (length - 2)][:length]
+               for row, length in enumerate(rows.prompts[-count:])]  # fmt: skip
+    sampler: Any = trainer.roles.engine
+    draws = torch.zeros(count, dtype=torch.float64)
+
+    def read(decoder: Any) -> None:
+        tokens, _ = sampler._draw(decoder.hidden, draws)
+        decoder.step(tokens)
+
+    phases.start(phase, "policy", times=batches)
+    with torch.no_grad(), autocast(subject.precision, policy.device):
+        decoder: Any = policy.trunk.decoder(prompts, max_new_tokens=response, pad_id=0)
+        most = max(map(len, prompts)) + response
+        if isinstance(decoder, PackedDecoder):
+            phases.keep("key–value cache")
+            phases.start(phase, "policy", times=0.0, kind="key–value cache")
+            cache = decoder._cache
+            while (room := cache._layers[0][0].shape[2]) < most - 1:  # it grows by half, as in a run
+                cache.length = room
+                read(decoder)
+            cache.length = most - response // 2 - 1
+        else:
+            del decoder
+            phases.start("load", "policy")
+            longer = [[*prompt, *[1] * (response - 2)] for prompt in prompts]
+            decoder = policy.trunk.decoder(longer, max_new_tokens=2, pad_id=0)
+            phases.keep("key–value cache")
+        phases.start(phase, "policy", times=batches * (response - 1), kind="logits")
+        read(decoder)
+
+
+def _trainer(
+    subject: Subject,
+    config: Config,
+    actor_critic: ActorCritic,
+    reference: LanguageModel | None,
+    optimizer: Any,
+    pretraining: Any = None,
+) -> Trainer:
+    """The trainer of these models."""
+    sampler = Sampler(
+        actor_critic.policy,
+        pad_id=0,
+        stop_tokens=(0,),
+        max_new_tokens=config.rollout.max_new_tokens,
+        temperature=config.rollout.temperature,
+        precision="fp32" if config.rollout.engine == "builtin" else "bf16",  # exact or not
+    )
+    sampler = replace(sampler, precision=subject.precision) if sampler.is_exact else sampler
+    roles: Any = SimpleNamespace(
+        actor_critic=actor_critic,
+        reference=reference,
+        engine=sampler,
+        optimizer=optimizer,
+        pretraining=pretraining,
+        own=None,  # as the configuration names them
+    )
+    run: Any = SimpleNamespace(precision=subject.precision, micro_batch_tokens=subject.rows.budget, ranks=ALONE)
+    return Trainer.of(config, run, roles)
+
+
+def _num_steps(subject: Subject) -> int | None:
+    settings = getattr(subject.config, subject.section)
+    rows = subject.lengths.rows
+    return rows and count_steps(rows, num_epochs=settings.num_epochs, batch_size=settings.batch_size)
+
+
+def _num_parts(subject: Subject) -> int | None:
+    config = subject.config
+    rows = subject.lengths.rows
+    share = 0.0 if config.data.eval_prompts else config.data.eval_fraction
+    held_out = round((rows or 0) * share)
+    trained = config.critic.num_prompts or (rows and rows - held_out)
+    return sum(len(starts_of_chunks(count, config)) for count in (trained, held_out)) if trained else None
+
+
+_WORK: Mapping[str, Work] = {
+    "sft": Work(_sft, _num_steps, rows="demonstrations"),
+    "reward": Work(_reward, _num_steps, rows="comparisons", texts=2),
+    "critic": Work(
+        _critic,
+        _num_parts,
+        unit="part",
+        critic_field="critic.kind",
+        config=lambda config: as_first_update(config, holds_out=False),
+    ),
+    "ppo": Work(
+        _ppo,
+        lambda subject: subject.config.ppo.num_updates,
+        unit="update",
+        config=with_saved_critic,
+        group=lambda config: config.rollout.num_responses,
+        optimizer_steps=lambda config: mean_epochs(config) * config.ppo.num_minibatches,
+    ),
+}

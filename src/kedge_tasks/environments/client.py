@@ -1,0 +1,151 @@
+"""Environments in a worker process: one that hangs, crashes or prints does not harm the training."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kedge_base.errors import DataError, EnvError
+from kedge_base.texts import error_text
+from kedge_base.workers.log import CallLog
+from kedge_base.workers.process import Request, WorkerError, WorkerProcess
+from kedge_tasks.environments.openenv import PREFIX
+from kedge_tasks.environments.session import Session
+from kedge_tasks.environments.shapes import Turn
+from kedge_tasks.environments.tools import Tools
+
+STARTUP_SECONDS = 120.0
+GRACE = 5.0
+"""Seconds after a call's limit at which its process is killed: it could not be interrupted."""
+PAUSE = 1.0
+"""Seconds before an episode that could not be opened is opened again."""
+
+
+class Environment:
+    """Episodes of an environment.
+
+    Args:
+        given: `path/to/file.py:Class`, `package.module:Class` or `openenv:URL`, which runs in a worker process; or the
+            class itself, or a function that makes an environment, which runs in this process and cannot be interrupted.
+        timeout: Seconds that one call of an episode may take. Longer ones end the episode, or the run where they cannot
+            be interrupted.
+        log: The file for its output; None discards it.
+
+    Attributes:
+        failure: The line about the last call that failed.
+
+    Raises:
+        EnvError: It cannot be imported, or is not an environment.
+    """
+
+    failure = ""
+
+    def __init__(self, given: str | Callable[[], Any], *, timeout: float = 30.0, log: Path | None = None) -> None:
+        if not isinstance(given, str):
+            self.name = getattr(given, "__name__", type(given).__name__)
+        else:
+            self.name = "openenv" if given.startswith(PREFIX) else given.rpartition(":")[2]
+        self._timeout = timeout
+        self._lock = threading.Lock()  # responses may be sampled ahead in another thread
+        self._log = CallLog(log, self.name)
+        self._worker: WorkerProcess | None = None
+        if isinstance(given, str):
+            self._spec = given
+            about = self._started()
+        else:
+            self._session = Session(given, self.name)
+            about = self._session.describe()
+        self.tools = Tools(about["tools"]) if about["tools"] else None
+        self._is_async: bool = about["is_async"]
+
+    def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> dict[int, list[dict[str, str]] | None]:
+        """Start episodes, or start them again. Where it fails, another instance is tried after a pause.
+
+        Args:
+            episodes: By number, the row of the data and a seed.
+
+        Returns:
+            The messages that follow each row's prompt; None where it failed.
+
+        Raises:
+            EnvError: Its process ended, or could not be interrupted; so do the other methods.
+            DataError: A row has a value that cannot be sent to another process.
+        """
+        arguments = {number: {"row": dict(row), "seed": seed} for number, (row, seed) in episodes.items()}
+        turns = self._call("open", arguments)
+        if failed := [number for number, turn in turns.items() if turn.ending == "failed"]:
+            time.sleep(PAUSE)
+            turns |= self._call("open", {number: arguments[number] for number in failed})
+        return {number: None if turn.ending == "failed" else turn.messages for number, turn in turns.items()}
+
+    def step(self, texts: Mapping[int, str]) -> dict[int, Turn]:
+        """Say a text in each of some episodes; the answers. A failure ends the episode."""
+        return self._call("step", {number: {"text": text} for number, text in texts.items()})
+
+    def finish(self, episodes: Iterable[int]) -> dict[int, float | None]:
+        """End episodes that the environment has not ended; what each earned besides its turns' rewards.
+
+        None where it failed.
+        """
+        turns = self._call("finish", {number: {} for number in episodes})
+        return {number: None if turn.ending == "failed" else turn.reward for number, turn in turns.items()}
+
+    def close(self) -> None:
+        """End the worker process."""
+        if self._worker is not None:
+            self._worker.close()
+
+    def _started(self) -> Any:
+        """Start the worker process; what it says of the environment."""
+        self._worker = WorkerProcess("kedge_tasks.environments.session", self._log)
+        load = Request.of(self.name, "load", spec=self._spec, name=self.name, timeout=self._timeout)
+        [about] = self._replies([load], STARTUP_SECONDS, "importing its module")
+        return about
+
+    def _call(self, what: str, episodes: Mapping[int, Mapping[str, Any]]) -> dict[int, Turn]:
+        """See `Session.call`."""
+        if not episodes:
+            return {}
+        calls = [{"episode": number, **arguments} for number, arguments in episodes.items()]
+        with self._lock:
+            results = self._session.call(what, calls) if self._worker is None else self._send(what, calls)
+            return dict(zip(episodes, map(self._turn, results), strict=True))
+
+    def _send(self, what: str, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """The results of calls that the worker process makes."""
+        assert self._worker is not None
+        if what == "open" and not self._worker.is_running:
+            self._started()  # a call before was interrupted, or has failed, and the caller goes on
+        # A request for each, so that each has its own deadline, unless all run at the same time.
+        parts = [calls] if self._is_async else [[call] for call in calls]
+        try:
+            requests = [Request.of(self.name, "call", what=what, episodes=part) for part in parts]
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(
+                f"the prompts have a value that cannot be sent to the process of {self.name} ({error_text(error)}); "
+                "remove it, or pass the class as a Python object"
+            ) from error
+        replies = self._replies(requests, self._timeout + GRACE, "a call")
+        return [result for results in replies for result in results]
+
+    def _turn(self, result: Mapping[str, Any]) -> Turn:
+        """The turn in a result; one that failed for an error of the environment, which is noted."""
+        if "failed" not in result:
+            return Turn(**result)
+        self.failure = result["failed"]
+        self._log.end(*result["traceback"].splitlines(), f"[{self.failure}]")
+        return Turn(ending="failed")
+
+    def _replies(self, requests: Sequence[Request], seconds: float, doing: str) -> list[Any]:
+        assert self._worker is not None
+        try:
+            self._worker.send(*requests)
+            return [self._worker.reply(request, seconds, doing) for request in requests]
+        except BaseException as error:  # also an interrupt: the episodes of a call that was left are lost
+            self._worker.kill()
+            if isinstance(error, WorkerError):
+                raise EnvError(str(error)) from error
+            raise

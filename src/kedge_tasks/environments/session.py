@@ -1,0 +1,219 @@
+"""Episodes of one environment class, in this process: many at a time, each on its own instance.
+
+Also the worker process of an environment, which has one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kedge_base.errors import EnvError, RunEnded
+from kedge_base.generators import seed_generators, seeded
+from kedge_base.importing import find_named
+from kedge_base.machine.invocation import loading_user_code
+from kedge_base.texts import place_of, traceback_text, typed_error_text
+from kedge_base.workers.event_loop import event_loop
+from kedge_base.workers.serving import serve
+from kedge_tasks.environments.openenv import PREFIX, find_served
+from kedge_tasks.environments.shapes import Game, ToolUser, Turn, adapter_of
+
+
+class Session:
+    """The episodes of an environment.
+
+    Args:
+        kind: A class without arguments, or a function that makes an environment.
+        name: Its name in errors.
+        timeout: Seconds that one call may take; None for no limit, as in the user's own process.
+
+    Raises:
+        EnvError: It is not an environment.
+    """
+
+    def __init__(self, kind: Callable[[], Any], name: str, timeout: float | None = None) -> None:
+        with seeded(0):
+            self._make = _adapter(kind, name)
+            with _one_line_errors(name):
+                first = self._make()
+        self.name = name
+        self._timeout = timeout
+        self._has_reset = first.has_reset
+        self._free: list[Game | ToolUser] = [first] * first.has_reset
+        self._episodes: dict[int, _Episode] = {}
+        self.tools = first.tools
+        self.is_async = first.is_async
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the tools, and say whether calls run concurrently."""
+        schemas = () if self.tools is None else self.tools.schemas
+        return {"tools": [dict(schema) for schema in schemas], "is_async": self.is_async}
+
+    def call(self, what: str, episodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Do something in several episodes; those of async environments run concurrently.
+
+        Args:
+            what: `open` (with `row` and `seed`), `step` (with `text`) or `finish`.
+            episodes: For each, its number `episode` and the arguments.
+
+        Returns:
+            For each, its `Turn` as a mapping. Where the environment raised, or returned something else, a mapping with
+            the line in `failed`, and its traceback.
+        """
+        with seeded(0):  # each call is seeded for itself; the run's own generators are restored
+            if not self.is_async:
+                return [self._without_waiting(self._guarded(what, **episode)) for episode in episodes]
+
+            async def together() -> list[dict[str, Any]]:
+                return await asyncio.gather(*(self._guarded(what, **episode) for episode in episodes))
+
+            return event_loop().run(together())
+
+    def _without_waiting(self, call: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """The result of a call of plain methods, made in this thread: signals interrupt it, and it needs no loop."""
+        try:
+            call.send(None)
+        except StopIteration as result:
+            return result.value
+        finally:
+            call.close()
+        raise EnvError(f"{self.name} returns something to be awaited; declare its methods with async def")
+
+    async def _guarded(self, what: str, episode: int, **arguments: Any) -> dict[str, Any]:
+        try:
+            with _one_line_errors(self.name):
+                if what == "open":
+                    self._begin(episode, arguments["seed"])
+                turn = await self._within_limit(what, self._episodes[episode], arguments)
+        except EnvError as error:
+            self._episodes.pop(episode, None)  # its environment is in an unknown state
+            return {"failed": str(error), "traceback": traceback_text(error)}
+        if turn.ending is not None:
+            self._end(episode, reuse=turn.ending != "timeout")
+        return asdict(turn)
+
+    def _begin(self, episode: int, seed: int) -> None:
+        if episode in self._episodes:  # it starts again
+            self._end(episode)
+        if not self._free:  # nothing of an instance for many episodes may depend on the first: a resumed run skips it
+            seed_generators(0 if self._has_reset else seed)
+            self._free.append(self._make())
+        self._episodes[episode] = _Episode(self._free.pop(), seed)
+
+    def _end(self, episode: int, *, reuse: bool = True) -> None:
+        environment = self._episodes.pop(episode).environment
+        if reuse and environment.has_reset:
+            self._free.append(environment)
+
+    async def _within_limit(self, what: str, episode: _Episode, arguments: Mapping[str, Any]) -> Turn:
+        """The turn of one call; a step that exceeds the time limit ends the episode."""
+
+        async def begun() -> Turn:
+            seed_generators(episode.seed)  # where it starts: calls that run at the same time share the generators
+            episode.seed += 1
+            return await getattr(episode.environment, what)(**arguments)
+
+        try:
+            if not self.is_async:
+                with _deadline(self._timeout):
+                    return await begun()
+            task = asyncio.ensure_future(begun())
+            try:
+                if not (await asyncio.wait([task], timeout=self._timeout))[0]:
+                    raise _TimeLimit
+                return task.result()
+            finally:
+                task.cancel()
+        except _TimeLimit:
+            if what == "step":
+                return Turn(ending="timeout")
+            raise
+
+
+@dataclass
+class _Episode:
+    """An episode that is being played.
+
+    Attributes:
+        environment: Its instance.
+        seed: The seed of the next call.
+    """
+
+    environment: Game | ToolUser
+    seed: int
+
+
+class _TimeLimit(BaseException):
+    """A call has exceeded its limit; no `except Exception` of the environment stops it."""
+
+
+@contextmanager
+def _deadline(seconds: float | None) -> Iterator[None]:
+    """Interrupt the block after some seconds; works in the main thread, and not in the middle of a call in C."""
+    if seconds is None:
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise _TimeLimit
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _adapter(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUser]:
+    """See `adapter_of`. What a class with async methods makes for itself, such as a client, needs their event loop."""
+
+    async def in_loop() -> Callable[[], Game | ToolUser]:
+        with _one_line_errors(name):
+            return adapter_of(kind, name)
+
+    if inspect.getmembers(kind, inspect.iscoroutinefunction):
+        return event_loop().run(in_loop())
+    with _one_line_errors(name):
+        return adapter_of(kind, name)
+
+
+@contextmanager
+def _one_line_errors(name: str) -> Iterator[None]:
+    """Convert any exception of user code into one line with the place."""
+    try:
+        yield
+    except (EnvError, RunEnded):
+        raise
+    except _TimeLimit as error:
+        raise EnvError(f"{name} took longer than its limit to open or end an episode (environment.timeout)") from error
+    except (Exception, SystemExit) as error:
+        raise EnvError(f"{name} raised {typed_error_text(error)} ({place_of(error)})") from error
+
+
+def main(descriptor: int, tie: int) -> None:
+    """Answer requests until the connection closes.
+
+    Args:
+        descriptor: The worker's end of the connection, an open file descriptor.
+        tie: The reading end of a pipe that closes when kedge ends.
+    """
+    sessions: list[Session] = []
+
+    def load(spec: str, name: str, timeout: float) -> dict[str, Any]:
+        seed_generators(0)  # for what its module draws
+        is_served = spec.startswith(PREFIX)
+        kind = find_served(spec) if is_served else find_named(spec, word="environment", error=EnvError)
+        sessions.append(Session(kind, name, timeout))
+        return sessions[0].describe()
+
+    def call(what: str, episodes: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return sessions[0].call(what, episodes)
+
+    with loading_user_code():
+        serve(descriptor, tie, {"load": load, "call": call}, error=EnvError)

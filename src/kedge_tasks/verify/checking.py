@@ -1,0 +1,224 @@
+"""Parts that the verifiers share: reading rows, verdicts in a batch, and a time limit per response."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, TypeAlias, TypeVar, cast
+
+from kedge.rewards.verdict import Verdict, reads
+from kedge_base.errors import KedgeError, RewardError
+from kedge_base.thoughts import answer_of, opened_thought
+
+RIGHT = "right"
+NO_ANSWER = "no answer found"
+CUT_OFF = "cut off"
+TOO_SLOW = "took too long"
+WRONG_FORMAT = "wrong format"
+WRONG_VALUE = "wrong value"
+
+SECONDS = 1.0
+"""Processor time for one response; milliseconds are usual."""
+
+AGAIN = 0.05
+"""Seconds after which an expired limit interrupts again: libraries may catch the first interruption."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Reference = TypeVar("_Reference")
+
+Judged: TypeAlias = "str | tuple[str, str] | Verdict"
+"""What is said of one response: the reason, maybe with the answer that is compared, or a verdict if it has a share."""
+
+
+def verifier(check: Callable[..., Any] | None = None) -> Callable[[_Function], _Function]:
+    """Decorate a function of `completions`, some columns and settings, so that TRL's trainers can call it as well.
+
+    Args:
+        check: See `reads`; None for a function that reads no column.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        @wraps(function)  # kedge reads the names of columns and settings off the function's own signature
+        def verify(*args: Any, **given: Any) -> list[Any]:
+            # kedge passes what the function names, TRL everything, and always the tokens.
+            return _called_by_trl(function, **given) if "completion_ids" in given else function(*args, **given)
+
+        return cast("_Function", verify if check is None else reads(check)(verify))
+
+    return decorate
+
+
+def _called_by_trl(
+    function: Callable[..., list[Verdict]],
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    **given: Any,
+) -> list[Verdict | None]:
+    """The scores of a call that passes texts or messages, and all columns; None for a row that has none for it.
+
+    Source: TRL 1.16, `GRPOTrainer._calculate_rewards`.
+    """
+    parameters = signature(function).parameters
+    opened = [_last_message(prompt if isinstance(prompt, str) else prompt[-1:]) for prompt in prompts]
+    texts = [_last_message(completion) for completion in completions]
+    if "prompts" in parameters:
+        given["prompts"] = opened
+    else:
+        texts = [opened_thought(prompt) + text for prompt, text in zip(opened, texts, strict=True)]
+    given = {"completions": texts, **{name: value for name, value in given.items() if name in parameters}}
+    columns = {name for name in given if parameters[name].kind is not Parameter.KEYWORD_ONLY}  # others are settings
+    needed = [given[name] for name in columns if parameters[name].default is Parameter.empty]
+    rows = [row for row, entries in enumerate(zip(*needed, strict=True)) if None not in entries]
+    chosen = {name: [value[row] for row in rows] if name in columns else value for name, value in given.items()}
+    scores = dict(zip(rows, function(**chosen), strict=True)) if rows else {}
+    return [scores.get(row) for row in range(len(texts))]
+
+
+def _last_message(said: Any) -> str:
+    """A text, or that of the assistant's last message in a list, whose content may be a list of parts."""
+    if isinstance(said, str):
+        return said
+    last = next((message for message in reversed(said) if message.get("role", "assistant") == "assistant"), {})
+    content = last.get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
+
+
+def read_rows(
+    column: str, entries: Sequence[Any], read: Callable[..., _Reference], *others: Sequence[Any] | None
+) -> list[_Reference]:
+    """Read each row's entry of a column.
+
+    Args:
+        column: The column's name.
+        entries: Its entries.
+        read: Reads one, with those of the other columns; raises `ValueError` with what is expected instead.
+        others: The other columns; None for one that is missing.
+
+    Raises:
+        RewardError: An entry cannot be read.
+    """
+    found = []
+    given = [each or [None] * len(entries) for each in others]
+    for row, (entry, *more) in enumerate(zip(entries, *given, strict=True), start=1):
+        try:
+            found.append(read(entry, *more))
+        except ValueError as error:
+            shown = "a number of thousands of digits"
+            with suppress(ValueError):  # Python does not write it
+                shown = " ".join(repr(entry).split())
+            shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
+            raise RewardError(f"column {column!r}, prompt {row}: {shown} is not usable; expected {error}") from error
+    return found
+
+
+def decoded(entry: object) -> object:
+    """The list or mapping that a cell of a table in text writes as JSON; any other entry unchanged."""
+    if isinstance(entry, str) and entry.lstrip().startswith(("[", "{")):
+        with suppress(ValueError, RecursionError):
+            return json.loads(entry)
+    return entry
+
+
+def whole_response(text: str) -> tuple[str, bool]:
+    """Return a response as it is, for a verifier that finds the answer itself."""
+    return text, False
+
+
+def final_answer(text: str) -> tuple[str, bool] | None:
+    """Return the text in the last `<answer>…</answer>` after the thoughts, else all of it, and whether it has that tag.
+
+    None if the last thought was not closed: no thought is an answer.
+    """
+    answer = answer_of(text)
+    if answer is None:
+        return None
+    end = answer.rfind("</answer>")
+    start = answer.rfind("<answer>", 0, max(end, 0))
+    return (answer, False) if start < 0 else (answer[start + len("<answer>") : end], True)
+
+
+def verdicts(
+    completions: Sequence[str],
+    stopped: Sequence[bool] | None,
+    references: Sequence[_Reference],
+    judge: Callable[[str, bool, _Reference], Judged],
+    *,
+    read: Callable[[str], tuple[str, bool] | None] = final_answer,
+) -> list[Verdict]:
+    """A verdict per response: 1 if the reason is `right`, else 0, unless the judge gives a verdict.
+
+    Args:
+        completions: The responses.
+        stopped: Whether each ended with a stop token; None if all did.
+        references: What the rows say.
+        judge: Judges one answer, given its text, whether it is complete, and its reference. A response that was cut off
+            and has no answer gets that as its reason.
+        read: Finds the answer in a response, and whether it is complete even in a response that was cut off.
+    """
+    ended = [True] * len(completions) if stopped is None else stopped
+    found = []
+    for text, is_whole, reference in zip(completions, ended, references, strict=True):
+        judged: Judged = NO_ANSWER
+        try:
+            if answer := read(text):
+                judged = judge(answer[0], is_whole or answer[1], reference)
+        except KedgeError:
+            raise
+        except Exception:  # in whichever library: one response does not end a run
+            judged = WRONG_FORMAT
+        if not isinstance(judged, Verdict):
+            reason, answer_text = (judged, None) if isinstance(judged, str) else judged
+            reason = CUT_OFF if reason == NO_ANSWER and not is_whole else reason
+            judged = Verdict(float(reason == RIGHT), reason, answer_text)
+        found.append(judged)
+    return found
+
+
+class Expired(BaseException):
+    """The time limit has passed. Not an `Exception`: libraries catch those and continue."""
+
+
+@contextmanager
+def deadline(name: str, seconds: float = SECONDS) -> Iterator[None]:
+    """Interrupt code that computes for too long.
+
+    The limit counts the process's own processor time, so that verdicts do not depend on what else the machine does. Its
+    timer is not the one of SIGALRM, which libraries and the worker process use.
+
+    Args:
+        name: The verifier.
+        seconds: The limit, processor time.
+
+    Raises:
+        Expired: The limit has passed.
+        RewardError: This is not the main thread, which alone can be interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RewardError(
+            f"{name} needs the main thread for its time limit: pass its name, 'kedge_tasks.verify:{name}', so that "
+            "it runs in a separate process"
+        )
+    has_expired = False
+
+    def expire(*_: object) -> None:
+        nonlocal has_expired
+        has_expired = True
+        raise Expired
+
+    previous = signal.signal(signal.SIGVTALRM, expire)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, AGAIN)
+        yield
+    finally:
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        finally:  # also if this is where it expired
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, previous)
+    if has_expired:
+        raise Expired
