@@ -23,8 +23,9 @@ from kedge.data import Prompt, Rendered
 from kedge.data.turns import TemplateTurns
 from kedge.models import load_language_model, load_tokenizer, named_stop_tokens, own_stop_tokens, resolve_precision
 from kedge.rollout import Sampler
+from kedge.rollout.player import Limits, Player
 from kedge_tasks.environments import Step
-from kedge_tasks.environments.player import Limits, Player
+from kedge_tasks.environments.client import Environment
 
 TURN = 8
 LONGEST = 32
@@ -92,7 +93,8 @@ def main() -> None:
         (name, 8, LONGEST) for name in ("Long", "Uneven")
     ]:
         room = turns * (longest + 40)
-        player = Player(f"{Path(__file__)}:{name}", Limits(turns, room, longest), timeout=60.0, by_turn=True)
+        environment = Environment(f"{Path(__file__)}:{name}", timeout=60.0)
+        player = Player(environment, Limits(turns, room, longest), by_turn=True)
         player.begin(stops, None, tokenizer, prompts[:1])
         ends = [*stops, *map(tokenizer.convert_tokens_to_ids, ENDS)] if longest == LONGEST else stops
         sampler = Sampler(model, tokenizer.pad_token_id, ends, room, precision=precision)  # pyright: ignore[reportArgumentType]

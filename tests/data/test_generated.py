@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from kedge.data import generated, read_rows
+from kedge.data import read_rows
 from kedge.data.sources import rows_of
+from kedge_base import generated
 from kedge_base.errors import DataError
 from tests.reasoning import reasoning_gym
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
@@ -16,11 +17,11 @@ from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 @pytest.fixture(autouse=True)
 def package():
     generated.open_task.cache_clear()
-    generated._generated.cache_clear()
+    generated.open_entry.cache_clear()
     with reasoning_gym():
         yield
     generated.open_task.cache_clear()
-    generated._generated.cache_clear()
+    generated.open_entry.cache_clear()
 
 
 def test_a_source_has_the_rows_of_its_task():

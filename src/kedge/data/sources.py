@@ -11,10 +11,11 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from kedge.data.generated import PREFIX, generated_rows
+from kedge.data.generated import generated_rows
 from kedge.data.records import Row, check_row_count, listed_rows, one_line_errors, parquet_rows, table_rows
 from kedge.data.text_files import COMPRESSIONS, csv_rows, json_rows
 from kedge_base.errors import DataError
+from kedge_base.generated import PREFIX
 from kedge_base.machine.memory import free_memory, memory_limit, private_memory
 from kedge_base.texts import IN_MEMORY, pointer_fault
 

@@ -75,6 +75,11 @@ class ToolUse(Protocol):
         """A call of one of them: its `name` and `arguments`."""
         ...
 
+    @property
+    def sample_text(self) -> str:
+        """The same call as it is described."""
+        ...
+
     def reads_sample(self, text: str) -> bool:
         """True if this call, and no other, is read in a turn."""
         ...

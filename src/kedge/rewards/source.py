@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+from kedge.rewards.verdict import Verdict
 from kedge_base.errors import NonfiniteScoreError, RewardError
 from kedge_base.thoughts import opened_thought
 
@@ -28,34 +29,6 @@ LARGEST = 1e12
 
 MESSAGES_COLUMN = "messages"
 """The prompt column with a conversational prompt's messages, before a chat template rendered them."""
-
-
-class Verdict(float):
-    """A score with the reason for it: a number like any other, and `reason`, a short phrase such as `wrong value`.
-
-    A function may as well return `{"score": 0.0, "reason": "wrong value"}`, which is also its form in JSON. The reasons
-    of a function come from a small set: the share of each is a metric. `answer` is the answer that was found in the
-    response, if any: the majority of several responses is counted by it.
-    """
-
-    __slots__ = ("answer", "reason")
-    answer: str | None
-    reason: str
-
-    def __new__(cls, score: float, reason: str, answer: str | None = None) -> Verdict:
-        """A verdict of a score, its reason, and the answer that was found."""
-        verdict = super().__new__(cls, score)
-        verdict.reason = reason
-        verdict.answer = answer
-        return verdict
-
-    def __reduce__(self) -> tuple[type[Verdict], tuple[float, str, str | None]]:
-        return Verdict, (float(self), self.reason, self.answer)
-
-    def as_json(self) -> dict[str, Any]:
-        """Score and reason, and the answer if there is one."""
-        found = {} if self.answer is None else {"answer": self.answer}
-        return {"score": float(self), "reason": self.reason, **found}
 
 
 @dataclass(frozen=True)

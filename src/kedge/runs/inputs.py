@@ -23,7 +23,7 @@ from kedge_base.machine.progress import say
 from kedge_base.run_folder.output import REWARD_LOG
 
 if TYPE_CHECKING:
-    from kedge_tasks.environments.player import Player
+    from kedge.rollout.player import Player
 
 AS_TEXT: Final[Mapping[Role, str]] = {
     "prompts": (
@@ -247,11 +247,13 @@ def load_player(
     given = environment or config.environment.source
     if given is None:
         return None
-    from kedge_tasks.environments.player import Limits, Player  # a run without one needs none of it
+    from kedge.rollout.player import Limits, Player
+    from kedge_tasks.environments.client import Environment  # a run without one needs none of it
 
     settings = config.environment
     limits = Limits(settings.max_turns, tokens, settings.max_turn_tokens, on_error=settings.on_error)
-    return Player(given, limits, timeout=settings.timeout, by_turn=by_turn, log=run.folder / REWARD_LOG, say=say)
+    loaded = Environment(given, timeout=settings.timeout, log=run.folder / REWARD_LOG)
+    return Player(loaded, limits, by_turn=by_turn, say=say)
 
 
 def configured_rewards(config: Config) -> list[RewardTerm]:

@@ -24,7 +24,7 @@ from kedge_base.intervals import Interval, score_interval
 from kedge_base.texts import names_function
 
 if TYPE_CHECKING:
-    from kedge_tasks.environments.player import Player
+    from kedge.rollout.player import Player
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from kedge_base.machine.invocation import as_argument
 from kedge_base.machine.progress import Progress
 
 if TYPE_CHECKING:
-    from kedge_tasks.environments.player import Player
+    from kedge.rollout.player import Player
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from kedge_base.intervals import Interval, mean_interval, share_interval
 from kedge_base.run_folder.record_format import JUDGING
 
 if TYPE_CHECKING:
-    from kedge_tasks.environments.player import Player
+    from kedge.rollout.player import Player
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from kedge_base.errors import DataError, EnvError
 from kedge_base.texts import error_text
@@ -20,8 +20,6 @@ from kedge_tasks.environments.tools import Tools
 STARTUP_SECONDS = 120.0
 GRACE = 5.0
 """Seconds after a call's limit at which its process is killed: it could not be interrupted."""
-FAILED: dict[str, Any] = {"ending": "failed"}
-"""A turn whose answer could not be had."""
 PAUSE = 1.0
 """Seconds before an episode that could not be opened is opened again."""
 
@@ -76,26 +74,24 @@ class Environment:
             EnvError: Its process ended, or could not be interrupted; so do the other methods.
             DataError: A row has a value that cannot be sent to another process.
         """
-        asked = {
-            number: {"episode": number, "row": dict(row), "seed": seed} for number, (row, seed) in episodes.items()
-        }
-        found = dict(zip(episodes, self._call("open", [*asked.values()]), strict=True))
-        if again := [number for number, messages in found.items() if messages is None]:
+        arguments = {number: {"row": dict(row), "seed": seed} for number, (row, seed) in episodes.items()}
+        turns = self._call("open", arguments)
+        if failed := [number for number, turn in turns.items() if turn.ending == "failed"]:
             time.sleep(PAUSE)
-            found.update(zip(again, self._call("open", [asked[number] for number in again]), strict=True))
-        return found
+            turns |= self._call("open", {number: arguments[number] for number in failed})
+        return {number: None if turn.ending == "failed" else turn.messages for number, turn in turns.items()}
 
-    def step(self, said: Mapping[int, str]) -> dict[int, Turn]:
-        """Say something in each of some episodes; the answers. A failure ends the episode."""
-        turns = self._call("step", [{"episode": number, "text": text} for number, text in said.items()])
-        return {number: Turn(**(turn or FAILED)) for number, turn in zip(said, turns, strict=True)}
+    def step(self, texts: Mapping[int, str]) -> dict[int, Turn]:
+        """Say a text in each of some episodes; the answers. A failure ends the episode."""
+        return self._call("step", {number: {"text": text} for number, text in texts.items()})
 
-    def finish(self, episodes: Sequence[int]) -> dict[int, float | None]:
+    def finish(self, episodes: Iterable[int]) -> dict[int, float | None]:
         """End episodes that the environment has not ended; what each earned besides its turns' rewards.
 
         None where it failed.
         """
-        return dict(zip(episodes, self._call("finish", [{"episode": number} for number in episodes]), strict=True))
+        turns = self._call("finish", {number: {} for number in episodes})
+        return {number: None if turn.ending == "failed" else turn.reward for number, turn in turns.items()}
 
     def close(self) -> None:
         """End the worker process."""
@@ -109,34 +105,39 @@ class Environment:
         [about] = self._replies([load], STARTUP_SECONDS, "importing its module")
         return about
 
-    def _call(self, what: str, episodes: list[dict[str, Any]]) -> list[Any]:
-        """The results; None where the environment failed."""
+    def _call(self, what: str, episodes: Mapping[int, Mapping[str, Any]]) -> dict[int, Turn]:
+        """See `Session.call`."""
         if not episodes:
-            return []
+            return {}
+        calls = [{"episode": number, **arguments} for number, arguments in episodes.items()]
         with self._lock:
-            if self._worker is None:
-                return [self._noted(result) for result in self._session.call(what, episodes)]
-            if what == "open" and not self._worker.is_running:
-                self._started()  # a call before was interrupted, or has failed, and the caller goes on
-            # A request for each, so that each has its own deadline, unless all run at the same time.
-            parts = [episodes] if self._is_async else [[episode] for episode in episodes]
-            try:
-                requests = [Request.of(self.name, "call", what=what, episodes=part) for part in parts]
-            except (TypeError, ValueError, RecursionError) as error:
-                raise DataError(
-                    f"the prompts have a value that cannot be sent to the process of {self.name} "
-                    f"({error_text(error)}); remove it, or pass the class as a Python object"
-                ) from error
-            found = self._replies(requests, self._timeout + GRACE, "a call")
-            return [self._noted(result) for part in found for result in part]
+            results = self._session.call(what, calls) if self._worker is None else self._send(what, calls)
+            return dict(zip(episodes, map(self._turn, results), strict=True))
 
-    def _noted(self, result: Any) -> Any:
-        if not isinstance(result, Mapping) or "failed" not in result:
-            return result
-        failure = cast("Mapping[str, str]", result)
-        self.failure = failure["failed"]
-        self._log.end(*failure["traceback"].splitlines(), f"[{self.failure}]")
-        return None
+    def _send(self, what: str, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """The results of calls that the worker process makes."""
+        assert self._worker is not None
+        if what == "open" and not self._worker.is_running:
+            self._started()  # a call before was interrupted, or has failed, and the caller goes on
+        # A request for each, so that each has its own deadline, unless all run at the same time.
+        parts = [calls] if self._is_async else [[call] for call in calls]
+        try:
+            requests = [Request.of(self.name, "call", what=what, episodes=part) for part in parts]
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(
+                f"the prompts have a value that cannot be sent to the process of {self.name} ({error_text(error)}); "
+                "remove it, or pass the class as a Python object"
+            ) from error
+        replies = self._replies(requests, self._timeout + GRACE, "a call")
+        return [result for results in replies for result in results]
+
+    def _turn(self, result: Mapping[str, Any]) -> Turn:
+        """The turn in a result; one that failed for an error of the environment, which is noted."""
+        if "failed" not in result:
+            return Turn(**result)
+        self.failure = result["failed"]
+        self._log.end(*result["traceback"].splitlines(), f"[{self.failure}]")
+        return Turn(ending="failed")
 
     def _replies(self, requests: Sequence[Request], seconds: float, doing: str) -> list[Any]:
         assert self._worker is not None

@@ -10,7 +10,7 @@ import inspect
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kedge_base.errors import EnvError, RunEnded
@@ -45,8 +45,7 @@ class Session:
         self._timeout = timeout
         self._has_reset = first.has_reset
         self._free: list[Game | ToolUser] = [first] * first.has_reset
-        self._playing: dict[int, Game | ToolUser] = {}
-        self._turns: dict[int, tuple[int, int]] = {}
+        self._episodes: dict[int, _Episode] = {}
         self.tools = first.tools
         self.is_async = first.is_async
 
@@ -55,7 +54,7 @@ class Session:
         schemas = () if self.tools is None else self.tools.schemas
         return {"tools": [dict(schema) for schema in schemas], "is_async": self.is_async}
 
-    def call(self, what: str, episodes: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def call(self, what: str, episodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Do something in several episodes; those of async environments run concurrently.
 
         Args:
@@ -63,92 +62,20 @@ class Session:
             episodes: For each, its number `episode` and the arguments.
 
         Returns:
-            For each, the messages that open it; the `Turn` as a mapping; or the reward. Where the environment raised,
-            or returned something else, a mapping with the line in `failed`, and its traceback.
+            For each, its `Turn` as a mapping. Where the environment raised, or returned something else, a mapping with
+            the line in `failed`, and its traceback.
         """
-        calls = [self._guarded(what, **episode) for episode in episodes]
         with seeded(0):  # each call is seeded for itself; the run's own generators are restored
             if not self.is_async:
-                return [self._alone(call) for call in calls]
+                return [self._without_waiting(self._guarded(what, **episode)) for episode in episodes]
 
-            async def together() -> list[Any]:
-                return await asyncio.gather(*calls)
+            async def together() -> list[dict[str, Any]]:
+                return await asyncio.gather(*(self._guarded(what, **episode) for episode in episodes))
 
             return event_loop().run(together())
 
-    async def _guarded(self, what: str, episode: int, **arguments: Any) -> Any:
-        try:
-            with _one_line_errors(self.name):
-                return await self._one(what, episode, **arguments)
-        except EnvError as error:
-            self._forget(episode)
-            return {"failed": str(error), "traceback": traceback_text(error)}
-
-    async def _one(self, what: str, episode: int, **arguments: Any) -> Any:
-        match what:
-            case "open":
-                return await self._open(episode, **arguments)
-            case "step":
-                return await self._step(episode, **arguments)
-            case _:
-                reward = await self._run(episode, self._playing[episode].finish())
-                self._end(episode)
-                return reward
-
-    async def _open(self, episode: int, row: Mapping[str, Any], seed: int) -> list[dict[str, str]]:
-        if episode in self._playing:  # it starts again
-            self._end(episode)
-        if not self._free:  # nothing of an instance for many episodes may depend on the first: a resumed run skips it
-            seed_generators(0 if self._has_reset else seed)
-            self._free.append(self._make())
-        self._playing[episode] = self._free.pop()
-        self._turns[episode] = (seed, 0)
-        return await self._run(episode, self._playing[episode].open(row, seed))
-
-    async def _step(self, episode: int, text: str) -> dict[str, Any]:
-        try:
-            turn = await self._run(episode, self._playing[episode].step(text))
-        except _Late:
-            self._forget(episode)
-            return asdict(Turn(ending="timeout"))
-        if turn.ending is not None:
-            self._end(episode)
-        return asdict(turn)
-
-    async def _run(self, episode: int, call: Coroutine[Any, Any, Any]) -> Any:
-        """The result of a call, within the time limit."""
-
-        async def begun() -> Any:
-            seed, turn = self._turns[episode]
-            self._turns[episode] = (seed, turn + 1)
-            seed_generators(seed + turn)  # where it starts: calls that run at the same time share the generators
-            return await call
-
-        if not self.is_async:
-            with _deadline(self._timeout):
-                return await begun()
-        task = asyncio.ensure_future(begun())
-        try:
-            done, _ = await asyncio.wait([task], timeout=self._timeout)
-            if not done:
-                raise _Late
-            return task.result()
-        finally:
-            task.cancel()
-
-    def _end(self, episode: int) -> None:
-        environment = self._playing.pop(episode)
-        if environment.has_reset:
-            self._free.append(environment)
-        del self._turns[episode]
-
-    def _forget(self, episode: int) -> None:
-        """Leave an episode whose environment is in an unknown state."""
-        self._playing.pop(episode, None)
-        self._turns.pop(episode, None)
-
-    def _alone(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Run a call that never waits."""
+    def _without_waiting(self, call: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """The result of a call of plain methods, made in this thread: signals interrupt it, and it needs no loop."""
         try:
             call.send(None)
         except StopIteration as result:
@@ -157,8 +84,71 @@ class Session:
             call.close()
         raise EnvError(f"{self.name} returns something to be awaited; declare its methods with async def")
 
+    async def _guarded(self, what: str, episode: int, **arguments: Any) -> dict[str, Any]:
+        try:
+            with _one_line_errors(self.name):
+                if what == "open":
+                    self._begin(episode, arguments["seed"])
+                turn = await self._within_limit(what, self._episodes[episode], arguments)
+        except EnvError as error:
+            self._episodes.pop(episode, None)  # its environment is in an unknown state
+            return {"failed": str(error), "traceback": traceback_text(error)}
+        if turn.ending is not None:
+            self._end(episode, reuse=turn.ending != "timeout")
+        return asdict(turn)
 
-class _Late(BaseException):
+    def _begin(self, episode: int, seed: int) -> None:
+        if episode in self._episodes:  # it starts again
+            self._end(episode)
+        if not self._free:  # nothing of an instance for many episodes may depend on the first: a resumed run skips it
+            seed_generators(0 if self._has_reset else seed)
+            self._free.append(self._make())
+        self._episodes[episode] = _Episode(self._free.pop(), seed)
+
+    def _end(self, episode: int, *, reuse: bool = True) -> None:
+        environment = self._episodes.pop(episode).environment
+        if reuse and environment.has_reset:
+            self._free.append(environment)
+
+    async def _within_limit(self, what: str, episode: _Episode, arguments: Mapping[str, Any]) -> Turn:
+        """The turn of one call; a step that exceeds the time limit ends the episode."""
+
+        async def begun() -> Turn:
+            seed_generators(episode.seed)  # where it starts: calls that run at the same time share the generators
+            episode.seed += 1
+            return await getattr(episode.environment, what)(**arguments)
+
+        try:
+            if not self.is_async:
+                with _deadline(self._timeout):
+                    return await begun()
+            task = asyncio.ensure_future(begun())
+            try:
+                if not (await asyncio.wait([task], timeout=self._timeout))[0]:
+                    raise _TimeLimit
+                return task.result()
+            finally:
+                task.cancel()
+        except _TimeLimit:
+            if what == "step":
+                return Turn(ending="timeout")
+            raise
+
+
+@dataclass
+class _Episode:
+    """An episode that is being played.
+
+    Attributes:
+        environment: Its instance.
+        seed: The seed of the next call.
+    """
+
+    environment: Game | ToolUser
+    seed: int
+
+
+class _TimeLimit(BaseException):
     """A call has exceeded its limit; no `except Exception` of the environment stops it."""
 
 
@@ -170,7 +160,7 @@ def _deadline(seconds: float | None) -> Iterator[None]:
         return
 
     def interrupt(*_: object) -> None:
-        raise _Late
+        raise _TimeLimit
 
     signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -200,7 +190,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
         yield
     except (EnvError, RunEnded):
         raise
-    except _Late as error:
+    except _TimeLimit as error:
         raise EnvError(f"{name} took longer than its limit to open or end an episode (environment.timeout)") from error
     except (Exception, SystemExit) as error:
         raise EnvError(f"{name} raised {typed_error_text(error)} ({place_of(error)})") from error

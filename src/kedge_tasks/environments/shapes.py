@@ -107,12 +107,11 @@ class Game:
         """True if a method is declared with `async def`."""
         return _is_async(self._environment, ("reset", "step"))
 
-    async def open(self, row: Mapping[str, Any], seed: int) -> list[dict[str, str]]:
+    async def open(self, row: Mapping[str, Any], seed: int) -> Turn:
         """Start an episode; the messages that follow the row's prompt."""
-        environment = self._environment
-        return _messages(
-            await _result(environment.reset(**_taken(environment.reset, {"row": row, "seed": seed}))), self._name
-        )
+        reset = self._environment.reset
+        opening = await _result(reset(**_accepted(reset, {"row": row, "seed": seed})))
+        return Turn(_messages(opening, self._name))
 
     async def step(self, text: str) -> Turn:
         """Say something; the answer."""
@@ -124,9 +123,9 @@ class Game:
         ending: Ending | None = "completed" if terminated else "truncated" if truncated else None
         return Turn(_messages(step.messages, self._name), reward, ending)
 
-    async def finish(self) -> float:
-        """The reward of an episode that kedge ends: nothing besides that of its turns."""
-        return 0.0
+    async def finish(self) -> Turn:
+        """End the episode from outside: it earns nothing besides the rewards of its turns."""
+        return Turn(ending="completed")
 
 
 class ToolUser:
@@ -153,18 +152,18 @@ class ToolUser:
         """See `Game`."""
         return _is_async(self._environment, ("reset", "get_reward", *self.tools.names))
 
-    async def open(self, row: Mapping[str, Any], seed: int) -> list[dict[str, str]]:
+    async def open(self, row: Mapping[str, Any], seed: int) -> Turn:
         """Start an episode; the messages that follow the row's prompt."""
         if not self.has_reset:
-            return []
+            return Turn()
         reset = self._environment.reset
-        return _messages(await _result(reset(**_taken(reset, {"seed": seed, **row}))), self._name)
+        return Turn(_messages(await _result(reset(**_accepted(reset, {"seed": seed, **row}))), self._name))
 
     async def step(self, text: str) -> Turn:
         """Say something; the results of the tools that it calls."""
         calls = self.tools.calls_in(text)
         if not calls:
-            return Turn(reward=await self.finish(), ending="completed")
+            return await self.finish()
         messages: list[dict[str, str]] = []
         errors = 0
         for call in calls:
@@ -178,12 +177,13 @@ class ToolUser:
             messages.append({"role": "tool", "name": call.name, "content": _encodable(content[:LONGEST_TEXT])})
         return Turn(messages, num_calls=len(calls), num_errors=errors)
 
-    async def finish(self) -> float:
-        """The reward of the episode; 0 without `get_reward`."""
+    async def finish(self) -> Turn:
+        """End the episode with its reward; 0 without `get_reward`."""
         get_reward = getattr(self._environment, "get_reward", None)
         if get_reward is None:
-            return 0.0
-        return _number(await _result(get_reward()), f"{self._name}.get_reward gave")
+            return Turn(ending="completed")
+        reward = _number(await _result(get_reward()), f"{self._name}.get_reward gave")
+        return Turn(reward=reward, ending="completed")
 
 
 def adapter_of(kind: Callable[[], Any], name: str) -> Callable[[], Game | ToolUser]:
@@ -233,7 +233,7 @@ def _check_signatures(environment: Any, name: str) -> None:
         return  # of C code
     try:
         step.bind("")
-        reset.bind(**_taken(environment.reset, {"row": {}, "seed": 0}))
+        reset.bind(**_accepted(environment.reset, {"row": {}, "seed": 0}))
     except TypeError as error:
         raise EnvError(f"{name}: {error}; expected reset(row, seed) and step(text)") from None
 
@@ -242,12 +242,12 @@ async def _result(value: Any) -> Any:
     return await cast("Awaitable[Any]", value) if inspect.isawaitable(value) else value
 
 
-def _taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a function takes, by name."""
+def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a function accepts, by name."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return dict(given)
-    return {name: value for name, value in given.items() if name in parameters}
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters}
 
 
 def _as_step(value: Any, name: str) -> Step:

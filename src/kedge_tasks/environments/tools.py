@@ -53,10 +53,12 @@ class Tools:
         """The tools of an environment.
 
         Raises:
-            EnvError: It has no tool, or one without a docstring or type hints.
+            EnvError: It has no tool, or one without a docstring or type hints; transformers is not installed.
         """
-        from transformers.utils.chat_template_utils import get_json_schema
-
+        try:
+            from transformers.utils.chat_template_utils import get_json_schema
+        except ImportError as error:
+            raise EnvError(f"{name} has tools, whose description needs the package transformers") from error
         names = [each for each in dir(type(environment)) if not each.startswith("_") and each not in RESERVED]
         schemas: list[Mapping[str, Any]] = []
         for each in names:

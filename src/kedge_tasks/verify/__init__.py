@@ -8,7 +8,8 @@ A verifier gives 1 for a right response and 0 for any other, with one of a few r
 as `answer`; a mistake in a row is found before the run.
 
 answers: numbers and mathematics. texts: choices, matches, patterns, tags, JSON. instructions: rules for the text.
-programs: code against tests. generated: the tasks of reasoning-gym. checking: what they share.
+programs: code against tests. generated: the tasks of reasoning-gym. checking: what they share. wording: how responses
+say "the answer is" and "not".
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from kedge.rewards.source import Verdict
+from kedge.rewards.verdict import Verdict
 from kedge_base.errors import RewardError, install_line
 from kedge_tasks.verify.checking import (
     NO_ANSWER,
@@ -24,14 +25,12 @@ from kedge_tasks.verify.checking import (
     deadline,
     final_answer,
     read_rows,
-    reads_column,
     verdicts,
+    verifier,
     whole_response,
 )
 from kedge_tasks.verify.expressions import last_unit, other_lists, same_literal, tidy
 from kedge_tasks.verify.quantities import (
-    ANSWER,
-    IS,
     PROSE_UNITS,
     QUANTITY,
     WRONG_UNIT,
@@ -42,6 +41,7 @@ from kedge_tasks.verify.quantities import (
     typed,
     whole_quantity,
 )
+from kedge_tasks.verify.wording import INSTEAD_OF, NOT, THE_ANSWER_IS
 
 LONGEST_EXPRESSION = 2000
 
@@ -51,7 +51,7 @@ BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[-+]?[0-9][^\s{}$\\]*))")
 _ITEM = re.compile(r"^[ \t]*[1-9][.)][ \t]+(?=[A-Z*])", re.MULTILINE)
 _SENTENCE = re.compile(r"\n|[.!?](?=\s)|[。！？]")
 _STATEMENT = re.compile(
-    rf"{ANSWER}[^.\n:=0-9]{{0,60}}?{IS}(?:[-+*/×÷x().,$ 0-9=]+="
+    rf"{THE_ANSWER_IS}(?:[-+*/×÷x().,$ 0-9=]+="
     r"|(?![$ ]*[0-9.,]+ ?=)[$(]*(?:(?:(?!\b(?:since|because|as|so|if|for|check|not)\b|, )[^;:\n=≈(]){1,80}"
     r"(?:=|≈|\bequals\b)){1,4}"
     r"|[$(]*[0-9][^;:\n=(]{0,20}?(?:[-+*×÷]|\b(?:plus|minus|times)\b)[^;:\n=(]{1,40}?"
@@ -59,10 +59,10 @@ _STATEMENT = re.compile(
     r"(?:[^;:\n=]{1,40}\bround(?:s|ed)? (?:up |down )?to )?"
 )
 """`The answer is`, and the computation of it, such as `6 * 7 =`."""
-_OTHER = re.compile(r"(?i)(?:[,;(]\s*(?:and )?not|\brather than|\binstead of)\s+[-$(]*[0-9][0-9.,]*")
+_OTHER = re.compile(rf"(?i)(?:[,;(]\s*(?:and )?not|\b(?:{INSTEAD_OF}))\s+[-$(]*[0-9][0-9.,]*")
 """A number that is said to be another than the answer."""
 _DENIED = re.compile(
-    r"(?i)(?:\b(?:not|never|neither|nor|cannot)|n['’]t|≠|!=|\\neq?)(?:\s+(?:be|equal|equals|to|exactly|the|answer|is|just)\b)*"
+    rf"(?i)(?:\b(?:{NOT})|n['’]t|≠|!=|\\neq?)(?:\s+(?:be|equal|equals|to|exactly|the|answer|is|just)\b)*"
     r"\s*[$(*]*$"
 )
 _VAGUE = re.compile(
@@ -87,7 +87,7 @@ _REFUSAL = re.compile(
 )
 _SOLVED = re.compile(r"(?i)=|\b(?:so|but|thus|hence|therefore)\b")
 _LAST_LINE = re.compile(
-    rf"[^\n]*{ANSWER}[^.\n:=0-9]{{0,60}}?{IS}((?:\*\*|\$)?(?:\\[A-Za-z]+|[^A-Za-z]|[A-Za-z](?![A-Za-z]{{2}}))+)"
+    rf"[^\n]*{THE_ANSWER_IS}((?:\*\*|\$)?(?:\\[A-Za-z]+|[^A-Za-z]|[A-Za-z](?![A-Za-z]{{2}}))+)"
     r"(?:I hope it is correct\.)?"
 )
 
@@ -178,7 +178,11 @@ def _number_answer(answer: object) -> Quantity:
     return found
 
 
-@reads_column("answer", _gsm8k_answer)
+def _gsm8k_answers(answer: Sequence[Any]) -> list[Quantity]:
+    return read_rows("answer", answer, _gsm8k_answer)
+
+
+@verifier(_gsm8k_answers)
 def gsm8k(completions: list[str], answer: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a response's final number is that of a GSM8K row: after `####`, in `\boxed{}`, or its last number.
 
@@ -187,19 +191,23 @@ def gsm8k(completions: list[str], answer: list[str], stopped: list[bool] | None 
         answer: Solutions as in GSM8K: `… #### 42`.
         stopped: Whether each response ended with a stop token.
     """
-    return verdicts(completions, stopped, read_rows("answer", answer, _gsm8k_answer), _judge_number)
+    return verdicts(completions, stopped, _gsm8k_answers(answer), _judge_number)
 
 
-@reads_column("answer", _gsm8k_answer)
+@verifier(_gsm8k_answers)
 def gsm8k_strict(completions: list[str], answer: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
     """`gsm8k` for responses that must end as the data's solutions do: only `#### 42` counts."""
-    return verdicts(completions, stopped, read_rows("answer", answer, _gsm8k_answer), _judge_strictly)
+    return verdicts(completions, stopped, _gsm8k_answers(answer), _judge_strictly)
 
 
-@reads_column("answer", _number_answer)
+def _number_answers(answer: Sequence[Any]) -> list[Quantity]:
+    return read_rows("answer", answer, _number_answer)
+
+
+@verifier(_number_answers)
 def number(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """`gsm8k` for a column `answer` that has the number alone, as in SVAMP."""
-    return verdicts(completions, stopped, read_rows("answer", answer, _number_answer), _judge_number)
+    return verdicts(completions, stopped, _number_answers(answer), _judge_number)
 
 
 def _expression(answer: object) -> str:
@@ -211,7 +219,11 @@ def _expression(answer: object) -> str:
     return found
 
 
-@reads_column("answer", _expression)
+def _expressions(answer: Sequence[Any]) -> list[str]:
+    return read_rows("answer", answer, _expression)
+
+
+@verifier(_expressions)
 def math(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a response's `\boxed{…}`, or what follows `####`, equals an expression in LaTeX (extra `math`).
 
@@ -228,7 +240,7 @@ def math(completions: list[str], answer: list[Any], stopped: list[bool] | None =
         RewardError: math-verify is not installed.
     """
     _math_verify()
-    rows = read_rows("answer", answer, _expression)
+    rows = _expressions(answer)
     return verdicts(completions, stopped, rows, _judge_expression, read=whole_response)
 
 

@@ -7,12 +7,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from inspect import Parameter, Signature
-from typing import Any, TypeAlias, TypeVar
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, TypeAlias, TypeVar, cast
 
-from kedge.rewards.source import Verdict
+from kedge.rewards.verdict import Verdict, reads
 from kedge_base.errors import KedgeError, RewardError
-from kedge_base.thoughts import answer_of
+from kedge_base.thoughts import answer_of, opened_thought
 
 RIGHT = "right"
 NO_ANSWER = "no answer found"
@@ -34,24 +35,57 @@ Judged: TypeAlias = "str | tuple[str, str] | Verdict"
 """What is said of one response: the reason, maybe with the answer that is compared, or a verdict if it has a share."""
 
 
-def reads(check: Callable[..., Any]) -> Callable[[_Function], _Function]:
-    """Decorates a function with the one that reads its columns and settings, so that they are checked before a run."""
+def verifier(check: Callable[..., Any] | None = None) -> Callable[[_Function], _Function]:
+    """Decorate a function of `completions`, some columns and settings, so that TRL's trainers can call it as well.
 
-    def decorate(verifier: _Function) -> _Function:
-        verifier.__dict__["check_rows"] = check
-        return verifier
+    Args:
+        check: See `reads`; None for a function that reads no column.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        @wraps(function)  # kedge reads the names of columns and settings off the function's own signature
+        def verify(*args: Any, **given: Any) -> list[Any]:
+            # kedge passes what the function names, TRL everything, and always the tokens.
+            return _called_by_trl(function, **given) if "completion_ids" in given else function(*args, **given)
+
+        return cast("_Function", verify if check is None else reads(check)(verify))
 
     return decorate
 
 
-def reads_column(column: str, read: Callable[[Any], Any]) -> Callable[[_Function], _Function]:
-    """`reads` for a function that needs one column; see `read_rows`."""
+def _called_by_trl(
+    function: Callable[..., list[Verdict]],
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    **given: Any,
+) -> list[Verdict | None]:
+    """The scores of a call that passes texts or messages, and all columns; None for a row that has none for it.
 
-    def check(**columns: Sequence[Any]) -> None:
-        read_rows(column, columns[column], read)
+    Source: TRL 1.16, `GRPOTrainer._calculate_rewards`.
+    """
+    parameters = signature(function).parameters
+    opened = [_last_message(prompt if isinstance(prompt, str) else prompt[-1:]) for prompt in prompts]
+    texts = [_last_message(completion) for completion in completions]
+    if "prompts" in parameters:
+        given["prompts"] = opened
+    else:
+        texts = [opened_thought(prompt) + text for prompt, text in zip(opened, texts, strict=True)]
+    given = {"completions": texts, **{name: value for name, value in given.items() if name in parameters}}
+    columns = {name for name in given if parameters[name].kind is not Parameter.KEYWORD_ONLY}  # others are settings
+    needed = [given[name] for name in columns if parameters[name].default is Parameter.empty]
+    rows = [row for row, entries in enumerate(zip(*needed, strict=True)) if None not in entries]
+    chosen = {name: [value[row] for row in rows] if name in columns else value for name, value in given.items()}
+    scores = dict(zip(rows, function(**chosen), strict=True)) if rows else {}
+    return [scores.get(row) for row in range(len(texts))]
 
-    check.__dict__["__signature__"] = Signature([Parameter(column, Parameter.KEYWORD_ONLY)])  # it may be a setting
-    return reads(check)
+
+def _last_message(said: Any) -> str:
+    """A text, or that of the assistant's last message in a list, whose content may be a list of parts."""
+    if isinstance(said, str):
+        return said
+    last = next((message for message in reversed(said) if message.get("role", "assistant") == "assistant"), {})
+    content = last.get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 
 
 def read_rows(

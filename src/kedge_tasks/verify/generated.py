@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kedge.data.generated import find_entry
-from kedge.rewards.source import Verdict
+from kedge.rewards.verdict import Verdict
 from kedge_base.errors import DataError, RewardError
+from kedge_base.generated import find_entry
 from kedge_tasks.verify.checking import (
     NO_ANSWER,
     RIGHT,
@@ -20,8 +20,8 @@ from kedge_tasks.verify.checking import (
     Judged,
     deadline,
     read_rows,
-    reads_column,
     verdicts,
+    verifier,
 )
 
 PARTLY = "partly right"
@@ -77,7 +77,11 @@ def _read(entry: object) -> tuple[str, Any, dict[str, Any]]:
     return name, task, found
 
 
-@reads_column("entry", _read)
+def _entries(entry: Sequence[Any]) -> list[tuple[str, Any, dict[str, Any]]]:
+    return read_rows("entry", entry, _read)
+
+
+@verifier(_entries)
 def reasoning_gym(completions: list[str], entry: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """The score of a response by its task of reasoning-gym, from 0 to 1; tasks may score what is partly right.
 
@@ -91,7 +95,7 @@ def reasoning_gym(completions: list[str], entry: list[Any], stopped: list[bool] 
     Raises:
         RewardError: A row cannot be used.
     """
-    return verdicts(completions, stopped, read_rows("entry", entry, _read), _judge)
+    return verdicts(completions, stopped, _entries(entry), _judge)
 
 
 def _judge(text: str, is_whole: bool, reference: tuple[str, Any, dict[str, Any]]) -> Judged:

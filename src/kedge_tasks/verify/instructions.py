@@ -11,12 +11,12 @@ import inspect
 import json as json_module
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from kedge.rewards.source import Verdict
+from kedge.rewards.verdict import Verdict
 from kedge_base.errors import RewardError
 from kedge_base.thoughts import answer_of
 from kedge_tasks.verify.checking import (
@@ -25,8 +25,8 @@ from kedge_tasks.verify.checking import (
     Judged,
     decoded,
     read_rows,
-    reads_column,
     verdicts,
+    verifier,
     whole_response,
 )
 
@@ -108,7 +108,11 @@ def _read(entry: object) -> list[tuple[Kind, dict[str, Any]]]:
     return [_read_one(each) for each in entry]
 
 
-@reads_column("instructions", _read)
+def _wanted(instructions: Sequence[Any]) -> list[list[tuple[Kind, dict[str, Any]]]]:
+    return read_rows("instructions", instructions, _read)
+
+
+@verifier(_wanted)
 def instructions(completions: list[str], instructions: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """Check whether a response follows all instructions of its row; the reason is `right` or the first broken kind.
 
@@ -121,13 +125,12 @@ def instructions(completions: list[str], instructions: list[Any], stopped: list[
     return [Verdict(float(each == 1), each.reason) for each in shares]
 
 
-@reads_column("instructions", _read)
+@verifier(_wanted)
 def instructions_partial(
     completions: list[str], instructions: list[Any], stopped: list[bool] | None = None
 ) -> list[Verdict]:
     """The share of its instructions that a response follows; reasons as of `instructions`."""
-    rows = read_rows("instructions", instructions, _read)
-    return verdicts(completions, stopped, rows, _judge, read=whole_response)
+    return verdicts(completions, stopped, _wanted(instructions), _judge, read=whole_response)
 
 
 def _judge(response: str, is_whole: bool, wanted: list[tuple[Kind, dict[str, Any]]]) -> Judged:

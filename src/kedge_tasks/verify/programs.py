@@ -19,13 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any, TypeAlias, TypeVar
 
-from kedge.rewards.source import Verdict
+from kedge.rewards.verdict import Verdict
 from kedge_base.errors import RewardError
 from kedge_base.thoughts import answer_of
 from kedge_tasks.confined import PROGRAM, decode
 from kedge_tasks.sandbox import ARBITRARY, ENDED, RAISED, TOO_SLOW, Sandbox, longest_run, open_sandbox
 from kedge_tasks.verify.assertions import Assertion, Tests, read_tests
-from kedge_tasks.verify.checking import CUT_OFF, RIGHT, WRONG_VALUE, decoded, read_rows, reads
+from kedge_tasks.verify.checking import CUT_OFF, RIGHT, WRONG_VALUE, decoded, read_rows, verifier
 
 _Reference = TypeVar("_Reference")
 
@@ -230,7 +230,7 @@ def _fence(line: str) -> tuple[str, str]:
     return (mark, rest.strip()) if mark and "`" not in rest.removesuffix(mark) else ("", line)
 
 
-@reads(check_code)
+@verifier(check_code)
 def code(
     completions: list[str],
     test_list: list[Any],
@@ -265,7 +265,7 @@ def code(
     return _verdicts(completions, stopped, rows, open_sandbox(sandbox), limits, _passed, partial)
 
 
-@reads(check_stdio)
+@verifier(check_stdio)
 def code_stdio(
     completions: list[str],
     input_output: list[Any],

@@ -9,6 +9,7 @@ from typing import Final
 from unicodedata import decimal, normalize
 
 from kedge_tasks.verify.checking import RIGHT, WRONG_VALUE
+from kedge_tasks.verify.wording import ANSWER, IS
 
 WRONG_UNIT = "wrong unit"
 
@@ -61,13 +62,6 @@ _MEASURE = re.compile(
     r"(?P<name>° ?[cf]\b|in\b(?! ?\w)|(?!in\b)[^\W\d_]+|[$€£¥₹¢°])(?:\^?(?P<power>[23]))?(?![\w^])"
     r"(?:(?: ?/ ?| per )(?P<per>[^\W\d_]+(?:\^?[23])?))?"
 )
-
-ANSWER: Final = (
-    r"(?i:(?<![^\W_])(?:answer|ans(?=[ .:=])|antwort|lösung|r[eé]ponse|respuesta|risposta|resposta|antwoord|svar|"
-    r"odpowiedź|ответ|cevap|jawaban)|答案|答え|正解|정답|답|الجواب|الإجابة|उत्तर|đáp án)"
-)
-"""Words before an answer, in several languages."""
-IS: Final = r"(?i:\s{0,4}(?:(?:is|ist|est|es|è|é)(?![^\W_])|是|为|為|は|는|은|[:=—])){1,2}\s{0,4}"
 
 _NAME = re.compile(r"(?:[A-Za-z][A-Za-z ]{0,20})?=[ ]*")  # of x = 42
 _LEAD = re.compile(  # of The answer is 42, Total: 42, 40 + 2 = 42

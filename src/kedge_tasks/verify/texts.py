@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 from unicodedata import normalize
 
-from kedge.rewards.source import Verdict
+from kedge.rewards.verdict import Verdict
 from kedge_base.errors import RewardError, install_line
 from kedge_base.thoughts import MARKS, answer_of
 from kedge_tasks.verify.answers import boxed
@@ -23,12 +23,12 @@ from kedge_tasks.verify.checking import (
     deadline,
     decoded,
     read_rows,
-    reads,
-    reads_column,
     verdicts,
+    verifier,
     whole_response,
 )
-from kedge_tasks.verify.quantities import ANSWER, INVISIBLE, typed
+from kedge_tasks.verify.quantities import INVISIBLE, typed
+from kedge_tasks.verify.wording import ANSWER, INSTEAD_OF, NOT, PARTICLES, VERBS
 
 WRONG_CHOICE = "wrong choice"
 SEVERAL = "several answers"
@@ -48,8 +48,8 @@ _LETTER = (
 """A small letter only in brackets or at the end: "the answer is a city" names no option."""
 _GAP = r"\s{0,4}"
 _IS = (
-    rf"(?i:{_GAP}(?:(?:is|are|be|ist|est|es|è|é)(?: la\b)?(?![^\W_])"
-    r"|(?:would|must|should|has to|(?:seems|appears) to)(?= be)|是|为|為|は|는|은|[:=]|-{1,2}>?|—)){0,2}"
+    rf"(?i:{_GAP}(?:(?:{VERBS}|are|be)(?: la\b)?(?![^\W_])"
+    rf"|(?:would|must|should|has to|(?:seems|appears) to)(?= be)|{PARTICLES}|[:=]|-{{1,2}}>?|—)){{0,2}}"
     rf"(?i:{_GAP}(?:definitely|probably|(?:most )?likely|clearly|indeed|that|letter|option|choice|选项)\b){{0,2}}"
 )
 _STATED = tuple(
@@ -68,7 +68,7 @@ _STATED = tuple(
 )
 """Ways to state a choice, the first that occurs: "the answer is B" counts, then, and not "option A is wrong"."""
 _NOT = (
-    r"(?i:\b(?:not|never|neither|nor|cannot|rather than|instead of|(?:is|does|would|should|can?|do|are)n['’]?t)\b)"
+    rf"(?i:\b(?:{NOT}|{INSTEAD_OF}|(?:is|does|would|should|can?|do|are)n['’]?t)\b)"
     r"|不(?:是|[能应该]*选)|而非"
 )
 _DENIED = re.compile(
@@ -155,7 +155,7 @@ def _options(choices: object) -> dict[str, str]:
     return options
 
 
-@reads(check_choice)
+@verifier(check_choice)
 def choice(
     completions: list[str], answer: list[Any], choices: list[Any] | None = None, stopped: list[bool] | None = None
 ) -> list[Verdict]:
@@ -249,6 +249,10 @@ def _texts(answer: object) -> list[str]:
     return texts
 
 
+def _answers(answer: Sequence[Any]) -> list[list[str]]:
+    return read_rows("answer", answer, _texts)
+
+
 def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], Judged]:
     def judge(text: str, is_whole: bool, answers: list[str]) -> Judged:
         if not text.strip() or not is_whole:
@@ -258,16 +262,16 @@ def _judge_text(form: Callable[[str], str]) -> Callable[[str, bool, list[str]], 
     return judge
 
 
-@reads_column("answer", _texts)
+@verifier(_answers)
 def exact(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """Check whether a response is the answer, or one of several, apart from spaces around it."""
-    return verdicts(completions, stopped, read_rows("answer", answer, _texts), _judge_text(_exact))
+    return verdicts(completions, stopped, _answers(answer), _judge_text(_exact))
 
 
-@reads_column("answer", _texts)
+@verifier(_answers)
 def normalized(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """`exact` without regard to case, punctuation, articles and repeated spaces."""
-    return verdicts(completions, stopped, read_rows("answer", answer, _texts), _judge_text(_normalized))
+    return verdicts(completions, stopped, _answers(answer), _judge_text(_normalized))
 
 
 # Patterns and tags
@@ -285,19 +289,21 @@ def _expression(entry: object) -> re.Pattern[str]:
     raise ValueError("a regular expression")
 
 
+def _patterns(pattern: Sequence[Any]) -> list[re.Pattern[str]]:
+    return read_rows("pattern", pattern, _expression)
+
+
 CONTINUATIONS = ("0a\n" * 50, "a 0\n" * 50)
 """Possible ends of a response that was cut off, with which it still has to match."""
 
 
-@reads_column("pattern", _expression)
+@verifier(_patterns)
 def pattern(completions: list[str], pattern: list[str], stopped: list[bool] | None = None) -> list[Verdict]:
     r"""Check whether a regular expression is found in a response (`\A…\Z` for the whole of it), within a second.
 
     Thoughts are part of the response only to an expression that names their tag.
     """
-    return verdicts(
-        completions, stopped, read_rows("pattern", pattern, _expression), _judge_pattern, read=whole_response
-    )
+    return verdicts(completions, stopped, _patterns(pattern), _judge_pattern, read=whole_response)
 
 
 def _judge_pattern(text: str, is_whole: bool, expression: re.Pattern[str]) -> str:
@@ -313,6 +319,7 @@ def _judge_pattern(text: str, is_whole: bool, expression: re.Pattern[str]) -> st
         return TOO_SLOW
 
 
+@verifier()
 def tags(
     completions: list[str],
     prompts: list[str] | None = None,
@@ -406,7 +413,7 @@ def _references(schema: Any) -> Iterator[str]:
             yield from _references(entry)
 
 
-@reads(check_schema)
+@verifier(check_schema)
 def json_schema(completions: list[str], schema: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
     """Check whether a response is one JSON value, bare or fenced, that fits the row's schema (extra `schema`)."""
     return verdicts(completions, stopped, check_schema(schema), _judge_json)

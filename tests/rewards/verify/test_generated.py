@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kedge.data import generated
+from kedge_base import generated
 from kedge_base.errors import RewardError
 from kedge_tasks.verify import reasoning_gym as verify
 from kedge_tasks.verify.generated import REFUSED, reasoning_gym
@@ -18,11 +18,11 @@ SUMS = "reasoning-gym:sums,size=9#5"  # the answer is 5
 @pytest.fixture
 def package():
     generated.open_task.cache_clear()
-    generated._generated.cache_clear()
+    generated.open_entry.cache_clear()
     with reasoning.reasoning_gym():
         yield
     generated.open_task.cache_clear()
-    generated._generated.cache_clear()
+    generated.open_entry.cache_clear()
 
 
 @pytest.mark.usefixtures("package")
@@ -101,7 +101,7 @@ def test_every_task_of_the_package_takes_its_own_answer_and_no_other():
     """Those without an answer of their own have several right ones."""
     factory = pytest.importorskip("reasoning_gym.factory")
     generated.open_task.cache_clear()
-    generated._generated.cache_clear()
+    generated.open_entry.cache_clear()
     taken: set[str] = set()
     for name in sorted(set(factory.DATASETS) - set(REFUSED)):
         entries = [f"reasoning-gym:{name},size=2,seed=3#{number}" for number in range(2)]

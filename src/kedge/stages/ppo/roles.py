@@ -51,7 +51,7 @@ from kedge_base.errors import ModelError
 from kedge_base.machine.progress import say
 
 if TYPE_CHECKING:
-    from kedge_tasks.environments.player import Player
+    from kedge.rollout.player import Player
 
 
 @dataclass(frozen=True)

@@ -5,24 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from kedge.algorithm.experience import ENDINGS, Rollout
 from kedge.data import Prompt, Rendered
+from kedge.data.fields import Messages
 from kedge.data.records import RowError
-from kedge.data.turns import PlainTurns, TemplateTurns, Turns
+from kedge.data.turns import PlainTurns, TemplateTurns, ToolUse, Turns
 from kedge_base.errors import DataError, EnvError
 from kedge_base.thoughts import opened_thought
 from kedge_base.workers.codec import own_copy
-from kedge_tasks.environments.client import Environment
-from kedge_tasks.environments.shapes import Turn
 
 CUT_OFF = ("truncated", "context_overflow", "timeout")
 """Endings that are not of the task: the state has a value, which the critic's stands for."""
@@ -32,6 +29,9 @@ LONGEST_MARK = 40
 """Tokens that hold the mark of a thought at the end of a text."""
 
 _NUMBERS = itertools.count()
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,69 @@ class _Waited:
     seconds: float = 0.0
 
 
-class Earned:
+class Answer(Protocol):
+    """What an environment answers to a turn of the policy."""
+
+    @property
+    def messages(self) -> Messages:
+        """The messages that the policy reads next."""
+        ...
+
+    @property
+    def reward(self) -> float:
+        """The reward of the policy's turn."""
+        ...
+
+    @property
+    def ending(self) -> str | None:
+        """How the episode has ended; None if it continues."""
+        ...
+
+    @property
+    def num_calls(self) -> int:
+        """Tools that the policy called."""
+        ...
+
+    @property
+    def num_errors(self) -> int:
+        """Calls that failed."""
+        ...
+
+
+class Environment(Protocol):
+    """The other side of episodes, each of which has a number.
+
+    Attributes:
+        name: Its name in errors.
+        failure: The line about the last call that failed.
+    """
+
+    name: str
+    failure: str
+
+    @property
+    def tools(self) -> ToolUse | None:
+        """The tools that the policy may call."""
+        ...
+
+    def open(self, episodes: Mapping[int, tuple[Mapping[str, Any], int]]) -> Mapping[int, Messages | None]:
+        """Start episodes with a row of the data and a seed; the messages that follow the prompt, None if it failed."""
+        ...
+
+    def step(self, texts: Mapping[int, str]) -> Mapping[int, Answer]:
+        """Say a text in each of some episodes."""
+        ...
+
+    def finish(self, episodes: Iterable[int]) -> Mapping[int, float | None]:
+        """End episodes; what each earned besides the rewards of its turns, None if it failed."""
+        ...
+
+    def close(self) -> None:
+        """End its process, if it has one."""
+        ...
+
+
+class EnvironmentReward:
     """A reward source that returns what an environment paid.
 
     Args:
@@ -104,29 +166,17 @@ class Player:
     """Plays episodes of an environment with the policy.
 
     Args:
-        given: See `Environment`.
+        environment: The environment.
         limits: The limits of an episode.
-        timeout: See `Environment`.
-        by_turn: See `Earned`.
-        log: See `Environment`.
+        by_turn: See `EnvironmentReward`.
         say: Prints a line about what the user should know of the policy's chat template.
-
-    Raises:
-        EnvError: It cannot be imported, or is not an environment.
     """
 
     def __init__(
-        self,
-        given: str | Callable[[], Any],
-        limits: Limits,
-        *,
-        timeout: float,
-        by_turn: bool,
-        log: Path | None = None,
-        say: Callable[[str], None] | None = None,
+        self, environment: Environment, limits: Limits, *, by_turn: bool, say: Callable[[str], None] | None = None
     ) -> None:
-        self.environment = Environment(given, timeout=timeout, log=log)
-        self.reward = Earned(self.environment.name, by_turn=by_turn)
+        self.environment = environment
+        self.reward = EnvironmentReward(environment.name, by_turn=by_turn)
         self._limits = limits
         self._say = say
         self._stop_ids: frozenset[int] = frozenset()
@@ -294,11 +344,9 @@ class Episodes:
             known = self._states.get(row)
             self._states[row] = _State(next(_NUMBERS) if known is None else known.number)
         # Copies: an environment may change its row, which other episodes and a resumed run read again.
-        given = {row: own_copy(self.prompts[row].row) for row in rows}
-        asked = {self._states[row].number: (given[row], self.seeds[row]) for row in rows}
-        with self._timed():
-            said = self.environment.open(asked)
-        return [self._opening(row, said[self._states[row].number]) for row in rows]
+        starts = {row: (own_copy(self.prompts[row].row), self.seeds[row]) for row in rows}
+        messages = self._call(self.environment.open, starts)
+        return [self._opening(row, messages[row]) for row in rows]
 
     def answer(self, said: Mapping[int, Sequence[int]]) -> dict[int, list[int] | None]:
         """See `Dialogue`."""
@@ -306,13 +354,12 @@ class Episodes:
             state = self._states[row]
             state.length += len(tokens)
             state.turns += 1
-        played = {self._states[row].number: row for row in said if not self._states[row].ending}
-        with self._timed():
-            turns = self.environment.step({number: self._text(row, said[row]) for number, row in played.items()})
+        texts = {row: self._text(row, tokens) for row, tokens in said.items() if not self._states[row].ending}
+        turns = self._call(self.environment.step, texts)
         answers: dict[int, list[int] | None] = dict.fromkeys(said)
-        answers |= {row: self._after(row, said[row], turns[number]) for number, row in played.items()}
+        answers |= {row: self._after(row, said[row], turn) for row, turn in turns.items()}
         # The environment itself has ended those with its own endings.
-        self._finish(row for number, row in played.items() if answers[row] is None and turns[number].ending is None)
+        self._finish(row for row, turn in turns.items() if answers[row] is None and turn.ending is None)
         return answers
 
     def end(self) -> None:
@@ -340,14 +387,21 @@ class Episodes:
 
     def _finish(self, rows: Iterable[int]) -> None:
         """End episodes, and pay what the environment gives for them."""
-        numbers = {self._states[row].number: row for row in rows}
-        with self._timed():
-            found = self.environment.finish([*numbers])
-        for number, reward in found.items():
+        for row, reward in self._call(self.environment.finish, dict.fromkeys(rows)).items():
             if reward is None:
-                self._fail(numbers[number])
+                self._fail(row)
             else:
-                self._pay(numbers[number], reward)
+                self._pay(row, reward)
+
+    def _call(
+        self, method: Callable[[dict[int, _Argument]], Mapping[int, _Result]], rows: Mapping[int, _Argument]
+    ) -> dict[int, _Result]:
+        """Call a method of the environment with what it needs of each row, by the episodes' numbers; count the time."""
+        numbers = {self._states[row].number: row for row in rows}
+        started = time.perf_counter()
+        found = method({number: rows[row] for number, row in numbers.items()})
+        self.waited.seconds += time.perf_counter() - started
+        return {row: found[number] for number, row in numbers.items()}
 
     def _fail(self, row: int) -> None:
         """Note that the environment failed in an episode, which ends with the policy's turn."""
@@ -355,7 +409,7 @@ class Episodes:
             raise EnvError(self.environment.failure)
         self._states[row].ending = "failed"
 
-    def _opening(self, row: int, messages: list[dict[str, str]] | None) -> list[int]:
+    def _opening(self, row: int, messages: Messages | None) -> list[int]:
         if messages is None:
             self._fail(row)
             messages = [{"role": "user", "content": "…"}]  # the policy says something before the episode is left
@@ -385,7 +439,7 @@ class Episodes:
             self._states[row].opening = opened_thought(str(self.tokenizer.decode(tokens[-LONGEST_MARK:])))
         return tokens
 
-    def _after(self, row: int, said: Sequence[int], turn: Turn) -> list[int] | None:
+    def _after(self, row: int, said: Sequence[int], turn: Answer) -> list[int] | None:
         """The tokens after a turn of the policy; None if the episode has ended."""
         state = self._states[row]
         self._pay(row, turn.reward)
@@ -419,9 +473,3 @@ class Episodes:
         state = self._states[row]
         slot = state.length - 1
         state.rewards[slot] = state.rewards.get(slot, 0.0) + reward
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.waited.seconds += time.perf_counter() - started

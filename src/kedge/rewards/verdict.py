@@ -1,0 +1,46 @@
+"""The parts of a reward function that are known to any trainer: scores with reasons, and checks of a run's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def reads(check: Callable[..., Any]) -> Callable[[_Function], _Function]:
+    """Decorate a function with the one that reads its columns and settings, so that they are checked before a run."""
+
+    def decorate(function: _Function) -> _Function:
+        function.__dict__["check_rows"] = check
+        return function
+
+    return decorate
+
+
+class Verdict(float):
+    """A score with the reason for it: a number like any other, and `reason`, a short phrase such as `wrong value`.
+
+    A function may as well return `{"score": 0.0, "reason": "wrong value"}`, which is also its form in JSON. The reasons
+    of a function come from a small set: the share of each is a metric. `answer` is the answer that was found in the
+    response, if any: the majority of several responses is counted by it.
+    """
+
+    __slots__ = ("answer", "reason")
+    answer: str | None
+    reason: str
+
+    def __new__(cls, score: float, reason: str, answer: str | None = None) -> Verdict:
+        """A verdict of a score, its reason, and the answer that was found."""
+        verdict = super().__new__(cls, score)
+        verdict.reason = reason
+        verdict.answer = answer
+        return verdict
+
+    def __reduce__(self) -> tuple[type[Verdict], tuple[float, str, str | None]]:
+        return Verdict, (float(self), self.reason, self.answer)
+
+    def as_json(self) -> dict[str, Any]:
+        """Score and reason, and the answer if there is one."""
+        found = {} if self.answer is None else {"answer": self.answer}
+        return {"score": float(self), "reason": self.reason, **found}
