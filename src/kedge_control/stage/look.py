@@ -9,9 +9,8 @@ from dataclasses import replace
 from kedge_inspect.doctor.rule import Remedy, Symptom, rule, scale, set_to
 from kedge_inspect.doctor.series import MIN_LEVEL, MIN_TREND, Series, fmt, rose
 from kedge_inspect.look import Look, Panel, Row
+from kedge_inspect.page.changes import change_of, ends_of, figure, joined
 from kedge_inspect.page.looks import PPO
-from kedge_inspect.page.numbers import figure
-from kedge_inspect.page.sentences import change_of, ends_of, joined
 from kedge_inspect.record import RunRecord
 
 CONTROL = ("control",)

@@ -9,11 +9,11 @@ from typing import Any
 
 from kedge_base.run_folder.output import VIDEO_FILE
 from kedge_inspect.doctor.rule import Finding, severity_rank
+from kedge_inspect.page.changes import typographic
 from kedge_inspect.page.checks import FrontierPoint, critic, frontier, held_out
 from kedge_inspect.page.clipping import clipping
 from kedge_inspect.page.curves import curves
 from kedge_inspect.page.looks import has_part, look_of
-from kedge_inspect.page.numbers import typographic
 from kedge_inspect.page.responses import evaluation, generation, judge_agreement, shown_responses
 from kedge_inspect.page.scores import cost, policy_scores, reward_model
 from kedge_inspect.page.sweep import sweep_part

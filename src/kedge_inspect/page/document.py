@@ -14,7 +14,8 @@ from string import Template
 from typing import Any
 
 from kedge_base.errors import DataError
-from kedge_inspect.page.numbers import figure
+from kedge_inspect import page
+from kedge_inspect.page.changes import figure
 
 MARKER = "<!-- kedge report -->"
 """Second line of every page; a file with it may be overwritten by a newer page."""
@@ -68,7 +69,7 @@ def _plotly() -> str:
 
 
 def _asset(name: str) -> str:
-    return (files("kedge_inspect.page") / "assets" / name).read_text(encoding="utf-8")
+    return (files(page) / "assets" / name).read_text(encoding="utf-8")
 
 
 def _policy(script: str, *, connect: str) -> str:

@@ -1,15 +1,15 @@
-"""Numbers and texts for the page: rounding, thinning, histograms, excerpts, and one minus sign everywhere."""
+"""Numbers and texts that fit on the page: finite ones, rounded, thinned, in bins, and excerpts."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any
-
-import numpy as np
 
 Reduce = Callable[[Sequence[float]], float]
 
@@ -24,15 +24,6 @@ def as_number(value: Any) -> float | None:
 def numbers_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     """The finite values of one metric."""
     return [number for row in rows if (number := as_number(row.get(name))) is not None]
-
-
-def noise(values: Sequence[float]) -> float:
-    """Standard deviation of a series around its trend; 0 for fewer than 3 values.
-
-    From second differences, where a steady rise or fall cancels; independent noise has 6 times its variance there.
-    """
-    second = np.diff(np.asarray(values, dtype=float), n=2)
-    return float(np.sqrt(np.mean(second**2) / 6)) if len(second) else 0.0
 
 
 def rounded(value: Any, digits: int = 5) -> Any:
@@ -75,14 +66,19 @@ def histogram(quantiles: Sequence[float], edges: Sequence[float]) -> list[float]
     Returns:
         One share per bin; they sum to 1 if the edges cover the distribution.
     """
-    levels = np.linspace(0.0, 1.0, len(quantiles))
-    values = np.asarray(quantiles, dtype=float)
-    places = np.asarray(edges, dtype=float)
+    shares = [_share_up_to(edge, quantiles) for edge in edges]
+    if edges[0] <= quantiles[0]:
+        shares[0] = 0.0
+    return [after - before for before, after in pairwise(shares)]
+
+
+def _share_up_to(place: float, quantiles: Sequence[float]) -> float:
     # Equal quantiles are a point mass, which counts from its value on.
-    below = np.interp(places, values, levels, left=0.0, right=1.0)
-    below = np.where(places >= values[-1], 1.0, np.where(places < values[0], 0.0, below))
-    below[0] = 0.0 if places[0] <= values[0] else below[0]
-    return np.diff(below).tolist()
+    above = bisect_right(quantiles, place)
+    if above in (0, len(quantiles)):
+        return float(above > 0)
+    start, end = quantiles[above - 1 : above + 1]
+    return (above - 1 + (place - start) / (end - start)) / (len(quantiles) - 1)
 
 
 MOST_CHARACTERS = 6000
@@ -107,7 +103,9 @@ def shortened(text: str) -> str:
 
 def shares(values: Sequence[float], edges: Sequence[float]) -> list[float]:
     """The share of the values in each bin."""
-    return (np.histogram(values, edges)[0] / len(values)).tolist()
+    last = len(edges) - 2
+    counts = Counter(min(bisect_right(edges, value) - 1, last) for value in values if value <= edges[-1])
+    return [counts[place] / len(values) for place in range(last + 1)]
 
 
 def distributions(
@@ -130,23 +128,10 @@ def distributions(
     low = min(min(values) for values in known.values())
     high = max(max(values) for values in known.values())
     margin = (high - low) / num_bins or 0.5
-    edges = np.linspace(low - margin / 2, high + margin / 2, num_bins + 1).tolist()
+    start = low - margin / 2
+    end = high + margin / 2
+    edges = [*(start + place * ((end - start) / num_bins) for place in range(num_bins)), end]
     drawn = {
         name: {"shares": in_bins(values, edges), "median": float(median(values))} for name, values in known.items()
     }
     return rounded({"edges": edges, "named": [{"name": name, **each} for name, each in drawn.items()]})
-
-
-MINUS = "\u2212"
-NEGATIVE = re.compile(r"(?<![^\s(\[,~≈])-(?=[\d.]*\d)|(?<=\de)-(?=\d)")
-"""A hyphen before a number at the start of a word or in an exponent; not in a range, a date or `field=-1`."""
-
-
-def figure(value: float) -> str:
-    """A number with three significant digits."""
-    return f"{value:.3g}".replace("-", MINUS)
-
-
-def typographic(text: str) -> str:
-    """A text with a minus sign for negative numbers; settings such as `field=-1` stay as they are typed."""
-    return NEGATIVE.sub(MINUS, text)

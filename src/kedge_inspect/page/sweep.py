@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kedge_inspect.page.changes import figure
 from kedge_inspect.page.curves import mean_curves
-from kedge_inspect.page.numbers import figure, rounded
+from kedge_inspect.page.numbers import rounded
 from kedge_inspect.record import RunRecord
 from kedge_inspect.sweeps import Goal, Row, Setting, Sweep, SweptRun, compare, final_value, find_goal, leaders
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kedge_inspect.look import Row
+from kedge_inspect.page.changes import Ends, ends_of, typographic
 from kedge_inspect.page.looks import look_of
-from kedge_inspect.page.numbers import numbers_of, rounded, typographic
-from kedge_inspect.page.sentences import Ends, ends_of
+from kedge_inspect.page.numbers import numbers_of, rounded
 from kedge_inspect.record import RESULTS, RunRecord
 from kedge_inspect.resolved import KL_COSTS, charges_kl
 

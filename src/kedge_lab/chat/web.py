@@ -12,13 +12,14 @@ from typing import Any, cast
 
 from kedge_base.errors import DataError, KedgeError
 from kedge_base.machine.local_server import CLOSED_POLICY, PAGE_POLICY, Answer, LocalServer, Request
+from kedge_inspect import page
 from kedge_lab.chat.chat import Chat, Interrupted
 
 ASSETS = {
-    "": ("kedge_lab.chat", "chat.html", "text/html"),
-    "style.css": ("kedge_inspect.page", "style.css", "text/css"),
-    "chat.css": ("kedge_lab.chat", "chat.css", "text/css"),
-    "chat.js": ("kedge_lab.chat", "chat.js", "text/javascript"),
+    "": (__package__, "chat.html", "text/html"),
+    "style.css": (page.__name__, "style.css", "text/css"),
+    "chat.css": (__package__, "chat.css", "text/css"),
+    "chat.js": (__package__, "chat.js", "text/javascript"),
 }
 POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; {PAGE_POLICY}"
 """The page runs its own script file and no other; nothing inline."""

@@ -10,12 +10,12 @@ from functools import partial
 import pytest
 
 from kedge_inspect.doctor import Direction, Finding, Severity
+from kedge_inspect.page.changes import typographic
 from kedge_inspect.page.checks import FrontierPoint, critic, frontier, held_out
 from kedge_inspect.page.clipping import clipping, share_below
 from kedge_inspect.page.curves import curves, drawn_metrics
 from kedge_inspect.page.data import Headline, ReportedRun, page_data
 from kedge_inspect.page.looks import look_of
-from kedge_inspect.page.numbers import typographic
 from kedge_inspect.page.responses import shown_responses
 from kedge_inspect.page.scores import cost, policy_scores, reward_model
 from kedge_inspect.page.verdict import describe_run, first_and_last
