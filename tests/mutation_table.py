@@ -834,9 +834,9 @@ MUTATIONS = (
     ),
     Mutation(
         "micro-batches-weighted-alike",
-        "_gradients",
-        "terms = objective(outputs, part, divisors)",
-        "terms = objective(outputs, part, objective.divisors(part))",
+        "Steps._policy_terms",
+        "return self.objective(outputs, part, divisors)",
+        "return self.objective(outputs, part, self.objective.divisors(part))",
         f"{UPDATE}::test_the_gradient_does_not_depend_on_the_split_into_micro_batches[token-shared]",
     ),
     Mutation(

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kedge.stages.descriptions import ASKED, ENVIRONMENT, MODEL, NEEDS_MODEL, NEEDS_PROMPTS, REWARD, SCORED
-from kedge_base.stage import Flag, Stage
+from kedge.stages.descriptions import (
+    ASKED,
+    ENVIRONMENT,
+    MODEL,
+    NEEDS_MODEL,
+    NEEDS_PROMPTS,
+    REWARD,
+    SCORED,
+    language_stage,
+)
+from kedge_base.stage import Flag
 
 PROMPT_TEXTS = Flag(
     ("--prompts",),
@@ -20,7 +29,7 @@ FOR_TRAINING = (
     *("data.max_length", "data.curriculum", "data.rest", "data.draw", "data.train_on", "data.eval_fraction"),
 )
 
-GENERATE = Stage(
+GENERATE = language_stage(
     "generate",
     help="Write a model's responses to prompts, with their scores if a reward is given.",
     run="kedge_lab.generate:run_generate",
@@ -40,13 +49,11 @@ GENERATE = Stage(
         ),
     ),
     arguments={"prompts": "data.prompts", "reward": "reward", "environment": "environment.source"},
-    starts_from=("model",),
     makes_model=False,
     resumes=False,
-    is_ranked=True,
 )
 
-EVALUATE = Stage(
+EVALUATE = language_stage(
     "evaluate",
     help="Measure the win rate of a policy against another policy or the references; how many prompts it solves "
     "(--samples); or check a critic (--critic).",
@@ -94,10 +101,8 @@ EVALUATE = Stage(
         "judge": "evaluate.judge",
         "environment": "environment.source",
     },
-    starts_from=("model",),
     makes_model=False,
     resumes=False,
-    is_ranked=True,
 )
 
 STAGES = (GENERATE, EVALUATE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kedge_base.errors import ConfigError
@@ -201,7 +202,12 @@ def _check_trained_critic(config: Config) -> None:
         )
 
 
-SFT = Stage(
+language_stage = partial(Stage, starts_from=("model",), is_ranked=True)
+"""A stage on a language model, on one rank or several."""
+training_stage = partial(language_stage, is_swept=True, adapts=True)
+"""A stage that trains it in a single run."""
+
+SFT = training_stage(
     "sft",
     help="Fine-tune a language model on demonstrations.",
     run="kedge.stages.sft:run_sft",
@@ -210,10 +216,6 @@ SFT = Stage(
     needs={**NEEDS_MODEL, "data.demonstrations": "--data"},
     flags=(MODEL, _data(DEMONSTRATIONS)),
     arguments={"demonstrations": "data.demonstrations"},
-    starts_from=("model",),
-    is_ranked=True,
-    is_swept=True,
-    adapts=True,
     trains=("sft",),
     next_calls="kedge.runs.calls:after_sft",
     length="sft.num_epochs",
@@ -221,7 +223,7 @@ SFT = Stage(
     evaluations="data.eval_fraction",
 )
 
-REWARD_MODEL = Stage(
+REWARD_MODEL = training_stage(
     "reward",
     help="Train a reward model on comparisons. Its mean score on the demonstrations, if given, is set to 0.",
     run="kedge.stages.reward:run_reward",
@@ -231,9 +233,6 @@ REWARD_MODEL = Stage(
     flags=(MODEL, _data(COMPARISONS), DEMONSTRATIONS),
     arguments={"comparisons": "data.comparisons", "demonstrations": "data.demonstrations"},
     starts_from=("reward_model.base", "model"),
-    is_ranked=True,
-    is_swept=True,
-    adapts=True,
     trains=("reward_model",),
     next_calls="kedge.runs.calls:after_reward",
     length="reward_model.num_epochs",
@@ -241,7 +240,7 @@ REWARD_MODEL = Stage(
     evaluations="data.eval_fraction",
 )
 
-CRITIC = Stage(
+CRITIC = training_stage(
     "critic",
     help="Train a critic for PPO on the returns of the policy's responses, so that PPO need not begin without one.",
     run="kedge.stages.critic:run_critic",
@@ -255,10 +254,6 @@ CRITIC = Stage(
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS, **NEEDS_REWARD},
     flags=(MODEL, PROMPTS, REWARD),
     arguments={"prompts": "data.prompts", "eval_prompts": "data.eval_prompts", "reward": "reward"},
-    starts_from=("model",),
-    is_ranked=True,
-    is_swept=True,
-    adapts=True,
     samples=True,
     trains=("critic",),
     next_calls="kedge.runs.calls:after_critic",
@@ -268,7 +263,7 @@ CRITIC = Stage(
     check=_check_critic,
 )
 
-PPO = Stage(
+PPO = training_stage(
     "ppo",
     help="Train a policy with PPO on one or more rewards: reward models and functions.",
     run="kedge.stages.ppo:run_ppo",
@@ -307,10 +302,6 @@ PPO = Stage(
         "advantage": "ppo.advantage",
         "surrogate": "ppo.policy_loss",
     },
-    starts_from=("model",),
-    is_ranked=True,
-    is_swept=True,
-    adapts=True,
     samples=True,
     trains=("ppo",),
     unit="update",
@@ -323,7 +314,7 @@ PPO = Stage(
     check=_check_ppo,
 )
 
-RLHF = Stage(
+RLHF = language_stage(
     "rlhf",
     help="Run SFT, reward modeling and PPO, once or in rounds. Each --reward is added to the reward model's score.\n\n"
     "rlhf.train_critic=true trains a critic before PPO.",
@@ -343,8 +334,6 @@ RLHF = Stage(
         "labeler": "rlhf.labeler",
         "reward": "reward",
     },
-    starts_from=("model",),
-    is_ranked=True,
     adapts=True,
     samples=True,
     trains=("sft", "reward_model", "critic", "ppo"),

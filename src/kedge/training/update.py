@@ -16,7 +16,7 @@ from kedge.algorithm.experience import PolicyOutputs
 from kedge.ranks import ALONE, Ranks
 from kedge.training.guard import BadValue, StepCheck, first_nonfinite, largest_ratio, refuse_nonfinite
 from kedge.training.learner import B, Batch, Learner
-from kedge.training.objective import Metric, Objective, Reduction
+from kedge.training.objective import Divisors, Metric, Objective, Reduction, Terms
 from kedge.training.optimizer import all_parameters, clip_by_owner, clip_gradients, scale_output_gradients
 from kedge.training.optimizer_kinds import Optimizer
 from kedge_base.errors import ConfigError
@@ -285,7 +285,8 @@ class Steps(Generic[B]):
         if self.objective.whitens_minibatches:
             minibatch = self.objective.prepared(minibatch)
         more = next(self.extra_loss) if self.extra_loss else tuple
-        totals = self._summed(minibatch, partial(self._gradients, minibatch, rows.to(self._device), more))
+        terms = partial(self._policy_terms, self.objective.divisors(minibatch), rows.to(self._device))
+        totals = self._gradients(minibatch, terms, more)
         ranks = self.learner.ranks
         metrics = {**totals.values(ranks), **clip_by_owner(self.optimizer, self.max_grad_norm, ranks)}
         result.num_gradients += 1
@@ -304,7 +305,7 @@ class Steps(Generic[B]):
             return
         result = self.result
         minibatch = self._minibatch(rows)
-        totals = self._summed(minibatch, partial(self._critic_gradients, minibatch))
+        totals = self._gradients(minibatch, partial(self._critic_terms, self.objective.divisors(minibatch)))
         scale_output_gradients(self.optimizer)
         ranks = self.learner.ranks
         metrics = {
@@ -326,9 +327,31 @@ class Steps(Generic[B]):
             return self.experience
         return self.experience.select(rows.to(self._device))
 
-    def _summed(self, minibatch: B, gradients: Callable[[], MetricTotals]) -> MetricTotals:
-        """Compute the gradients of a minibatch on every rank, and sum them over the ranks."""
-        totals = self.learner.repeated(minibatch, gradients)
+    def _gradients(
+        self, minibatch: B, terms_of: Callable[..., Terms], more: Callable[[], Iterable[Tensor]] = tuple
+    ) -> MetricTotals:
+        """The gradients of a minibatch and of the additional loss, summed over the ranks; this rank's metrics.
+
+        Args:
+            minibatch: The responses of the step.
+            terms_of: The loss of a micro-batch, `(rows, part) -> terms`.
+            more: Additional losses.
+        """
+
+        def backward() -> MetricTotals:
+            self.optimizer.zero_grad(set_to_none=True)
+            totals = MetricTotals()
+            for rows, part in self.learner.micro_batches(minibatch):
+                terms = terms_of(rows, part)
+                terms = terms if len(rows) else terms.without_effect()
+                terms.loss.backward()
+                totals.add(terms.metrics)
+            for share in more():
+                share.backward()
+                totals.add({"loss/ptx": Metric(share.detach())})
+            return totals
+
+        totals = self.learner.repeated(minibatch, backward)
         self.learner.ranks.sum_gradients(self._parameters)
         return totals
 
@@ -345,36 +368,17 @@ class Steps(Generic[B]):
         self.result.refused = not self.check_step(number, metrics, search)
         return not self.result.refused
 
-    def _gradients(
-        self, minibatch: B, rows: Int[Tensor, " rows"], more: Callable[[], Iterable[Tensor]]
-    ) -> MetricTotals:
-        """The gradients of this rank's micro-batches and of the additional loss; note its rows in the epoch."""
-        self.optimizer.zero_grad(set_to_none=True)
-        divisors = self.objective.divisors(minibatch)
-        totals = MetricTotals()
-        for part_rows, part in self.learner.micro_batches(minibatch):
-            outputs = self.learner.evaluate(part)
-            terms = self.objective(outputs, part, divisors)
-            terms = terms if len(part_rows) else terms.without_effect()
-            terms.loss.backward()
-            totals.add(terms.metrics)
-            self.result.passes[-1].record(rows[part_rows], outputs)
-        for share in more():
-            share.backward()
-            totals.add({"loss/ptx": Metric(share.detach())})
-        return totals
+    def _policy_terms(
+        self, divisors: Divisors, rows: Int[Tensor, " rows"], part_rows: Int[Tensor, " part"], part: B
+    ) -> Terms:
+        """The total loss of a micro-batch; note its rows in the epoch."""
+        outputs = self.learner.evaluate(part)
+        self.result.passes[-1].record(rows[part_rows], outputs)
+        return self.objective(outputs, part, divisors)
 
-    def _critic_gradients(self, minibatch: B) -> MetricTotals:
-        """The critic's gradients of this rank's micro-batches."""
-        self.optimizer.zero_grad(set_to_none=True)
-        divisors = self.objective.divisors(minibatch)
-        totals = MetricTotals()
-        for part_rows, part in self.learner.micro_batches(minibatch):
-            terms = self.objective.critic_terms(self.learner.evaluate_critic(part), part, divisors)
-            terms = terms if len(part_rows) else terms.without_effect()
-            terms.loss.backward()
-            totals.add(terms.metrics)
-        return totals
+    def _critic_terms(self, divisors: Divisors, part_rows: Int[Tensor, " part"], part: B) -> Terms:
+        """The value term of a micro-batch."""
+        return self.objective.critic_terms(self.learner.evaluate_critic(part), part, divisors)
 
 
 def search_minibatch(
