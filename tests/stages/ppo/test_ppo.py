@@ -184,7 +184,7 @@ def test_a_reference_is_loaded_only_where_something_is_asked_of_it(
 @pytest.mark.parametrize("critic", ["shared", "separate"])
 def test_activations_that_are_computed_again_change_nothing_but_memory(tmp_path, policy, critic, monkeypatch):
     given_back = []
-    monkeypatch.setattr("kedge.stages.ppo.main.give_back", lambda: given_back.append(name))
+    monkeypatch.setattr("kedge.stages.ppo.trainer.give_back", lambda: given_back.append(name))
     for name, checkpointing in (("kept", False), ("again", True)):
         config = configure(policy, tmp_path / name, critic=critic, activation_checkpointing=checkpointing)
         run_ppo(config, prompts=PROMPTS, reward=vowels)
@@ -198,13 +198,13 @@ def test_activations_that_are_computed_again_change_nothing_but_memory(tmp_path,
 
 @pytest.mark.parametrize(("precision", "exact"), [("fp32", True), ("bf16", False)])
 def test_what_the_sampler_noted_is_taken_over_where_it_is_exact(tmp_path, policy, monkeypatch, precision, exact):
-    reused, collect = [], ppo_trainer.collect_experience
+    reused, evaluate = [], ppo_trainer.evaluate_rollout
 
-    def spy(scored, models, estimation, **settings):
+    def spy(rollout, models, **settings):
         reused.append(models.reuse_sampled)
-        return collect(scored, models, estimation, **settings)
+        return evaluate(rollout, models, **settings)
 
-    monkeypatch.setattr(ppo_trainer, "collect_experience", spy)
+    monkeypatch.setattr(ppo_trainer, "evaluate_rollout", spy)
     run_ppo(configure(policy, tmp_path / "run", precision=precision), prompts=PROMPTS, reward=vowels)
     assert reused == [exact, exact]
 
