@@ -79,7 +79,6 @@ class Estimation:
 
     Attributes:
         advantage: Estimates advantages and returns from rewards and values.
-        kl_coef: β of the KL in the reward; 0 if the KL is in the loss.
         kl_estimator: Estimator of the KL in the reward.
         kl_scope: `token`: subtract each token's KL from its own reward; `sequence`: the summed KL from the score (S1).
         score_at: The slot of the score: the last action, or the slot after it.
@@ -96,7 +95,6 @@ class Estimation:
     """
 
     advantage: Advantage
-    kl_coef: float
     kl_estimator: KLEstimator = "k1"
     kl_scope: KLScope = "token"
     score_at: ScoreAt = "last"
@@ -147,7 +145,12 @@ class RolloutOutputs:
 
 
 def collect_experience(
-    scored: Scored, models: Models, estimation: Estimation, *, first_pass: PolicyOutputs | None = None
+    scored: Scored,
+    models: Models,
+    estimation: Estimation,
+    *,
+    kl_coef: float,
+    first_pass: PolicyOutputs | None = None,
 ) -> Experience:
     """Evaluate responses under the current weights and compute rewards, advantages and returns.
 
@@ -157,7 +160,7 @@ def collect_experience(
     """
     after_last = estimation.value_after_last
     outputs = evaluate_rollout(scored.rollout, models, value_after_last=after_last, first_pass=first_pass)
-    return experience_from(scored, outputs, models, estimation)
+    return experience_from(scored, outputs, models, estimation, kl_coef=kl_coef)
 
 
 @torch.no_grad()
@@ -185,7 +188,9 @@ def evaluate_rollout(
 
 
 @torch.no_grad()
-def experience_from(scored: Scored, outputs: RolloutOutputs, models: Models, estimation: Estimation) -> Experience:
+def experience_from(
+    scored: Scored, outputs: RolloutOutputs, models: Models, estimation: Estimation, *, kl_coef: float
+) -> Experience:
     """Compute rewards, advantages and returns.
 
     r_t = −β·(log π_old(a_t) − log π_ref(a_t)),  + score at the response's end;  A, returns = advantage(r, V)
@@ -195,6 +200,7 @@ def experience_from(scored: Scored, outputs: RolloutOutputs, models: Models, est
         outputs: The models' outputs for them.
         models: Policy, critic and reference.
         estimation: How rewards and advantages are computed.
+        kl_coef: β of the KL in the reward; 0 if the KL is in the loss.
 
     Raises:
         ConfigError: The advantage needs a critic's values, but the policy has no critic.
@@ -212,7 +218,7 @@ def experience_from(scored: Scored, outputs: RolloutOutputs, models: Models, est
         old_logprobs,
         outputs.ref_logprobs,
         rollout.action_mask,
-        kl_coef=use.kl_coef,
+        kl_coef=kl_coef,
         kl_estimator=use.kl_estimator,
         kl_scope=use.kl_scope,
         score_at=use.score_at,
@@ -223,7 +229,7 @@ def experience_from(scored: Scored, outputs: RolloutOutputs, models: Models, est
         scored.token_scores,
         old_logprobs,
         rollout.action_mask,
-        kl_coef=use.kl_coef,
+        kl_coef=kl_coef,
         temperature=models.temperature,
         summed=not use.whiten_rewards,
     )

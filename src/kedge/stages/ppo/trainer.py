@@ -342,12 +342,13 @@ class Trainer:
     def _estimated(
         self, scored: ScoredRollout, outputs: RolloutOutputs, advantage: Advantage | None = None
     ) -> Experience:
-        estimation = self.settings.estimation_with(self.coefficients)
+        estimation = self.settings.estimation
         if advantage is not None:
             estimation = replace(estimation, advantage=advantage, process_advantage=None)
         if scored.baseline is None and self.settings.needs_baseline:
             scored = replace(scored, baseline=torch.zeros_like(scored.scores))
-        return experience_from(scored, outputs, self.models, estimation)
+        kl_coef = self.settings.reward_kl_coef(self.coefficients)
+        return experience_from(scored, outputs, self.models, estimation, kl_coef=kl_coef)
 
     def _epochs(self, learner: LanguageLearner, experience: Experience) -> UpdateResult:
         settings = self.settings
