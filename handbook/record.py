@@ -97,7 +97,8 @@ def recorded_update(config: Config, roles: Roles, prompts: Sequence[Prompt]) -> 
         missing_eos=roles.missing_eos,
     )
     models = Models(roles.actor_critic, roles.reference, temperature)
-    experience = collect_experience(scored, models, PpoSettings.of(config, exact=True).estimation)
+    estimation = PpoSettings.of(config, exact=True).estimation
+    experience = collect_experience(scored, models, estimation, kl_coef=ppo.kl_coef)
     candidates = _next_tokens(roles, rollout, temperature)
     epochs = _train(config, roles, experience)
     row, token = _largest_ratio(experience, epochs[-1])

@@ -19,7 +19,7 @@ PARTS = (
         "kedge_tasks.environments.session",
     ),
     *("kedge_tasks.environments.shapes", "kedge_tasks.environments.tools"),
-    *("kedge.rewards.verdict", "kedge_tasks.confined", "kedge_tasks.sandbox"),
+    *("kedge_base.verdict", "kedge_tasks.confined", "kedge_tasks.sandbox"),
     *(f"kedge_tasks.verify.{path.stem}" for path in (SOURCE / "kedge_tasks/verify").glob("[a-z]*.py")),
     "kedge_tasks.verify",
 )

@@ -13,8 +13,8 @@ from typing import Any
 
 from kedge.data.fields import number_of
 from kedge.data.records import RowError
-from kedge.rewards.verdict import reads
 from kedge_base.errors import RewardError
+from kedge_base.verdict import reads
 
 
 def _check_window(window: float = 0.2) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from kedge.rewards.verdict import Verdict
 from kedge_base.errors import NonfiniteScoreError, RewardError
 from kedge_base.thoughts import opened_thought
+from kedge_base.verdict import Verdict
 
 if TYPE_CHECKING:  # a reward function's process imports this module, and needs no torch
     from kedge.rewards.model import ModelReward

@@ -20,6 +20,7 @@ from kedge.runs.frozen import freeze_models
 from kedge.runs.run import Run
 from kedge_base.errors import RewardError
 from kedge_base.machine.progress import say
+from kedge_base.registry import service
 from kedge_base.run_folder.output import REWARD_LOG
 
 if TYPE_CHECKING:
@@ -247,12 +248,11 @@ def load_player(
     given = environment or config.environment.source
     if given is None:
         return None
-    from kedge.rollout.player import Limits, Player
-    from kedge_tasks.environments.client import Environment  # a run without one needs none of it
+    from kedge.rollout.player import Limits, Player  # a run without one needs none of it
 
     settings = config.environment
     limits = Limits(settings.max_turns, tokens, settings.max_turn_tokens, on_error=settings.on_error)
-    loaded = Environment(given, timeout=settings.timeout, log=run.folder / REWARD_LOG)
+    loaded = service("environment")(given, timeout=settings.timeout, log=run.folder / REWARD_LOG)
     return Player(loaded, limits, by_turn=by_turn, say=say)
 
 

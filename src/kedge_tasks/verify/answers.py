@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from kedge.rewards.verdict import Verdict
 from kedge_base.errors import RewardError, install_line
+from kedge_base.verdict import Verdict
 from kedge_tasks.verify.checking import (
     NO_ANSWER,
     RIGHT,

@@ -11,9 +11,9 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, TypeAlias, TypeVar, cast
 
-from kedge.rewards.verdict import Verdict, reads
 from kedge_base.errors import KedgeError, RewardError
 from kedge_base.thoughts import answer_of, opened_thought
+from kedge_base.verdict import Verdict, reads
 
 RIGHT = "right"
 NO_ANSWER = "no answer found"

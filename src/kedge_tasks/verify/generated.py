@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kedge.rewards.verdict import Verdict
 from kedge_base.errors import DataError, RewardError
 from kedge_base.generated import find_entry
+from kedge_base.verdict import Verdict
 from kedge_tasks.verify.checking import (
     NO_ANSWER,
     RIGHT,

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from kedge.rewards.verdict import Verdict
 from kedge_base.errors import RewardError
 from kedge_base.thoughts import answer_of
+from kedge_base.verdict import Verdict
 from kedge_tasks.verify.checking import (
     NO_ANSWER,
     RIGHT,

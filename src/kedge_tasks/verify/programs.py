@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any, TypeAlias, TypeVar
 
-from kedge.rewards.verdict import Verdict
 from kedge_base.errors import RewardError
 from kedge_base.thoughts import answer_of
+from kedge_base.verdict import Verdict
 from kedge_tasks.confined import PROGRAM, decode
 from kedge_tasks.sandbox import ARBITRARY, ENDED, RAISED, TOO_SLOW, Sandbox, longest_run, open_sandbox
 from kedge_tasks.verify.assertions import Assertion, Tests, read_tests

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 from unicodedata import normalize
 
-from kedge.rewards.verdict import Verdict
 from kedge_base.errors import RewardError, install_line
 from kedge_base.thoughts import MARKS, answer_of
+from kedge_base.verdict import Verdict
 from kedge_tasks.verify.answers import boxed
 from kedge_tasks.verify.checking import (
     NO_ANSWER,
