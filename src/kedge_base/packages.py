@@ -72,7 +72,7 @@ def current_names(value: Any) -> Any:
     if isinstance(value, str):
         return current_name(value)
     if isinstance(value, dict):
-        return {key: current_names(entry) for key, entry in value.items()}
+        return {current_names(key): current_names(entry) for key, entry in value.items()}
     return [current_names(entry) for entry in value] if isinstance(value, list) else value
 
 

@@ -24,8 +24,10 @@ def _path(text: str) -> Path:
 
 
 def field_advice() -> Any:
-    """What says the effect of a field's value; None without the package that trains."""
-    return loaded("kedge.advice", "fields")
+    """The function that says what a field's value does; one that says nothing without the package that trains."""
+    from kedge_inspect.doctor import no_advice
+
+    return loaded("kedge.advice", "fields") or no_advice
 
 
 RunFolder = Annotated[
