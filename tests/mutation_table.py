@@ -901,8 +901,8 @@ MUTATIONS = (
     Mutation(
         "packed-rows-see-the-future",
         "_attend_group",
-        "*own, scaling=scaling, is_causal=True)",
-        "*own, scaling=scaling, is_causal=False)",
+        "*own, device=device, scaling=scaling, is_causal=True)",
+        "*own, device=device, scaling=scaling, is_causal=False)",
         f"{PACKABLE}[llama]",
     ),
     Mutation(
@@ -1197,8 +1197,8 @@ MUTATIONS = (
     Mutation(
         "prefixes-cached-by-former-weights",
         "VllmEngine.generate",
-        "salt=version)",
-        "salt=self._run)",
+        "salt=version",
+        "salt=self._run",
         f"{ENGINE}::test_a_run_samples_on_the_server_and_sends_it_every_version_of_the_weights",
     ),
     Mutation(
