@@ -78,14 +78,14 @@ def run_check_critic(
     """
     found = find_critic(config, has_reward=reward is not None)
     run = open_run(found.config, "evaluate", in_memory={"data.prompts": prompts, "reward": reward})
-    roles = load_roles(with_values(found.config, {"rollout.engine": "builtin"}), run, prompts=prompts, reward=reward)
+    roles = load_roles(with_values(found.config, {"rollout.engine": "builtin"}), run)
     trainer = Trainer.of(found.config, run, roles)
     parts: dict[str, Stateful] = {"coefficients": trainer.coefficients}
     if not (config.reward or roles.missing_eos is None or roles.missing_eos.is_known):
         parts["missing EOS"] = roles.missing_eos  # the score that the run's own rewards led to
     found.restore(roles.actor_critic, parts)
     num_prompts, num_prefixes, num_continuations = config.ppo.critic_check_size
-    chosen = roles.prompts[: config.evaluate.num_prompts or num_prompts]
+    chosen = roles.prompts.train[: config.evaluate.num_prompts or num_prompts]
     run.data.add("prompts", used=len(chosen))
     # The unit of whitened rewards is that of all continuations together.
     at_once = len(chosen) if found.config.ppo.whiten_rewards else PROMPTS_AT_ONCE
@@ -122,7 +122,7 @@ def run_check_critic(
     write_summary(run.folder, summary)
     if run.ranks.is_first:
         _print(summary, test)
-    say_results(found.config, run, "summary.json", {"num_prefixes": test.num_prefixes})
+    say_results(run, "summary.json", {"num_prefixes": test.num_prefixes})
     return CriticCheckResult(run.shared_folder, test, summary)
 
 

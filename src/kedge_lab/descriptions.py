@@ -101,6 +101,7 @@ EVALUATE = language_stage(
         "judge": "evaluate.judge",
         "environment": "environment.source",
     },
+    inputs=("evaluate.against", "evaluate.frontier"),
     makes_model=False,
     resumes=False,
 )

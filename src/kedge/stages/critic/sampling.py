@@ -16,7 +16,6 @@ from kedge.config import Config, PpoConfig, with_values
 from kedge.config.schedules import config_at
 from kedge.data import Prompt, PromptStream
 from kedge.models import ActorCritic
-from kedge.runs.inputs import Rewards
 from kedge.runs.run import Run
 from kedge.stages.critic.parts import Part, PartStore
 from kedge.stages.ppo.roles import Roles, load_roles
@@ -66,8 +65,8 @@ class CriticInputs:
     def num_responses(self) -> tuple[int, int]:
         """Responses to sample to the training prompts, and to the held-out ones."""
         each = self.config.rollout.num_responses
-        prompts = self.num_prompts or len(self.roles.prompts)
-        return prompts * each, len(self.roles.held_out) * each
+        prompts = self.roles.prompts
+        return (self.num_prompts or len(prompts.train)) * each, len(prompts.held_out) * each
 
     @property
     def plan(self) -> str:
@@ -126,18 +125,11 @@ def as_first_update(config: Config, *, holds_out: bool) -> Config:
     )
 
 
-def load_critic_inputs(
-    config: Config,
-    run: Run,
-    *,
-    prompts: Sequence[Any] | None = None,
-    eval_prompts: Sequence[Any] | None = None,
-    reward: Rewards | None = None,
-) -> CriticInputs:
-    """Load policy, critic, rewards and prompts; arguments and errors as in `run_critic`."""
-    own = bool(config.data.eval_prompts) or eval_prompts is not None
+def load_critic_inputs(config: Config, run: Run) -> CriticInputs:
+    """Load policy, critic, rewards and prompts; errors as in `run_critic`."""
+    own = bool(config.data.eval_prompts) or "data.eval_prompts" in run.objects
     first = as_first_update(config, holds_out=own or config.data.eval_fraction > 0)
-    roles = load_roles(first, run, prompts=prompts, eval_prompts=eval_prompts, reward=reward)
+    roles = load_roles(first, run)
     policy = roles.actor_critic.policy
     without = replace(roles, actor_critic=ActorCritic(policy)) if roles.actor_critic.critic is not None else roles
     return CriticInputs(first, config.critic.num_prompts, roles, Trainer.of(first, run, without))
@@ -245,10 +237,10 @@ def _chunks(inputs: CriticInputs) -> Iterator[Chunk]:
     """The prompts in chunks, those to train on first."""
     roles = inputs.roles
     seed = inputs.config.runtime.seed
-    stream = PromptStream(roles.prompts, seed=stream_seed(seed, STREAM), mixture=roles.mixture)
-    train = stream.next(inputs.num_prompts or len(roles.prompts))
+    stream = PromptStream(roles.prompts.train, seed=stream_seed(seed, STREAM), mixture=roles.prompts.mixture)
+    train = stream.next(inputs.num_prompts or len(roles.prompts.train))
     numbers: dict[str, int] = {}
-    for prompts, is_held_out in ((train, False), (roles.held_out, True)):
+    for prompts, is_held_out in ((train, False), (roles.prompts.held_out, True)):
         for start, end in pairwise([*starts_of_chunks(len(prompts), inputs.config), len(prompts)]):
             chunk = prompts[start:end]
             yield Chunk(chunk, [numbers.setdefault(each.text, len(numbers)) for each in chunk], is_held_out)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from kedge.algorithm.experience import Experience
-from kedge.config import Config, field_advice, schedule_in_words
+from kedge.config import field_advice, schedule_in_words
 from kedge.logs.experience_metrics import (
     describe_experience,
     describe_masked,
@@ -256,20 +256,22 @@ def _reward_error(reward: WeightedReward) -> dict[str, float]:
 
 
 @contextmanager
-def ppo_log(config: Config, run: Run, trainer: Trainer, loop: CheckpointedLoop) -> Iterator[PpoLog]:
+def ppo_log(trainer: Trainer, loop: CheckpointedLoop) -> Iterator[PpoLog]:
     """Open the logs of a run, print the schedule and the stop tokens, and flush the logs before each checkpoint."""
+    run = trainer.run
+    config = run.config
     roles = trainer.roles
     missing_eos = roles.missing_eos
     with (
         Progress("ppo", total=config.ppo.num_updates, done=loop.done) as progress,
-        open_loggers(config, run, warn=progress.say) as loggers,
+        open_loggers(run, warn=progress.say) as loggers,
         MetricsLog(run.folder, also=loggers.write if loggers else None) as metrics,
         RunLog(run.folder / DETAILS_FILE) as details,
         SamplesLog(run.folder, also=loggers.write_samples if loggers else None) as samples,
         RunLog(run.folder / EVALUATIONS_FILE) as evaluations,
         RunLog(run.folder / CRITIC_CHECKS_FILE) as critic_checks,
     ):
-        progress.say(schedule_in_words(config, len(roles.prompts), len(roles.held_out)))
+        progress.say(schedule_in_words(config, len(roles.prompts.train), len(roles.prompts.held_out)))
         progress.say(roles.stop_tokens.line)
         loop.when_restored(metrics.open, details.open, samples.open)
         loop.sync_before_saving(run, metrics, details, samples, evaluations, critic_checks)

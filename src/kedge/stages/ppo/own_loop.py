@@ -13,7 +13,7 @@ The updates are those of `kedge.ppo`: the same code makes them, logs them, and s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,7 @@ from kedge.runs.claim import claims
 from kedge.runs.ending import chained
 from kedge.runs.out_of_memory import memory_in_one_line
 from kedge.runs.run import Resume, open_run, resumed
-from kedge.runs.training import Callback, check_callback, running, stage_loop
+from kedge.runs.training import Callback, check_callback
 from kedge.stages.arguments import (
     Data,
     Model,
@@ -44,8 +44,8 @@ from kedge.stages.ppo.ahead import prompt_stream
 from kedge.stages.ppo.critics import with_saved_critic
 from kedge.stages.ppo.given import Batch, Reader
 from kedge.stages.ppo.main import opened_updates
-from kedge.stages.ppo.result import checkpoint_model, save_result
-from kedge.stages.ppo.roles import Roles, load_roles, longest_prompt
+from kedge.stages.ppo.result import save_result
+from kedge.stages.ppo.roles import Roles, longest_prompt
 from kedge.stages.ppo.sampling import SampledBatch, Sampling
 from kedge.stages.ppo.settings import check_own_loop
 from kedge.stages.session import Session, session_call
@@ -158,17 +158,15 @@ class PpoTrainer:
         if not has_prompts:
             in_memory["data.prompts"] = _own_prompts
         run = self._run = open_run(config, "ppo", in_memory=in_memory, resume=resume)
-        roles = self.roles = load_roles(config, run, has_prompts=has_prompts, **{**objects, "reward": reward})
         self._has_reward = not has_no_reward
         self._stop = Stopping(run.ranks)
         self.config = config
-        summary = opening.enter_context(running(config, run, save=partial(save_result, config, run, roles)))
-        opening.enter_context(closing(roles.engine))
-        model = checkpoint_model(config, run, roles)
-        loop = self._loop = opening.enter_context(stage_loop(config, run, model=model, stop=self._stop))
-        opening.push(lambda kind, *_: None if kind else summary.update(loop.summary()))
-        self._updates = opening.enter_context(opened_updates(config, run, roles, loop, callback=on_update))
+        self._updates = opening.enter_context(
+            opened_updates(run, has_prompts=has_prompts, stop=self._stop, callback=on_update)
+        )
+        loop = self._loop = self._updates.loop
         self._trainer = self._updates.trainer
+        roles = self.roles = self._trainer.roles
         self._stream = prompt_stream(config, self._trainer, loop) if has_prompts else None
         say = self._updates.log.progress.say
         self._sampling = Sampling(None, self._trainer, check=self._updates.guard.check_rollout, say=say)
@@ -359,7 +357,7 @@ class PpoTrainer:
             raise ConfigError("no update has been made, so there is nothing to save")
         self._stop.at_once = False
         self._loop.save()
-        save_result(self.config, self._run, self.roles, interrupted=False)
+        save_result(self._run, self.roles, interrupted=False)
         self._run.ranks.wait()  # so that the model is there on every rank
         return self.folder / "model"
 

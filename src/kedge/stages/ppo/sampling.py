@@ -187,7 +187,7 @@ class Sampling:
         rollouts = [rollout]
         scored = self._score(trainer, rollouts, prompts, (), [], clock, scores=scores, is_given=True)
         batch = SampledBatch(prompts, rollouts, rollout.num_responses, scored, scored)
-        if not trainer.trains_policy or trainer.settings.constant_groups == "keep":
+        if not trainer.trains_policy or trainer.settings.ppo.constant_groups.name == "keep":
             return batch
         return self._with_spread(batch, len(prompts), trainer.update)
 
