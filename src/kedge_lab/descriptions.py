@@ -26,7 +26,7 @@ PROMPT_TEXTS = Flag(
 )
 FOR_TRAINING = (
     *("data.demonstrations", "data.comparisons", "data.eval_prompts", "data.pretraining", "data.mix"),
-    *("data.max_length", "data.curriculum", "data.rest", "data.draw", "data.train_on", "data.eval_fraction"),
+    *("data.max_length", "data.curriculum", "data.draw", "data.train_on", "data.eval_fraction"),
 )
 
 GENERATE = language_stage(

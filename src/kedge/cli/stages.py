@@ -28,7 +28,7 @@ from kedge.cli.options import (
     preset_option,
     settings_of,
 )
-from kedge.config import Config, check_stage, load_config, presets_of, with_values
+from kedge.config import CHANGED_FIRST, Config, check_stage, load_config, presets_of, with_values
 from kedge_base.errors import ConfigError
 from kedge_base.run_folder.output import CONFIG_FILE, check_output, is_run
 from kedge_base.stage import Stage, imported, stages
@@ -91,7 +91,14 @@ def _parameters(stage: Stage) -> list[Parameter]:
 def add_stages(app: typer.Typer) -> None:
     """Add the commands of all stages."""
     for stage in stages().values():
-        app.command(stage.name, cls=StageCommand, help=stage.help)(_command_of(stage))
+        app.command(stage.name, cls=StageCommand, help=stage.help, epilog=_epilog(stage))(_command_of(stage))
+
+
+def _epilog(stage: Stage) -> str | None:
+    """The fields that are changed first, for a stage that trains with PPO."""
+    if "ppo" not in stage.trains:
+        return None
+    return f"Fields that are changed first: {', '.join(CHANGED_FIRST)}. All of them by group: kedge config explain ppo."
 
 
 def resolve(

@@ -51,7 +51,7 @@ def _data(flag: Flag) -> Flag:
 SHARED = ("data", "runtime", "checkpoint")
 TRAINED = ("optimization", *SHARED)
 SCORED = (*SHARED, "reward_functions")
-FOR_PPO = ("data.prompts", "data.eval_prompts", "data.pretraining", "data.curriculum", "data.rest", "data.draw")
+FOR_PPO = ("data.prompts", "data.eval_prompts", "data.pretraining", "data.curriculum", "data.draw")
 NEEDS_MODEL = {"model": "--model"}
 NEEDS_PROMPTS = {"data.prompts": "--prompts"}
 NEEDS_REWARD = {"reward": "--reward"}
@@ -96,8 +96,6 @@ def _check_sampling(config: Config) -> None:
 def _check_ppo(config: Config) -> None:
     _check_sampling(config)
     ppo = config.ppo
-    if ppo.max_kl is not None and not ppo.needs_reference:
-        raise ConfigError("ppo.max_kl needs the KL to the reference: set ppo.measure_kl=true")
     is_scored = config.reward or config.environment.source is not None
     if ppo.reference is not None and not is_scored and (chosen := config.choice_by_scores):
         _, remedy = chosen
@@ -190,7 +188,7 @@ def _check_trained_critic(config: Config) -> None:
         raise ConfigError(
             f"rlhf.train_critic=true trains a critic, and ppo.advantage={value.estimator} needs none; use false"
         )
-    if value.critic not in ("auto", kind):
+    if value.critic != "auto" and value.resolved_critic != kind:
         raise ConfigError(
             f"ppo.critic={value.critic} does not fit critic.kind={kind}, which rlhf.train_critic=true trains; "
             "leave ppo.critic out"
@@ -273,7 +271,7 @@ PPO = training_stage(
         ("optimization", "data", "reward_functions", "checkpoint"),
         ("environment",),
     ),
-    unread=("data.demonstrations", "data.comparisons"),
+    unread=("data.demonstrations", "data.comparisons", "data.train_on"),
     needs={**NEEDS_MODEL, **NEEDS_PROMPTS, "reward": "--reward, or --teacher to distill"},
     needs_with=dict.fromkeys(("environment.source", "ppo.reference"), ("model", "data.prompts")),
     flags=(

@@ -11,7 +11,7 @@ import torch
 from kedge.algorithm.advantages import GeneralizedAdvantage, LengthAdaptiveLambda, NStepAdvantage
 from kedge.algorithm.critic import Bins
 from kedge.config import config_from_settings
-from kedge.config.schema.choice import forms
+from kedge.config.schema.field import forms
 from kedge.config.schema.ppo import PpoConfig
 from kedge.stages.ppo.settings import PpoSettings, advantage_of, coefficients_of
 from kedge_inspect.record import RunRecord
