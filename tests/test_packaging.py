@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kedge_base import errors
 from kedge_base.errors import install_line
 from kedge_base.packages import PACKAGES
-from kedge_base.version import DISTRIBUTION
+from kedge_base.version import DISTRIBUTION, __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -117,3 +118,48 @@ def test_every_extra_that_is_named_exists() -> None:
     }
     assert len(found) > 6
     assert found <= extras
+
+
+def table(path: Path) -> dict[str, Any]:
+    return pytest.importorskip("tomllib").loads(path.read_text(encoding="utf-8"))  # from Python 3.11 on
+
+
+@pytest.mark.parametrize("name", ["base", "inspect", "tasks"])
+def test_a_package_that_stands_alone_declares_what_it_imports(name: str) -> None:
+    """Its own distribution has neither the dependencies nor the entry points of `kedge-rl`."""
+    project = table(ROOT / "distributions" / name / "pyproject.toml")["project"]
+    base = table(ROOT / "distributions" / "base" / "pyproject.toml")["project"]["dependencies"]
+    extras = [entry for entries in project.get("optional-dependencies", {}).values() for entry in entries]
+    listed = [*project["dependencies"], *base, *extras]
+    if name != "base":
+        assert f"kedge-base=={__version__}" in project["dependencies"]
+    declared = {normalized(re.split(r"[<>=;\s]", entry)[0]) for entry in listed}
+    paths = (ROOT / "src" / f"kedge_{name}").rglob("*.py")
+    foreign = {name for path in paths for name in imported(ast.parse(path.read_text(encoding="utf-8")))}
+    foreign -= sys.stdlib_module_names | PACKAGES | {"IPython"}
+    foreign -= {"torch"} if name == "base" else set()  # whose generators are seeded if it is there
+    homes = packages_distributions()
+    assert {name for name in foreign if not declared & {normalized(home) for home in homes.get(name, [name])}} == set()
+
+
+def test_entry_points_are_the_same_wherever_a_package_is_installed_from() -> None:
+    whole = table(ROOT / "pyproject.toml")["project"]
+    ranges = {normalized(re.split(r"[<>=;\s]", entry)[0]): entry for entry in whole["dependencies"]}
+    ranges |= {
+        normalized(re.split(r"[<>=;\s]", entry)[0]): entry
+        for entries in whole["optional-dependencies"].values()
+        for entry in entries
+    }
+    for path in sorted((ROOT / "distributions").glob("*/pyproject.toml")):
+        project = table(path)["project"]
+        package = f"kedge_{path.parent.name}"
+        expected = {
+            group: found
+            for group, entries in whole["entry-points"].items()
+            if (found := {name: place for name, place in entries.items() if place.startswith(f"{package}.")})
+        }
+        assert project.get("entry-points", {}) == expected
+        extras = [entry for entries in project.get("optional-dependencies", {}).values() for entry in entries]
+        for entry in [*project["dependencies"], *extras]:
+            name = normalized(re.split(r"[<>=;\s]", entry)[0])
+            assert name == "kedge-base" or entry == ranges[name]
