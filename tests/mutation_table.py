@@ -31,7 +31,7 @@ SAMPLING = "tests/stages/ppo/test_sampling.py"
 WARMUP = "tests/stages/ppo/test_critic_warmup.py"
 SAMPLER = "tests/rollout/test_sampler.py"
 DIALOGUES = "tests/rollout/test_dialogues.py"
-PLAYER = "tests/environments/test_player.py"
+PLAYER = "tests/rollout/test_player.py"
 STOPS = "tests/models/test_stop_tokens.py"
 TOKENS = "tests/data/test_tokens.py"
 PIECES = "tests/data/test_token_pieces.py"
@@ -48,11 +48,11 @@ MISSING = "tests/rewards/test_missing_eos.py"
 READING = "tests/rewards/test_reading.py"
 STATISTICS = "tests/algorithm/test_statistics.py"
 VERDICTS = "tests/rewards/test_verdicts.py"
-ANSWERS = "tests/rewards/verify/test_answers.py"
-VERIFIED_TEXTS = "tests/rewards/verify/test_texts.py"
-INSTRUCTIONS = "tests/rewards/verify/test_instructions.py"
-PROGRAMS = "tests/rewards/verify/test_programs.py"
-SANDBOX = "tests/rewards/worker/test_sandbox.py"
+ANSWERS = "tests/tasks/verify/test_answers.py"
+VERIFIED_TEXTS = "tests/tasks/verify/test_texts.py"
+INSTRUCTIONS = "tests/tasks/verify/test_instructions.py"
+PROGRAMS = "tests/tasks/verify/test_programs.py"
+SANDBOX = "tests/tasks/test_sandbox.py"
 PPO = "tests/stages/ppo/test_ppo.py"
 ENGINE = "tests/rollout/vllm/test_engine.py"
 GRADIENT = "tests/control/test_natural_gradient.py"
@@ -155,7 +155,7 @@ MUTATIONS = (
         "final_answer",
         "return None",
         "answer = text",
-        "tests/rewards/verify/test_unfinished.py::test_an_unfinished_thought_is_no_answer",
+        "tests/tasks/verify/test_unfinished.py::test_an_unfinished_thought_is_no_answer",
     ),
     Mutation(
         "one-instruction-is-enough",
@@ -253,14 +253,14 @@ MUTATIONS = (
         "WorkerProcess.reply",
         'while reply.get("id") != request.number:',
         "while not reply:",
-        "tests/system/workers/test_process.py::test_replies_are_told_apart_by_their_numbers",
+        "tests/base/workers/test_process.py::test_replies_are_told_apart_by_their_numbers",
     ),
     Mutation(
         "rows-of-other-tasks-judged-for-trl",
         "_called_by_trl",
         "if all(entries[row] is not None for entries in needed)",
         "",
-        "tests/rewards/verify/test_trl.py::test_a_verifier_scores_what_a_trainer_passes[gsm8k-text]",
+        "tests/tasks/verify/test_trl.py::test_a_verifier_scores_what_a_trainer_passes[gsm8k-text]",
     ),
     Mutation(
         "rows-are-not-checked-before-a-run",

@@ -113,7 +113,7 @@ RELIABILITY = (
         "random_state",
         "return _outside or _read()",
         "return _read()",
-        "tests/system/test_generators.py::test_the_state_during_a_call_in_another_thread_is_that_outside",
+        "tests/base/test_generators.py::test_the_state_during_a_call_in_another_thread_is_that_outside",
     ),
     # Memory that runs out.
     Mutation(
@@ -128,7 +128,7 @@ RELIABILITY = (
         "within_memory",
         "restore_random_state(*generators)",
         "pass",
-        "tests/system/ranks/test_budget.py::test_a_repeated_attempt_draws_the_same_random_numbers",
+        "tests/ranks/test_budget.py::test_a_repeated_attempt_draws_the_same_random_numbers",
     ),
     Mutation(
         "gradients-of-the-failed-passes-kept",

@@ -33,7 +33,7 @@ from bench.graders import (
 from bench.processes import BenchError
 from bench.tables import renewed
 from kedge_tasks.sandbox import open_sandbox
-from tests.rewards.verify.test_programs import needs_sandbox
+from tests.tasks.verify.test_programs import needs_sandbox
 
 IMPOSSIBLE = {0: ("other sign", "times ten", "permuted digits"), 5: ("permuted digits",), 99: ("permuted digits",)}
 """Kinds that cannot change a value."""

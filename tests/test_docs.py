@@ -27,7 +27,7 @@ from kedge.stages.reward import run_reward
 from kedge.stages.sft import run_sft
 from kedge_base.run_folder.record_format import read_metrics
 from kedge_base.stage import stages
-from tests.environments.worlds import Guess
+from tests.tasks.environments.worlds import Guess
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,7 +110,7 @@ def test_every_yaml_example_loads(example: str, tmp_path: Path) -> None:
     assert load_config(path) != Config()
 
 
-# The loops of docs/own-loop.md run in test_custom_loop.py, the environments in environments/test_other_libraries.py.
+# The loops of docs/own-loop.md run in test_custom_loop.py, the environments in test_other_libraries.py.
 RUN_ELSEWHERE = ("docs/own-loop.md", "docs/episodes.md")
 
 

@@ -20,7 +20,7 @@ from kedge.models import (
 )
 from kedge_base.errors import ModelError
 from kedge_hub.card import ModelCard
-from tests.stages.evaluation.speakers import save_speaker
+from tests.lab.evaluation.speakers import save_speaker
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 EOS = 2

@@ -20,7 +20,7 @@ from kedge_base.run_folder.record_format import read_metrics
 from kedge_plan.plan import count_stage
 from kedge_plan.rows import Lengths
 from tests.forking import forked_kedge
-from tests.stages.evaluation.speakers import run_kedge
+from tests.lab.evaluation.speakers import run_kedge
 from tests.tiny import (
     CHAT_TEMPLATE,
     FAMILIES,

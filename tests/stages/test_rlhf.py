@@ -17,7 +17,7 @@ from kedge_base.errors import ConfigError, KedgeError
 from kedge_base.run_folder.record_format import read_json_lines
 from kedge_plan.report import MachinePlan, PlannedPhase
 from tests.forking import forked_kedge
-from tests.stages.evaluation.speakers import run_kedge
+from tests.lab.evaluation.speakers import run_kedge
 from tests.tiny import save_tiny_policy
 
 PROMPTS = [{"prompt": f"Deck {number}:", "topic": number} for number in range(6)]

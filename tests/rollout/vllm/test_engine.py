@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 from kedge.stages.ppo import run_ppo
 from kedge.stages.ppo.settings import PpoSettings
 from kedge_base.errors import ConfigError, EngineError, NumericsError
-from tests.environments import worlds
 from tests.rollout.vllm.stand_in import StandIn
 from tests.stages.ppo.test_ppo import PROMPTS, configure, varied, vowels
+from tests.tasks.environments import worlds
 from tests.tiny import save_tiny_policy, tiny_causal_lm, tiny_tokenizer
 
 

@@ -22,7 +22,7 @@ import kedge
 from bench import vllm as bench
 from bench.ahead import save_letters
 from kedge_base.errors import EngineError
-from tests.environments import worlds
+from tests.tasks.environments import worlds
 from tests.tiny import tiny_tokenizer
 
 PYTHON = os.environ.get("KEDGE_VLLM_PYTHON", "")

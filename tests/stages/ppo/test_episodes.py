@@ -22,11 +22,11 @@ from kedge_inspect.doctor import diagnose
 from kedge_inspect.page.responses import shown_responses
 from kedge_inspect.record import read_run
 from tests.data.test_turns import UNREAD, calling
-from tests.environments import worlds
 from tests.forking import fork_context
-from tests.stages.evaluation.speakers import save_speaker
+from tests.lab.evaluation.speakers import save_speaker
 from tests.stages.ppo.test_ppo import configure, metrics_without_times
 from tests.stages.ppo.test_ppo import kedge as command
+from tests.tasks.environments import worlds
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 GAMES = [f"Game {number}. " for number in range(12)]
@@ -532,7 +532,7 @@ def test_a_loop_of_your_own_plays_episodes_too(tmp_path, policy):
 INTERRUPTING = """
 import os, signal, time
 from pathlib import Path
-from tests.environments.worlds import Guess
+from tests.tasks.environments.worlds import Guess
 
 class Interrupting(Guess):
     def step(self, text):

@@ -25,7 +25,7 @@ from kedge.training.pretraining_mix import PretrainingMix
 from kedge_base.errors import ConfigError, DataError, KedgeError, ModelError, OutputError, RewardError
 from kedge_base.run_folder.record_format import MEASURED, read_json_lines, read_samples
 from tests.forking import forked_kedge
-from tests.stages.evaluation.speakers import save_speaker
+from tests.lab.evaluation.speakers import save_speaker
 from tests.tiny import CHAT_TEMPLATE, FAMILIES, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 PROMPTS = ["The boat", "A sailor", "My rope broke", "Once upon a time", "The tide", "The sun"]

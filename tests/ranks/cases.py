@@ -1,4 +1,4 @@
-"""Short runs of every stage that several ranks can do together: `python -m tests.system.ranks.cases OUT CASE …`.
+"""Short runs of every stage that several ranks can do together: `python -m tests.ranks.cases OUT CASE …`.
 
 Each writes its run to OUT/runs/CASE; of CASE:shard, with sharded weights, to OUT/runs/CASE-shard. Started by torchrun,
 all ranks take part in it.

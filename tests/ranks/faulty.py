@@ -1,4 +1,4 @@
-"""The `kedge` command with a fault in one of its ranks: `python -m tests.system.ranks.faulty RANK PLACE FAULT ppo …`.
+"""The `kedge` command with a fault in one of its ranks: `python -m tests.ranks.faulty RANK PLACE FAULT ppo …`.
 
 PLACE is the number of an update of PPO, in which the fault happens before the optimizer steps; `step-N`, before a step
 of supervised training; `sampled`, after the first batch of responses that a frozen policy has sampled; or `save`, where

@@ -26,7 +26,7 @@ from kedge_tasks import sandbox as module
 from kedge_tasks.confined import decode, encode
 from kedge_tasks.sandbox import TOO_SLOW, Ran, Sandbox, open_sandbox
 from tests.processes import processes
-from tests.rewards.worker.attacks import GREEDY, HARMFUL, HARMLESS, KILLED, TOOLS
+from tests.tasks.attacks import GREEDY, HARMFUL, HARMLESS, KILLED, TOOLS
 
 pytestmark = pytest.mark.skipif(not hasattr(select, "poll"), reason="programs run on Linux and macOS alone")
 

@@ -24,11 +24,11 @@ from kedge_tasks.environments.client import Environment
 from tests.algorithm.test_advantages import advantages_by_definition
 from tests.data.test_chat import FAMILIES
 from tests.data.test_turns import CALLS, GOES_ON, UNREAD, calling, stop_of
-from tests.environments import worlds
 from tests.experience import collected
 from tests.models.families import language_model
 from tests.rollout.test_sampler import STOP as SPOKEN
 from tests.rollout.test_sampler import speaker
+from tests.tasks.environments import worlds
 from tests.tiny import CHAT_TEMPLATE, tiny_causal_lm, tiny_tokenizer
 from tests.training.test_update import make_models
 

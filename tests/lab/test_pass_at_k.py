@@ -20,7 +20,7 @@ from kedge_base.run_folder.record_format import read_json_lines
 from kedge_inspect.diagnosis import diagnose_run
 from kedge_lab.evaluate import evaluate_or_check, run_evaluate
 from kedge_lab.generate import run_generate
-from tests.stages.evaluation.speakers import run_kedge, save_speaker
+from tests.lab.evaluation.speakers import run_kedge, save_speaker
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 ROWS = [{"prompt": f"Deck {number}:"} for number in range(6)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import kedge
 from kedge_base.run_folder.record_format import read_metrics
-from tests.system.ranks.forked import forked_ranks
+from tests.ranks.forked import forked_ranks
 from tests.tiny import save_tiny_policy, save_tiny_reward_model
 
 

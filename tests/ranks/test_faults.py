@@ -11,9 +11,9 @@ import pytest
 
 import kedge
 from tests.forking import forked_kedge
-from tests.system.ranks.cases import PAIRS, PROMPTS, save_models
-from tests.system.ranks.processes import started, torchrun
-from tests.system.ranks.test_equality import assert_equal_runs
+from tests.ranks.cases import PAIRS, PROMPTS, save_models
+from tests.ranks.processes import started, torchrun
+from tests.ranks.test_equality import assert_equal_runs
 
 SETTINGS = {
     "num_updates": 4,
@@ -52,7 +52,7 @@ def assert_resumes(folder: Path, count: int, *more: str) -> None:
 def fault(folder: Path, rank: int, kind: str, *more: str) -> str:
     """Let a rank fail in update 3; the output of all."""
     save_models(folder / "models")
-    code, output = torchrun(2, "tests.system.ranks.faulty", str(rank), "3", kind, *command(folder, *more))
+    code, output = torchrun(2, "tests.ranks.faulty", str(rank), "3", kind, *command(folder, *more))
     assert code != 0, output
     return output
 
@@ -72,7 +72,7 @@ def test_a_killed_rank_costs_no_whole_update(tmp_path: Path) -> None:
 def test_torchrun_starts_all_ranks_again_and_they_resume(tmp_path: Path) -> None:
     save_models(tmp_path / "models")
     arguments = command(tmp_path, "--resume", "auto", "checkpoint.every=1")
-    code, output = torchrun(2, "tests.system.ranks.faulty", "0", "3", "SIGKILL", *arguments, restarts=1)
+    code, output = torchrun(2, "tests.ranks.faulty", "0", "3", "SIGKILL", *arguments, restarts=1)
     assert code == 0, output
     whole = {"model": tmp_path / "models" / "policy", "reward": tmp_path / "models" / "reward", "device": "cpu"}
     kedge.ppo(prompts=tmp_path / "prompts.jsonl", out=tmp_path / "whole", **whole, **SETTINGS)
@@ -104,7 +104,7 @@ def test_every_fault_leaves_a_checkpoint(rank: int, kind: str, line: str, saved:
 def test_memory_that_runs_out_on_one_rank_makes_the_passes_of_all_smaller(tmp_path: Path) -> None:
     save_models(tmp_path / "models")
     arguments = command(tmp_path, "micro_batch_tokens=auto")
-    code, output = torchrun(2, "tests.system.ranks.faulty", "1", "pass", "out of memory", *arguments)
+    code, output = torchrun(2, "tests.ranks.faulty", "1", "pass", "out of memory", *arguments)
     assert code == 0, output
     assert "it is repeated, and the run goes on, with passes of up to " in output
     whole = {"model": tmp_path / "models" / "policy", "reward": tmp_path / "models" / "reward", "device": "cpu"}
@@ -137,7 +137,7 @@ def sampling_command(stage: str, folder: Path, *more: str) -> list[str]:
 def test_a_fault_while_sampling_ends_all_ranks(stage: str, kind: str, line: str, tmp_path: Path) -> None:
     save_models(tmp_path / "models")
     command = sampling_command(stage, tmp_path, "generate.batch_size=2")
-    code, output = torchrun(2, "tests.system.ranks.faulty", "1", "sampled", kind, *command)
+    code, output = torchrun(2, "tests.ranks.faulty", "1", "sampled", kind, *command)
     assert code != 0, output
     assert output.count(line) == 1, output
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -182,7 +182,7 @@ def chain_command(folder: Path, *more: str) -> list[str]:
 )
 def test_a_chain_is_resumed_on_another_number_of_ranks(place: str, kind: str, line: str, tmp_path: Path) -> None:
     save_models(tmp_path / "models")
-    code, output = torchrun(2, "tests.system.ranks.faulty", "1", place, kind, *chain_command(tmp_path))
+    code, output = torchrun(2, "tests.ranks.faulty", "1", place, kind, *chain_command(tmp_path))
     assert code != 0, output
     assert output.count(line) == 1, output
     assert (tmp_path / "run" / "model" / "config.json").exists(), "the newest policy"
@@ -207,7 +207,7 @@ def test_without_the_first_rank_the_last_scheduled_checkpoint_is_left(tmp_path: 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_run_with_a_hanging_rank(rank: int, signum: signal.Signals, tmp_path: Path) -> None:
     save_models(tmp_path / "models")
-    with started(2, "tests.system.ranks.faulty", str(rank), "3", "hang", *command(tmp_path)) as process:
+    with started(2, "tests.ranks.faulty", str(rank), "3", "hang", *command(tmp_path)) as process:
         assert process.stdout is not None
         for text in process.stdout:
             if "now hanging" in text:
@@ -249,7 +249,7 @@ def test_sharded_fine_tuning_is_resumed_with_whole_weights(kind: str, saved: int
     save_models(tmp_path / "models")
     data = ["--model", f"{tmp_path}/models/policy", "--data", f"{tmp_path}/models/texts.jsonl", "--out"]
     command = ["sft", *data, f"{tmp_path}/run", "device=cpu", "precision=fp32", "batch_size=2", "checkpoint.every=1"]
-    code, output = torchrun(2, "tests.system.ranks.faulty", "1", "step-3", kind, *command, "parallel=shard")
+    code, output = torchrun(2, "tests.ranks.faulty", "1", "step-3", kind, *command, "parallel=shard")
     assert code != 0, output
     assert saved_updates(tmp_path)[-1] == f"update-{saved:06d}"
     code, output = torchrun(3, "kedge", *command, "--resume", str(tmp_path / "run"))

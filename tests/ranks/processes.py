@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 400.0
 """Seconds after which a launch counts as hanging; far more than it takes, even on a loaded machine."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from kedge_tasks.environments.client import Environment
 
-PAGE = Path(__file__).parents[2] / "docs" / "episodes.md"
+PAGE = Path(__file__).parents[3] / "docs" / "episodes.md"
 LISTINGS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 

@@ -21,8 +21,8 @@ from kedge_tasks.environments.client import Environment
 from kedge_tasks.environments.session import Session
 from kedge_tasks.environments.shapes import Step
 from kedge_tasks.environments.tools import Tools
-from tests.environments import worlds
 from tests.processes import members
+from tests.tasks.environments import worlds
 
 FILE = worlds.__file__
 

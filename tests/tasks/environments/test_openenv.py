@@ -12,10 +12,10 @@ import pytest
 from kedge.stages.ppo import run_ppo
 from kedge_base.errors import EnvError
 from kedge_tasks.environments.client import Environment
-from tests.environments import worlds
-from tests.environments.openenv_servers import BAD, GUESS, NUMBER, TEXT, Server, running, schema_of
 from tests.stages.ppo.test_episodes import EPISODES, GAMES, assert_same
 from tests.stages.ppo.test_ppo import configure
+from tests.tasks.environments import worlds
+from tests.tasks.environments.openenv_servers import BAD, GUESS, NUMBER, TEXT, Server, running, schema_of
 from tests.tiny import save_tiny_policy
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import kedge
 from kedge_base.run_folder.record_format import read_metrics
-from tests.stages.evaluation.speakers import save_speaker
-from tests.system.ranks.forked import forked_ranks
+from tests.lab.evaluation.speakers import save_speaker
+from tests.ranks.forked import forked_ranks
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 

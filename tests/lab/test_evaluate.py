@@ -17,7 +17,7 @@ from kedge_base.errors import ConfigError, DataError, KedgeError, ModelError, Re
 from kedge_base.run_folder.record_format import read_json_lines
 from kedge_lab.evaluate import evaluate_or_check, run_evaluate
 from tests.forking import forked_kedge
-from tests.stages.evaluation.speakers import run_kedge, save_speaker
+from tests.lab.evaluation.speakers import run_kedge, save_speaker
 from tests.tiny import (
     CHAT_TEMPLATE,
     save_tiny_policy,

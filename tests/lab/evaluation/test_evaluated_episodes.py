@@ -11,8 +11,8 @@ from kedge_base.errors import ConfigError
 from kedge_base.run_folder.record_format import read_json_lines
 from kedge_tasks import verify
 from kedge_tasks.environments import Step
-from tests.environments.worlds import Guess
-from tests.stages.evaluation.speakers import save_speaker
+from tests.lab.evaluation.speakers import save_speaker
+from tests.tasks.environments.worlds import Guess
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, tiny_tokenizer
 
 PROMPTS = [{"prompt": "Guess: "}, {"prompt": "Number: "}, {"prompt": "Again: "}, {"prompt": "Once more: "}]

@@ -16,7 +16,7 @@ import torch
 import kedge
 from kedge.stages.ppo import result
 from kedge_base.errors import DataError
-from tests.system.ranks.forked import forked_ranks
+from tests.ranks.forked import forked_ranks
 from tests.tiny import save_tiny_policy
 
 IDS = [[40, 41, 42, 43], [50, 51, 52, 53]]

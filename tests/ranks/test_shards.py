@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.ranks.cases import save_models
-from tests.system.ranks.processes import started, torchrun
-from tests.system.ranks.test_equality import assert_equal_runs
-from tests.system.ranks.test_faults import assert_resumes, command, fault, saved_updates
+from tests.ranks.cases import save_models
+from tests.ranks.processes import started, torchrun
+from tests.ranks.test_equality import assert_equal_runs
+from tests.ranks.test_faults import assert_resumes, command, fault, saved_updates
 
 IN_PARTS = ("parallel=shard", "checkpoint.sharded_above=0", "checkpoint.every=1")
 
@@ -51,7 +51,7 @@ def test_a_fault_in_a_rank_that_writes_leaves_the_checkpoint_before(
     rank: int, kind: str, said: str, tmp_path: Path
 ) -> None:
     save_models(tmp_path / "models")
-    code, output = torchrun(2, "tests.system.ranks.faulty", str(rank), "save", kind, *command(tmp_path, *IN_PARTS))
+    code, output = torchrun(2, "tests.ranks.faulty", str(rank), "save", kind, *command(tmp_path, *IN_PARTS))
     assert code != 0, output
     assert output.count(said.format(rank)) == 1, output
     assert saved_updates(tmp_path) == ["update-000001"]
@@ -60,7 +60,7 @@ def test_a_fault_in_a_rank_that_writes_leaves_the_checkpoint_before(
 
 def test_a_signal_ends_a_run_of_which_a_rank_hangs_while_it_writes(tmp_path: Path) -> None:
     save_models(tmp_path / "models")
-    with started(2, "tests.system.ranks.faulty", "1", "save", "hang", *command(tmp_path, *IN_PARTS)) as process:
+    with started(2, "tests.ranks.faulty", "1", "save", "hang", *command(tmp_path, *IN_PARTS)) as process:
         assert process.stdout is not None
         for text in process.stdout:
             if "now hanging" in text:

@@ -1,4 +1,4 @@
-"""Compares models loaded sharded on several ranks with whole ones: `python -m tests.system.ranks.loading FOLDER`."""
+"""Compares models loaded sharded on several ranks with whole ones: `python -m tests.ranks.loading FOLDER`."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.system.ranks.cases import COMPARED, POLICY_CASES, run, save_models
-from tests.system.ranks.processes import torchrun
+from tests.ranks.cases import COMPARED, POLICY_CASES, run, save_models
+from tests.ranks.processes import torchrun
 
 CASES = (
     *POLICY_CASES,
@@ -81,7 +81,7 @@ def check(folder: Path, count: int, cases: tuple[str, ...]) -> None:
     """Compare runs of several ranks with those of one; of CASE:shard with those of CASE."""
     for name in ("one", "several"):
         prepared(folder / name)
-    code, output = torchrun(count, "tests.system.ranks.cases", str(folder / "several"), *cases)
+    code, output = torchrun(count, "tests.ranks.cases", str(folder / "several"), *cases)
     assert code == 0, output
     for case in cases:
         name = case.partition(":")[0]

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.ranks.loading import save_models
-from tests.system.ranks.processes import torchrun
+from tests.ranks.loading import save_models
+from tests.ranks.processes import torchrun
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 def test_parts_from_the_first_rank_are_those_of_whole_models(count: int, tmp_path: Path) -> None:
     save_models(tmp_path)
-    code, output = torchrun(count, "tests.system.ranks.loading", str(tmp_path))
+    code, output = torchrun(count, "tests.ranks.loading", str(tmp_path))
     assert code == 0, output
     assert output.count("compared all models") == count, output

@@ -17,9 +17,9 @@ from kedge.config import Config, config_from_settings, load_config
 from kedge_base.errors import KedgeError, OutputError, RewardError
 from kedge_base.run_folder.record_format import read_json_lines
 from kedge_lab.generate import kl_of_best, run_generate
-from tests.environments import worlds
 from tests.forking import forked_kedge
-from tests.stages.evaluation.speakers import run_kedge, save_speaker
+from tests.lab.evaluation.speakers import run_kedge, save_speaker
+from tests.tasks.environments import worlds
 from tests.tiny import CHAT_TEMPLATE, save_tiny_policy, save_tiny_reward_model, tiny_tokenizer
 
 ROWS = [{"prompt": f"Deck {number}:", "completion": f" Aye {number}.", "topic": number} for number in range(5)]

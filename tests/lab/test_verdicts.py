@@ -18,7 +18,7 @@ from kedge_inspect.page.responses import shown_responses
 from kedge_inspect.record import read_run
 from kedge_lab.evaluate import run_evaluate
 from kedge_lab.generate import run_generate
-from tests.stages.evaluation.speakers import save_speaker
+from tests.lab.evaluation.speakers import save_speaker
 from tests.stages.ppo.test_ppo import configure
 from tests.tiny import save_tiny_policy
 

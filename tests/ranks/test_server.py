@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from tests.ranks.processes import torchrun
+from tests.ranks.test_equality import assert_equal_runs, prepared
 from tests.rollout.vllm.stand_in import StandIn
 from tests.rollout.vllm.test_engine import Sampling
-from tests.system.ranks.processes import torchrun
-from tests.system.ranks.test_equality import assert_equal_runs, prepared
 
 
 @pytest.mark.slow
@@ -21,7 +21,7 @@ def test_ranks_with_parts_of_the_weights_send_whole_ones(count: int, tmp_path: P
         folder = prepared(tmp_path / str(ranks))
         sampling = Sampling(folder / "models" / "policy")
         with StandIn(sample=sampling, on_update=sampling.load) as server:
-            code, output = torchrun(ranks, "tests.system.ranks.cases", str(folder), case, SERVER_URL=server.url)
+            code, output = torchrun(ranks, "tests.ranks.cases", str(folder), case, SERVER_URL=server.url)
         assert code == 0, output
         sent.append(sampling.updates)
     assert len(sent[0]) == len(sent[1]) > 1
@@ -40,7 +40,7 @@ def test_two_ranks_on_a_server_equal_one(tmp_path: Path) -> None:
         folder = prepared(tmp_path / str(count))
         sampling = Sampling(folder / "models" / "policy")
         with StandIn(sample=sampling, on_update=sampling.load) as server:
-            code, output = torchrun(count, "tests.system.ranks.cases", str(folder), "served", SERVER_URL=server.url)
+            code, output = torchrun(count, "tests.ranks.cases", str(folder), "served", SERVER_URL=server.url)
             asked.append(len(server.requests))
         assert code == 0, output
     assert asked[0] == asked[1] > 0, "one rank asks for all"

@@ -10,7 +10,7 @@ import torch
 
 import kedge
 from kedge_base.errors import ConfigError
-from tests.system.ranks.forked import forked_ranks
+from tests.ranks.forked import forked_ranks
 from tests.tiny import save_tiny_policy
 
 
