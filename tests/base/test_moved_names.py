@@ -15,7 +15,7 @@ from kedge_base.importing import find_named
 from kedge_base.packages import MOVED, current_name
 from kedge_tasks.verify import gsm8k
 
-OLD = "kedge_tasks.verify:gsm8k"
+OLD = "kedge.rewards.verify:gsm8k"
 NEW = "kedge_tasks.verify:gsm8k"
 LINE = f"{OLD} is now {NEW}; the old name works until the next release"
 
@@ -34,14 +34,14 @@ def test_a_moved_module_is_the_same_under_both_names(old, new):
 
 def test_what_a_script_imports_by_an_old_name_is_what_kedge_raises():
     script = (
-        "from kedge_base.errors import RewardError\nfrom kedge_base.texts import printable\n"
-        "from kedge_tasks.verify import gsm8k\nimport kedge_base.errors, kedge_base.texts, kedge_tasks.verify\n"
+        "from kedge.errors import RewardError\nfrom kedge.system.texts import printable\n"
+        "from kedge.rewards.verify import gsm8k\nimport kedge_base.errors, kedge_base.texts, kedge_tasks.verify\n"
         "assert RewardError is kedge_base.errors.RewardError and printable is kedge_base.texts.printable\n"
         "assert gsm8k is kedge_tasks.verify.gsm8k"
     )
     done = subprocess.run([sys.executable, "-c", f"import kedge\n{script}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "kedge_base.errors is now kedge_base.errors" in done.stderr
+    assert "kedge.errors is now kedge_base.errors" in done.stderr
 
 
 @pytest.mark.parametrize("form", ["text", "list", "mapping"])
