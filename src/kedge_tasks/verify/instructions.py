@@ -75,7 +75,7 @@ KINDS: dict[str, Kind] = {}
 
 
 def instruction(text: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
-    """Decorates a check, which makes it a kind of instruction with this sentence."""
+    """Decorate a check to register it as a kind of instruction with this sentence."""
 
     def register(follows: Callable[..., bool]) -> Callable[..., bool]:
         KINDS[follows.__name__] = Kind(text, follows)
@@ -135,7 +135,7 @@ def instructions_partial(
 
 def _judge(response: str, is_whole: bool, wanted: list[tuple[Kind, dict[str, Any]]]) -> Judged:
     text = (answer_of(response) or "").strip()
-    if not text or not is_whole:  # an empty text has no commas
+    if not text or not is_whole:  # an empty text would follow `no_commas`
         return NO_ANSWER
     broken = [kind.follows.__name__ for kind, parameters in wanted if not kind.follows(text, **parameters)]
     return Verdict(1 - len(broken) / len(wanted), broken[0] if broken else RIGHT)
