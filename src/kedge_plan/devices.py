@@ -38,8 +38,7 @@ STREAMED = 2**20
 CALLS = 500
 REPEATS = 5
 REACHED = 0.70
-"""Share of measured speeds that updates reach: Python, metrics and logs cost the rest. Median of `python -m bench.plan`.
-"""
+"""Share of measured speeds that updates reach: Python, metrics and logs cost the rest. Median of `bench.plan`."""
 
 
 @dataclass(frozen=True)

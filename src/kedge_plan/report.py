@@ -24,7 +24,7 @@ class PlannedPhase:
 
     Attributes:
         name: As in `time/NAME` of the metrics, where there is one.
-        held: Bytes at the peak by kind, one of `KINDS`, and role: policy, critic, reference, a reward model, or the run.
+        held: Bytes at the peak by kind, one of `KINDS`, and role: policy, critic, reference, a reward model or the run.
         seconds: Time per update or step; None if unknown.
     """
 

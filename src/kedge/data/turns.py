@@ -1,7 +1,7 @@
-"""Continues conversations from the tokens that were sampled: the tokens of the turns in between.
+"""Continues conversations from sampled tokens: encodes the turns between the policy's.
 
-What the policy sampled is never decoded and encoded again, since other tokens can have the same text. The other side's
-messages are encoded alone, and added as the chat template writes them after an answer:
+The policy's tokens are never decoded and encoded again, since other tokens can have the same text. The other side's
+messages are encoded separately, and appended as the chat template writes them after an answer:
 
     prompt │ sampled │ closing, if the policy did not write it │ messages │ header of the next answer │ sampled │ …
 """
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 QUESTION = "How deep is it?"
 ANSWER = "Nine fathoms."
 THOUGHT = "<think>\nThe lead says nine.\n</think>\n\n"
-"""Templates of reasoning models drop it from earlier answers."""
+"""A thought, which templates of reasoning models drop from earlier answers."""
 RESULT = {"role": "tool", "content": "nine"}
 CALL_ID = "call00001"
-"""Of nine characters: Mistral's templates refuse others."""
+"""Nine characters long, as Mistral's templates require."""
 _PLACE = "What the environment says."
 _SHOWN = 40
 _KEPT = 1024
-"""Rendered conversations that are kept. Games have few answers, and the responses to a prompt begin alike."""
+"""Rendered conversations to cache: games have few answers, and the responses to a prompt start alike."""
 
 
 class Turns(Protocol):
-    """The tokens of conversations around what the policy samples."""
+    """Encodes the parts of conversations that the policy does not sample."""
 
     def open(self, prompt: Prompt, messages: Messages) -> list[int]:
         """The tokens up to the policy's first turn.
@@ -77,16 +77,16 @@ class ToolUse(Protocol):
 
     @property
     def sample_text(self) -> str:
-        """The same call as it is described."""
+        """The same call, written as in the description."""
         ...
 
     def reads_sample(self, text: str) -> bool:
-        """True if this call, and no other, is read in a turn."""
+        """True if kedge parses exactly this call from a turn."""
         ...
 
 
 class PlainTurns:
-    """Texts that are written one after the other, for models without a chat template.
+    """Turns as concatenated texts, for models without a chat template.
 
     Args:
         tokenizer: The policy's.
@@ -110,11 +110,11 @@ class TemplateTurns:
     Args:
         tokenizer: The policy's.
         stop_ids: The tokens that end its turns.
-        tools: The tools that it may call. They are described where the template does not serve: it has no place for
-            them, writes calls of them that are not read, or moves them to the last question, as Mistral's does.
+        tools: The tools that it may call. They are described in the prompt if the template cannot be used: it has no
+            place for them, writes calls that kedge cannot parse, or moves them to the last question, as Mistral's does.
 
     Attributes:
-        misfit: Why the template does not serve for the tools; empty if it does.
+        misfit: Why the template cannot be used for the tools; empty if it can.
 
     Raises:
         DataError: The template rewrites earlier turns later in a conversation, or the tokenizer has no template.
@@ -182,14 +182,14 @@ class TemplateTurns:
         ids = encode_text(self._tokenizer, self._continuation(ANSWER, messages), continues=True)
         if not said or said[-1] not in self._stop_ids:
             return ids
-        # The policy has closed its turn with the token that the template writes there, or with another one that does.
+        # The policy has already closed its turn, with the template's token or an equivalent one.
         closing = next((place for place, token in enumerate(ids) if token in self._stop_ids), None)
         if closing is None or str(self._tokenizer.decode(ids[:closing])).strip():
             return ids
         return ids[closing + 1 :]
 
     def _continuation(self, answer: str, messages: Messages) -> str:
-        """The text that follows an answer: what closes it, the messages, and the header of the next answer.
+        """Render what follows an answer: its closing, the messages, and the header of the next answer.
 
         Raises:
             RowError: The template writes the question or the answer differently once the conversation continues.
@@ -205,12 +205,12 @@ class TemplateTurns:
         return rest[len(answer) :]
 
     def _told(self, messages: Messages) -> Messages:
-        """The messages; those of tools as a user's, if the template has no other place for them."""
+        """Convert tool results to a user's message if the template has no role for them."""
         if self._has_tool_role:
             return messages
         told: Messages = []
         for is_result, each in groupby(messages, lambda message: message["role"] == "tool"):
-            if is_result:  # one message for all of them: many templates refuse two in a row of the same role
+            if is_result:  # a single message, since many templates refuse two in a row with the same role
                 told.append(_user("\n".join(f"<result>{message['content']}</result>" for message in each)))
             else:
                 told += each
@@ -227,9 +227,9 @@ class TemplateTurns:
         return apply_template(self._tokenizer, messages, add_generation_prompt=asks, **settings)
 
     def _calls(self, sample: Mapping[str, Any], schemas: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        """A call as the template writes it, if it does, and as a turn is read: up to the token that ends it."""
+        """Render a tool call with the template, cut at the end-of-turn token; yield nothing if the template cannot."""
         begin = self._render([_user(QUESTION)], schemas)
-        for arguments in (sample["arguments"], json.dumps(sample["arguments"])):  # templates take one or the other
+        for arguments in (sample["arguments"], json.dumps(sample["arguments"])):  # a template takes one or the other
             call = {"id": CALL_ID, "type": "function", "function": {"name": sample["name"], "arguments": arguments}}
             answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
             with suppress(RowError):
@@ -248,9 +248,9 @@ class TemplateTurns:
             return False
 
     def _check_goes_on(self, reply: dict[str, str]) -> None:
-        """Check that answers stay as they are, also with thoughts, in the conversations of this environment.
+        """Check that the template leaves earlier answers unchanged, including thoughts, as the conversation goes on.
 
-        And that the template writes each turn in the same way: it may number them.
+        It must also write every turn in the same way; some templates number them.
         """
         try:
             for answer in (THOUGHT + ANSWER, ANSWER):
@@ -270,10 +270,10 @@ class TemplateTurns:
 
 
 def opened_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, opening: str) -> Messages:
-    """The conversation that an episode opened with: a row's messages, with what the environment added as the user.
+    """Recover the conversation that an episode opened with: the row's messages and what the environment added as user.
 
-    The text alone goes from rank to rank and into checkpoints. Where it is not the row's with one text of the user's,
-    as with tools in it, the row's messages are all that is known.
+    Ranks and checkpoints pass on only the text. If it is not the rendering of the row's messages with one text added,
+    as when it describes tools, the row's messages alone are returned.
 
     Args:
         tokenizer: The policy's, which wrote the opening.
@@ -290,9 +290,9 @@ def opened_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, 
 
 
 def _opened(conversation: Messages, messages: Messages) -> Messages:
-    """A row's conversation, and after it what the environment says."""
+    """Append the environment's messages to a row's conversation."""
     if messages and messages[0]["role"] == conversation[-1]["role"] == "user":
-        # One message, as in TRL: many templates take no two in a row from the same side.
+        # Merged into one message, as in TRL, since many templates refuse two in a row from the same side.
         content = f"{conversation[-1]['content']}\n{messages[0]['content']}"
         return [*conversation[:-1], {**conversation[-1], "content": content}, *messages[1:]]
     return [*conversation, *messages]

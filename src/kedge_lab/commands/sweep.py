@@ -81,7 +81,7 @@ def sweep(
 
 *OWN, _ = signature(sweep).parameters.values()
 BEFORE_OUT = 4
-"""Parameters before the stages' flags. The flags replace the last one, `given`, and stand where a stage's help has them.
+"""Parameters before the stages' flags, which replace the last one, `given`, in the place where a stage's help has them.
 """
 sweep.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
     [*OWN[:BEFORE_OUT], *parameters_of(FLAGS), *OWN[BEFORE_OUT:]]
