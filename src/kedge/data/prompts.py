@@ -134,7 +134,7 @@ class PromptStream:
         return sum(self._rests(row, self._epoch + 1) for row in self._rested) / len(self._prompts)
 
     def _put_to_rest(self, spreads: Mapping[int, float]) -> None:
-        """Put rows without spread to rest, starting after the pass that drew them, perhaps the last; wake the others."""
+        """Put rows without spread to rest from the pass after the one that drew them, maybe this one; wake others."""
         for row, spread in spreads.items():
             if spread:
                 self._rested.pop(row, None)
