@@ -86,11 +86,11 @@ def _without_types(params: Any) -> Any:
 
 
 def _check_given_once(option: Any, args: list[str]) -> None:
-    given = [name for name in option.opts for arg in args if arg == name or arg.startswith(f"{name}=")]
-    if len(set(given)) > 1:
-        raise ConfigError(f"{' and '.join(dict.fromkeys(given))} are the same option; give one of them")
-    if len(given) > 1 and not (option.multiple or option.is_flag):
-        raise ConfigError(f"{given[0]} is given twice; give it once")
+    names = [name for name in option.opts for arg in args if arg == name or arg.startswith(f"{name}=")]
+    if len(set(names)) > 1:
+        raise ConfigError(f"{' and '.join(dict.fromkeys(names))} are the same option; give one of them")
+    if len(names) > 1 and not (option.multiple or option.is_flag):
+        raise ConfigError(f"{names[0]} is given twice; give it once")
 
 
 def new_app(group: type[Group]) -> typer.Typer:

@@ -48,24 +48,24 @@ def open_task(source: str) -> Any:
         from reasoning_gym.factory import DATASETS  # type: ignore[import-not-found]
     except ImportError as error:
         raise DataError(f"{source} needs the package reasoning-gym: {install_line('reasoning-gym')}") from error
-    name, given = _split(source)
+    name, parameters = _split(source)
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"the package has {len(DATASETS)} tasks"
         raise DataError(f"{source}: reasoning-gym has no task {name!r}; {hint}")
     kind, settings = DATASETS[name]
     known = {field.name: field.default for field in fields(settings)}
-    for key, value in given.items():
+    for key, value in parameters.items():
         if key not in known:
             raise DataError(f"{source}: {name} has no parameter {key!r}; it has {', '.join(known)}")
         wanted = float if type(known[key]) is float else int if key in ("size", "seed") else type(known[key])
         wrong = wanted in WORDS and type(value) is not wanted
         if wrong and not (wanted is float and type(value) is int):
             raise DataError(f"{source}: {key}={value}: expected {WORDS[wanted]}, such as {known[key]}")
-    if not 0 < (size := given.setdefault("size", 500)) <= APART:
+    if not 0 < (size := parameters.setdefault("size", 500)) <= APART:
         raise DataError(f"{source}: size={size}: expected 1 to {APART:,}")
     try:
-        chosen = settings(**{**given, "seed": APART * given.get("seed", 0)})
+        chosen = settings(**{**parameters, "seed": APART * parameters.get("seed", 0)})
         getattr(chosen, "validate", lambda: None)()  # a few settings have no `validate`
         return kind(config=chosen)
     except Exception as error:  # the package asserts, and a value of the wrong type can raise anything
@@ -86,8 +86,8 @@ def open_entry(source: str, index: int) -> dict[str, Any]:
 def _split(source: str) -> tuple[str, dict[str, Any]]:
     """The name of a task and its parameters; values are JSON or texts."""
     name, *parts = re.split(r",(?=[^,=]*=)", source.removeprefix(PREFIX))
-    given = dict(part.split("=", 1) for part in parts)
-    return name.strip(), {key.strip(): _value(text.strip()) for key, text in given.items()}
+    parameters = dict(part.split("=", 1) for part in parts)
+    return name.strip(), {key.strip(): _value(text.strip()) for key, text in parameters.items()}
 
 
 def _value(text: str) -> Any:

@@ -93,11 +93,11 @@ def _is_module(name: str) -> bool:
     return name in sys.modules or (bool(name) and importlib.util.find_spec(name) is not None)
 
 
-def _run_file(given: Path, kind: _Kind) -> ModuleType:
+def _run_file(file: Path, kind: _Kind) -> ModuleType:
     """Execute a file as a module."""
-    if not given.is_file():
-        raise kind.error(f"{kind.word} file {str(given)!r} does not exist; expected {kind.expected}")
-    path = given.resolve()
+    if not file.is_file():
+        raise kind.error(f"{kind.word} file {str(file)!r} does not exist; expected {kind.expected}")
+    path = file.resolve()
     _make_importable(path.parent)
     name = path.stem if _is_found_by_name(path) else _unique_name(path, kind)
     spec = importlib.util.spec_from_file_location(name, path)
@@ -112,7 +112,7 @@ def _run_file(given: Path, kind: _Kind) -> ModuleType:
     except RunEnded:
         raise
     except (Exception, SystemExit) as error:
-        raise _failed(f"{kind.word} file {str(given)!r}", error, kind) from error
+        raise _failed(f"{kind.word} file {str(file)!r}", error, kind) from error
     return module
 
 

@@ -221,13 +221,13 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
     return FoundCritic(with_values(merged, OFF), source, checkpoint.update, checkpoint)
 
 
-def _saved(given: Config, base: Config, source: str, *, has_reward: bool) -> FoundCritic:
+def _saved(requested: Config, base: Config, source: str, *, has_reward: bool) -> FoundCritic:
     """Check a critic from a folder of its own, as at the start of PPO."""
     for name, flag in {"model": "--model", "reward": "--reward"}.items():
         if not getattr(base, name) and not (name == "reward" and has_reward):
             how = as_argument(flag)
             raise ConfigError(f"evaluate.critic={source} is not a run of PPO: pass {how}, or set {name}")
-    values = {**OFF, "ppo.critic": given.ppo.critic, "ppo.critic_init": source}
+    values = {**OFF, "ppo.critic": requested.ppo.critic, "ppo.critic_init": source}
     config = with_saved_critic(with_values(_at(base, 1), values))
     return FoundCritic(config, str(config.model))
 

@@ -263,7 +263,7 @@ def _ppo(subject: Subject, models: HollowModels, phases: Phases) -> None:
         learning_rate=1e-5,
     )
     reference = models.reference() if loop.needs_reference else None
-    copies = _room(_copied_ahead(config, actor_critic.policy))
+    copies = _allocate(_copied_ahead(config, actor_critic.policy))
     phases.counter.hold([copies], ("weights", "sampler"))
     rows, minibatches = _trial_rows(subject.rows, loop.num_minibatches)
     # The KL of models without contents is meaningless and must not stop the epochs early.
@@ -397,7 +397,7 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
     trainer = _trainer(subject, config, sampler, None, None)
     prompts = config.critic.num_prompts or subject.lengths.rows or config.rollout.num_prompts
     longest = max(rows.prompts) * 9 + max(rows.responses) * 19  # ids, masks, a return and a zero
-    kept = [_room(prompts * settings.num_responses * longest)]
+    kept = [_allocate(prompts * settings.num_responses * longest)]
     phases.counter.hold(kept, ("rollout buffers", "run"))
     trial = rows.shortened()
     scored = _sampled(subject, _scorers(subject, models), phases, trainer, trial)
@@ -414,9 +414,9 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
         states = actor_critic.value_states(rollout, precision=subject.precision, value_after_last=after_last).float()
     square = 0 if subject.accelerator else 8 * states.shape[1] ** 2  # in the CPU's memory
     # All states in fp32, half of them again in fp32 and in fp64; sums of both halves and a product; then the solution.
-    _room(states.nbytes * 3 // 2 + 3 * square)
+    _allocate(states.nbytes * 3 // 2 + 3 * square)
     del states
-    _room(SQUARES * square)
+    _allocate(SQUARES * square)
     if critic is None:
         return phases.end()
     count = settings.batch_size
@@ -431,7 +431,7 @@ def _critic(subject: Subject, models: HollowModels, phases: Phases) -> None:
     return None
 
 
-def _room(size: int) -> Tensor:
+def _allocate(size: int) -> Tensor:
     """Allocate `size` bytes without contents."""
     return Hollow(torch.empty(size, dtype=torch.uint8, device="meta")).clone()
 

@@ -238,12 +238,12 @@ class Remote:
     def __init__(self, number: int) -> None:
         self.__dict__.update(_number=number, _steps=Remote.steps)
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call it, and apply the changes that it made to mutable arguments."""
-        if (given or named) and self._steps < 1:
+        if (arguments or named) and self._steps < 1:
             raise TypeError("not plain data")
-        result, *changed = Remote.ask(self._steps - 1, "call", self, given, named)
-        for before, after in zip(given, changed, strict=True):
+        result, *changed = Remote.ask(self._steps - 1, "call", self, arguments, named)
+        for before, after in zip(arguments, changed, strict=True):
             if isinstance(before, list):
                 before[:] = after
             elif isinstance(before, (dict, set)):

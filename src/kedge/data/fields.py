@@ -258,8 +258,8 @@ def columns_of(columns: Mapping[str, str], role: Role) -> dict[str, str]:
     if role == "prompts":  # also columns for reward functions
         data = {name for known in (*_READ.values(), *_OPTIONAL.values()) for name in known}
         general |= {ours: theirs for ours, theirs in columns.items() if "." not in ours and ours not in data}
-    own = {name.partition(".")[2]: theirs for name, theirs in columns.items() if name.startswith(f"{role}.")}
-    return {**general, **own}
+    specific = {name.partition(".")[2]: theirs for name, theirs in columns.items() if name.startswith(f"{role}.")}
+    return {**general, **specific}
 
 
 def rename_columns(fields: Fields, columns: Mapping[str, str]) -> dict[str, Any]:

@@ -287,11 +287,11 @@ def texts_of_ids(fields: Fields, role: str, tokenizer: PreTrainedTokenizerBase) 
     """
     if is_character_tokenizer(tokenizer):
         raise RowError(f"token ids need a model: {as_argument('--model')}")
-    given = [_token(entry, len(tokenizer)) for entry in entries_of(fields["input_ids"], "input_ids")]
-    read = _flags(fields, "attention_mask", len(given))
+    ids = [_token(entry, len(tokenizer)) for entry in entries_of(fields["input_ids"], "input_ids")]
+    read = _flags(fields, "attention_mask", len(ids))
     mask = next((name for name in ("labels", *MASKS) if name in fields), None)
-    flags = _flags(fields, mask, len(given)) if mask else [False] * len(given)
-    tokens = [token for token, used in zip(given, read, strict=True) if used]
+    flags = _flags(fields, mask, len(ids)) if mask else [False] * len(ids)
+    tokens = [token for token, used in zip(ids, read, strict=True) if used]
     trained = [flag for flag, used in zip(flags, read, strict=True) if used]
     prefix = encode_prompt(tokenizer, "")
     if tokens[: len(prefix)] == prefix:

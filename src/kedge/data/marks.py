@@ -91,10 +91,10 @@ def check_judged(fields: Fields, answer: object) -> set[str]:
     return {key for key, mark in marks.items() if mark not in (None, True)}
 
 
-def _mark(key: str, given: object) -> bool | float | None:
+def _mark(key: str, entry: object) -> bool | float | None:
     """Interpret a mark: True to learn the answer, False to exclude it, another number if unclear, None if no mark."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", key).lower()  # `trainOnTurn` as `train_on_turn`
-    value: Any = decoded(given.strip().lower()) if isinstance(given, str) else given
+    value: Any = decoded(entry.strip().lower()) if isinstance(entry, str) else entry
     if isinstance(value, list):
         value = all(value)
     elif isinstance(value, str) and _BAD.fullmatch(value):

@@ -190,17 +190,17 @@ def _read(value: object, name: str, role: Role, options: ReadingOptions) -> tupl
         fields = rename_columns(fields, columns)
     if options.template == "tldr":
         return fields, fields
-    given = standard_form(
+    standard = standard_form(
         {key: value for key, value in fields.items() if is_given(fields, key)}, role, options.tokenizer
     )
-    if "system" in columns and "system" in given:
-        given = _with_system(given, options)
-    elif isinstance(given.get("system"), str):
-        given = _with_system(given, options, is_named=False)
-    if any(is_conversation(given.get(name)) for name in ("messages", "prompt")):
-        check_rendered(given)
-    rest = {key: value for key, value in fields.items() if not is_given(fields, key) and key not in given}
-    return fields, {**rest, **given}
+    if "system" in columns and "system" in standard:
+        standard = _with_system(standard, options)
+    elif isinstance(standard.get("system"), str):
+        standard = _with_system(standard, options, is_named=False)
+    if any(is_conversation(standard.get(name)) for name in ("messages", "prompt")):
+        check_rendered(standard)
+    rest = {key: value for key, value in fields.items() if not is_given(fields, key) and key not in standard}
+    return fields, {**rest, **standard}
 
 
 def _with_system(fields: Fields, options: ReadingOptions, *, is_named: bool = True) -> Fields:
@@ -498,10 +498,10 @@ def _checked_lengths(prompt: str, answers: Mapping[str, str], options: ReadingOp
     for name, answer in answers.items():
         if longest is None:
             break
-        own = num_tokens(options.tokenizer, answer, longest, encode_completion)
-        if length + own > longest:
-            kind = f"{'answer alone' if own >= longest else 'prompt and answer'} longer than max_length"
-            raise too_long(f"prompt and {name!r} are", prompt + answer, length + own, longest, kind)
+        answer_length = num_tokens(options.tokenizer, answer, longest, encode_completion)
+        if length + answer_length > longest:
+            kind = f"{'answer alone' if answer_length >= longest else 'prompt and answer'} longer than max_length"
+            raise too_long(f"prompt and {name!r} are", prompt + answer, length + answer_length, longest, kind)
     return (prompt, *answers.values())
 
 

@@ -332,14 +332,14 @@ def split_eval(records: Sequence[RecordT], fraction: float, seed: int) -> Split[
 def _drawn(counts: Mapping[str, int], wanted: float, seed: int) -> set[str]:
     order = list(counts)
     random.Random(f"evaluation {seed}").shuffle(order)
-    held: set[str] = set()
+    held_out: set[str] = set()
     num_records = 0
     for key in order[:-1]:
-        if held and num_records >= wanted:
+        if held_out and num_records >= wanted:
             break
-        held.add(key)
+        held_out.add(key)
         num_records += counts[key]
-    return held
+    return held_out
 
 
 def _prompt(record: Demonstration | Prompt | Comparison | Ranking) -> str:

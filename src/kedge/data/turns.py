@@ -48,7 +48,7 @@ class Turns(Protocol):
         """
         ...
 
-    def after(self, said: Sequence[int], messages: Messages) -> list[int]:
+    def after(self, sampled: Sequence[int], messages: Messages) -> list[int]:
         """The tokens from a turn of the policy to its next one.
 
         Raises:
@@ -99,7 +99,7 @@ class PlainTurns:
         """See `Turns`."""
         return encode_prompt(self._tokenizer, prompt.text + _texts(messages))
 
-    def after(self, said: Sequence[int], messages: Messages) -> list[int]:
+    def after(self, sampled: Sequence[int], messages: Messages) -> list[int]:
         """See `Turns`."""
         return encode_text(self._tokenizer, _texts(messages), continues=True)
 
@@ -140,7 +140,7 @@ class TemplateTurns:
         self._rendered = lru_cache(_KEPT)(lambda conversation: self._render(json.loads(conversation), self._shown))
         if tools is None:
             self._has_tool_role = self._writes_results()
-            self._check_goes_on(_user("How cold?"))
+            self._check_continues(_user("How cold?"))
             return
         schemas = [dict(schema) for schema in tools.schemas]
         has_place = self._render([_user(QUESTION)], schemas) != self._render([_user(QUESTION)])
@@ -151,7 +151,7 @@ class TemplateTurns:
             self._shown = schemas
             self._has_tool_role = self._writes_results()
             with suppress(DataError):
-                self._check_goes_on(RESULT)
+                self._check_continues(RESULT)
                 return
             self.misfit = "shows tools, but elsewhere once the conversation continues"
             self._shown = []
@@ -160,13 +160,13 @@ class TemplateTurns:
             self.misfit = "has no place for tools"
         self._description = tools.description
         self._has_tool_role = self._writes_results()
-        self._check_goes_on(RESULT)
+        self._check_continues(RESULT)
 
     def open(self, prompt: Prompt, messages: Messages) -> list[int]:
         """See `Turns`."""
         given = prompt.columns.get("messages")
         asked = given if isinstance(given, list) else [_user(prompt.text)]
-        conversation = _opened(asked, self._told(messages))
+        conversation = _opened(asked, self._with_tool_results(messages))
         if self._description:
             first = next((place for place, each in enumerate(conversation) if each["role"] == "user"), 0)
             content = f"{self._description}\n\n{conversation[first]['content']}"
@@ -177,10 +177,10 @@ class TemplateTurns:
             text = self._write(conversation)
         return encode_prompt(self._tokenizer, Rendered(text))
 
-    def after(self, said: Sequence[int], messages: Messages) -> list[int]:
+    def after(self, sampled: Sequence[int], messages: Messages) -> list[int]:
         """See `Turns`."""
         ids = encode_text(self._tokenizer, self._continuation(ANSWER, messages), continues=True)
-        if not said or said[-1] not in self._stop_ids:
+        if not sampled or sampled[-1] not in self._stop_ids:
             return ids
         # The policy has already closed its turn, with the template's token or an equivalent one.
         closing = next((place for place, token in enumerate(ids) if token in self._stop_ids), None)
@@ -195,7 +195,9 @@ class TemplateTurns:
             RowError: The template writes the question or the answer differently once the conversation continues.
         """
         begin = self._write([_user(QUESTION)])
-        whole = self._write([_user(QUESTION), {"role": "assistant", "content": answer}, *self._told(messages)])
+        whole = self._write(
+            [_user(QUESTION), {"role": "assistant", "content": answer}, *self._with_tool_results(messages)]
+        )
         rest = whole[len(begin) :].lstrip()
         if not whole.startswith(begin) or not rest.startswith(answer):
             raise RowError(
@@ -204,7 +206,7 @@ class TemplateTurns:
             )
         return rest[len(answer) :]
 
-    def _told(self, messages: Messages) -> Messages:
+    def _with_tool_results(self, messages: Messages) -> Messages:
         """Convert tool results to a user's message if the template has no role for them."""
         if self._has_tool_role:
             return messages
@@ -247,7 +249,7 @@ class TemplateTurns:
         except RowError:
             return False
 
-    def _check_goes_on(self, reply: dict[str, str]) -> None:
+    def _check_continues(self, reply: dict[str, str]) -> None:
         """Check that the template leaves earlier answers unchanged, including thoughts, as the conversation goes on.
 
         It must also write every turn in the same way; some templates number them.
@@ -255,7 +257,7 @@ class TemplateTurns:
         try:
             for answer in (THOUGHT + ANSWER, ANSWER):
                 after = self._continuation(answer, [reply])
-            turn = [{"role": "assistant", "content": ANSWER}, *self._told([reply])]
+            turn = [{"role": "assistant", "content": ANSWER}, *self._with_tool_results([reply])]
             once, twice = (self._write([_user(QUESTION), *turn * count]) for count in (1, 2))
             if not twice.startswith(once) or twice[len(once) :].lstrip() != ANSWER + after:
                 raise RowError(
@@ -283,9 +285,9 @@ def opened_conversation(tokenizer: PreTrainedTokenizerBase, messages: Messages, 
     with suppress(RowError):
         asked = _opened(messages, [_user(_PLACE)])
         before, _, after = apply_template(tokenizer, asked, add_generation_prompt=True).rpartition(_PLACE)
-        said = opening[len(before) : len(opening) - len(after)]
-        if said and f"{before}{said}{after}" == opening:
-            return _opened(messages, [_user(said)])
+        added = opening[len(before) : len(opening) - len(after)]
+        if added and f"{before}{added}{after}" == opening:
+            return _opened(messages, [_user(added)])
     return messages
 
 

@@ -55,11 +55,11 @@ class JsonLines:
         """
         text = json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) + "\n"
         # UTF-8 cannot encode a lone surrogate; what backslashreplace writes is its JSON escape.
-        left = memoryview(text.encode("utf-8", "backslashreplace"))
+        remaining = memoryview(text.encode("utf-8", "backslashreplace"))
         before = os.fstat(self._file.fileno()).st_size
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
         except BaseException as error:  # includes KeyboardInterrupt; re-raised
             with suppress(OSError):
                 self._file.truncate(before)

@@ -140,11 +140,11 @@ def _loose_tensors(model: nn.Module) -> int:
 
 def _tell_generation_config(model: PreTrainedModel, ranks: Ranks) -> None:
     """Copy the first rank's generation settings, which name stop tokens, to all ranks."""
-    own = getattr(model, "generation_config", None)
+    settings = getattr(model, "generation_config", None)
 
     def tell() -> dict[str, Any] | None:
-        derived = getattr(own, "_from_model_config", False)
-        return None if own is None else {"settings": own.to_dict(), "derived": derived}
+        derived = getattr(settings, "_from_model_config", False)
+        return None if settings is None else {"settings": settings.to_dict(), "derived": derived}
 
     told = ranks.first(tell)
     if told is not None and not ranks.is_first:

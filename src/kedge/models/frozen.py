@@ -195,7 +195,7 @@ def hold_bases(models: Iterable[nn.Module], dtype: FrozenDtype, device: torch.de
     """
     if dtype == "fp32":
         return
-    held: dict[nn.Parameter, QuantizedLinear] = {}
+    replaced: dict[nn.Parameter, QuantizedLinear] = {}
     for model in models:
         outputs = [each.get_output_embeddings() for each in model.modules() if isinstance(each, PreTrainedModel)]
         kept = [each for layer in outputs if layer is not None for each in layer.parameters()]
@@ -209,11 +209,11 @@ def hold_bases(models: Iterable[nn.Module], dtype: FrozenDtype, device: torch.de
                 )
             if magnitudes or not is_frozen(weight) or not _fits(layer, dtype):
                 continue
-            if weight not in held:
-                held[weight] = QuantizedLinear(layer, "bf16" if dtype == "auto" else dtype, device)
-                for each in held[weight].parameters():
+            if weight not in replaced:
+                replaced[weight] = QuantizedLinear(layer, "bf16" if dtype == "auto" else dtype, device)
+                for each in replaced[weight].parameters():
                     mark_frozen(each)
-            setattr(parent, name, held[weight])
+            setattr(parent, name, replaced[weight])
 
 
 @torch.no_grad()
@@ -329,13 +329,15 @@ def _linear_layers(body: nn.Module, kept: Collection[nn.Parameter]) -> list[tupl
 
     A layer inside PEFT's wrapper of a parameter (with `parameter_name`), which replaces the weight itself, is left out.
     """
-    left = {id(weight) for weight in kept}
+    excluded = {id(weight) for weight in kept}
     return [
         (parent, name, layer)
         for parent in body.modules()
         if not hasattr(parent, "parameter_name")
         for name, layer in parent.named_children()
-        if isinstance(layer, nn.Linear | Conv1D) and type(layer) in (nn.Linear, Conv1D) and id(layer.weight) not in left
+        if isinstance(layer, nn.Linear | Conv1D)
+        and type(layer) in (nn.Linear, Conv1D)
+        and id(layer.weight) not in excluded
     ]
 
 

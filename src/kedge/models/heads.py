@@ -268,7 +268,7 @@ def load_value_head(head: ValueHead, source: str | Path) -> bool:
     try:
         _fill(head, saved, scalar=bins is None)
     except RuntimeError as error:
-        raise _misfit(path) from error
+        raise _wrong_head(path) from error
     if not all(weight.isfinite().all() for weight in head.parameters()):
         raise ModelError(f"{path}: the value head contains NaN or infinity")
     return True
@@ -280,10 +280,10 @@ def _read_value_head(path: Path) -> tuple[dict[str, Tensor], Bins | None]:
         saved = {name.removeprefix("v_head.summary."): tensor for name, tensor in load_file(path).items()}
         return saved, _bins_of(saved)
     except (RuntimeError, OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise _misfit(path) from error
+        raise _wrong_head(path) from error
 
 
-def _misfit(path: Path) -> ModelError:
+def _wrong_head(path: Path) -> ModelError:
     return ModelError(f"{path}: not a value head of the model in this folder; move it away to start with a new one")
 
 

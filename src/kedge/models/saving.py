@@ -150,13 +150,13 @@ def _former_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
         return {**former, "rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
     if "rope_type" not in rope:
         return {}
-    own = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"} if "gpt_neox" in kind else {}
+    renamed = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"} if "gpt_neox" in kind else {}
     names = {"rope_theta", "partial_rotary_factor"} & rope.keys()
     scaling = {name: value for name, value in rope.items() if name not in names}
     if kind.startswith("phi3") and "long_factor" in scaling:  # it wants exactly three, and the fourth outside
         scaling = {"type": rope["rope_type"], **{name: scaling[name] for name in ("short_factor", "long_factor")}}
     scaled = {} if rope["rope_type"] == "default" else {"rope_scaling": scaling}
-    return {**{own.get(name, name): rope[name] for name in names}, **scaled}
+    return {**{renamed.get(name, name): rope[name] for name in names}, **scaled}
 
 
 def save_scalar_model(
@@ -227,16 +227,16 @@ def _pad_with(pad: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path)
     """Replace the pad token in a saved tokenizer's files; None keeps it."""
     for name in TOKENIZER_FILES if pad is not None else ():
         path = folder / name
-        own = tokenizer.pad_token_id
+        pad_id = tokenizer.pad_token_id
         if not path.is_file():
             continue
         content = json.loads(path.read_bytes())
         if name == "tokenizer.json":
             content["padding"] = None
-            content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] != own]
+            content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] != pad_id]
         else:
             content.pop(str(tokenizer.pad_token), None)
-            content.get("added_tokens_decoder", {}).pop(str(own), None)
+            content.get("added_tokens_decoder", {}).pop(str(pad_id), None)
             content |= {"pad_token": pad} if "pad_token" in content else {}
         path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 

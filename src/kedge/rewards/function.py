@@ -134,18 +134,18 @@ class FunctionReward:
         self._check_names(columns)
         if self.checks_rows and isinstance(columns, Mapping):
             names = self.argument_names
-            given = self._given(columns)
-            taken = {name: entries for name, entries in given.items() if names is None or name in names}
-            rows = self._rows_with_all(taken)
+            columns_by_name = self._columns_for(columns)
+            passed = {name: entries for name, entries in columns_by_name.items() if names is None or name in names}
+            rows = self._rows_with_all(passed)
             if rows == []:
-                raise RewardError(f"{self.name}: no prompt has an entry in all of its columns ({', '.join(taken)})")
+                raise RewardError(f"{self.name}: no prompt has an entry in all of its columns ({', '.join(passed)})")
             if rows is not None:
-                taken = {name: [entries[row] for row in rows] for name, entries in taken.items()}
+                passed = {name: [entries[row] for row in rows] for name, entries in passed.items()}
             check_rows = self.function.check_rows  # pyright: ignore[reportFunctionMemberAccess]
             accepted = inspect.signature(check_rows).parameters
             settings = {name: value for name, value in self.settings.items() if name in accepted}
             with _one_line_errors(self.name):
-                seconds = check_rows(**{**taken, **settings})
+                seconds = check_rows(**{**passed, **settings})
             if isinstance(seconds, (int, float)):
                 self.seconds = max(self.seconds, seconds)
 
@@ -164,7 +164,7 @@ class FunctionReward:
             row for row, entries in enumerate(zip(*needed, strict=True)) if all(each is not None for each in entries)
         ]
 
-    def _given(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    def _columns_for(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
         """See `given_columns`; kedge's own functions do not get columns that are named like one of their settings."""
         given = given_columns(columns)
         return {name: entries for name, entries in given.items() if name not in self._only_settings}
@@ -173,7 +173,7 @@ class FunctionReward:
         """The responses whose rows have all needed columns; None if all do, or if the function gets all rows."""
         if not self._skips_missing:
             return None
-        rows = self._rows_with_all(self._given(responses.columns))
+        rows = self._rows_with_all(self._columns_for(responses.columns))
         return None if rows is None or len(rows) == len(responses) else rows
 
     def _check_names(self, columns: Collection[str]) -> None:
@@ -247,7 +247,7 @@ class FunctionReward:
     def _arguments(self, responses: Responses) -> tuple[list[Any], dict[str, Any]]:
         """The arguments in the function's signature, positional and by keyword."""
         available: dict[str, Any] = {
-            **self._given(responses.columns),
+            **self._columns_for(responses.columns),
             "prompts": responses.prompts,
             "completions": self._texts(responses),
             "prompt_ids": responses.prompt_ids,

@@ -84,10 +84,10 @@ class Progress:
 
     def eta(self) -> str:
         """Estimated time left at the mean speed so far, such as `1:05`; `?` before the first step."""
-        taken = self._done - self._first
-        if taken <= 0:
+        steps = self._done - self._first
+        if steps <= 0:
             return "?"
-        return format_duration((self._clock() - self._started) / taken * max(0, self._total - self._done))
+        return format_duration((self._clock() - self._started) / steps * max(0, self._total - self._done))
 
 
 def say(line: str) -> None:

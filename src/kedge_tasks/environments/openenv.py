@@ -42,10 +42,10 @@ def find_served(spec: str) -> Callable[[], OpenEnv]:
         EnvError: The spec has another form.
     """
     url, *parts = spec.removeprefix(PREFIX).split(",")
-    given = {name: field for name, _, field in (part.partition("=") for part in parts)}
-    if not set(given) <= {"action", "observation"} or not all(given.values()):
+    chosen = {name: field for name, _, field in (part.partition("=") for part in parts)}
+    if not set(chosen) <= {"action", "observation"} or not all(chosen.values()):
         raise EnvError(f"environment {spec!r} is misspelt; expected {PREFIX}URL,action=FIELD,observation=FIELD")
-    return partial(OpenEnv, url, given.get("action"), given.get("observation"))
+    return partial(OpenEnv, url, chosen.get("action"), chosen.get("observation"))
 
 
 class OpenEnv:
@@ -203,7 +203,7 @@ def _schemas(url: str) -> Mapping[str, Any]:
         ) from error
 
 
-def _field(url: str, part: str, given: str | None) -> str:
+def _field(url: str, part: str, name: str | None) -> str:
     """The field of an action or observation that is the text.
 
     Raises:
@@ -216,10 +216,10 @@ def _field(url: str, part: str, given: str | None) -> str:
     if {"tool_name", "arguments"} <= set(fields):
         raise EnvError(f"{PREFIX}{url} has tools by MCP, which kedge does not call")
     texts = [key for key, value in fields.items() if "string" in _type(value) and "const" not in value]
-    if given not in fields and (given is not None or len(texts) != 1):
-        problem = f"has {len(texts)} text fields" if given is None else f"has no field {given!r}"
+    if name not in fields and (name is not None or len(texts) != 1):
+        problem = f"has {len(texts)} text fields" if name is None else f"has no field {name!r}"
         raise EnvError(f"{PREFIX}{url}: the {part} {problem}; name one by {part}=FIELD; the fields are {listed}")
-    chosen = given or texts[0]
+    chosen = name or texts[0]
     others = [key for key in fields if key != chosen and key in (schema.get("required") or ())]
     if part == "action" and others:
         raise EnvError(f"{PREFIX}{url}: an action also needs {', '.join(others)}; write a function that builds it")

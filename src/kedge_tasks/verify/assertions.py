@@ -85,8 +85,8 @@ def _read_tests(tests: Any, imported_by: Any, setup_code: Any) -> Tests:
         each for each in setup if not isinstance(each, ast.ClassDef) and getattr(each, "module", "") != "__future__"
     ]
     symbols = symtable("\n".join(map(ast.unparse, ours)), "setup", "exec").get_symbols()
-    own = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
-    reader = _Reader({name for each in imports for name in _bound(each)}, own)
+    defined = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
+    reader = _Reader({name for each in imports for name in _bound(each)}, defined)
     theirs = [each for each in setup if isinstance(each, (ast.ClassDef, *_IMPORTS))]
     # Code that calls the program has to run before the assertions do.
     is_simple = all(isinstance(each, (ast.FunctionDef, *_IMPORTS)) for each in ours)
@@ -96,7 +96,7 @@ def _read_tests(tests: Any, imported_by: Any, setup_code: Any) -> Tests:
         try:
             if not isinstance(statement, ast.Assert):
                 raise ValueError(EXPECTED)
-            call, expected = _comparison(statement.test, own) if is_simple else ("", None)
+            call, expected = _comparison(statement.test, defined) if is_simple else ("", None)
             assertions.append(Assertion(ast.unparse(reader.read(statement.test, must_call=True)), call, expected))
         except ValueError as error:
             raise ValueError(f"{error}, not {text!r}") from error
@@ -111,11 +111,11 @@ def _read_tests(tests: Any, imported_by: Any, setup_code: Any) -> Tests:
     )
 
 
-def _comparison(test: ast.expr, own: set[str]) -> tuple[str, Any]:
+def _comparison(test: ast.expr, defined: set[str]) -> tuple[str, Any]:
     """Split `f(2) == 4` into the call and the value, if the call names only the program's function; else empty."""
     match test:
         case ast.Compare(left=ast.Call(func=ast.Name(id=name)) as left, ops=[ast.Eq()], comparators=[literal]):
-            if _used(left) == {name} - own:
+            if _used(left) == {name} - defined:
                 with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                     return ast.unparse(left), ast.literal_eval(literal)
         case _:

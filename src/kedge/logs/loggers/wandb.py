@@ -32,7 +32,7 @@ def open_log(run: LoggedRun) -> TableLogger:
     is_disabled = os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on")
     mode: Any = os.environ.get("WANDB_MODE") or ("disabled" if is_disabled else "offline")
     is_offline = mode == "offline"
-    held = _last_step(run) if is_offline else None  # read before W&B starts another file
+    last_stored = _last_step(run) if is_offline else None  # read before W&B starts another file
     log = wandb.init(
         project=run.project if run.project != PROJECT else os.environ.get("WANDB_PROJECT", PROJECT),
         id=run.id,
@@ -48,7 +48,7 @@ def open_log(run: LoggedRun) -> TableLogger:
         settings=wandb.Settings(console="off", silent=is_offline),
     )
     is_resumed = not is_offline and log.resumed
-    last = log.starting_step - 1 if is_resumed else held
+    last = log.starting_step - 1 if is_resumed else last_stored
     columns = ("update", "prompt", "response", "score")
     return TableLogger(log.log, wandb.Table, columns, close=log.finish, last_update=last)
 

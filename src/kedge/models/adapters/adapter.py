@@ -148,7 +148,7 @@ class Adapter:
             if hasattr(layer, "parameter_name"):
                 cast(Any, layer)._activate_lora = MethodType(_with_stack, layer)
         for name in whole:
-            _own(model, name)
+            _unshare(model, name)
         if start is not None:
             self._load(start)
         kept = {id(weight) for name, weight in model.named_parameters() if ".lora_" in name or name in whole}
@@ -200,17 +200,17 @@ class Adapter:
 
     def _load(self, start: AdapterFolder) -> None:
         weights = under_present_names(self._model, start.weights())
-        own = dict(self._model.named_parameters())
+        parameters = dict(self._model.named_parameters())
         present = _lora_weights(self._model)
         known = [*present, *start.whole]
         check_names(start, [PREFIX + each for each in weights], [PREFIX + each for each in known])
         for name in start.whole:
-            if weights[name].shape != own[name].shape:
+            if weights[name].shape != parameters[name].shape:
                 raise ModelError(
-                    f"{start.folder}: {name} is {list(weights[name].shape)}, expected {list(own[name].shape)}; does it "
-                    f"belong to {start.base!r}?"
+                    f"{start.folder}: {name} is {list(weights[name].shape)}, expected {list(parameters[name].shape)}; "
+                    f"does it belong to {start.base!r}?"
                 )
-            own[name].data.copy_(weights[name])
+            parameters[name].data.copy_(weights[name])
         fill_lora(present, weights, start)
 
 
@@ -265,8 +265,8 @@ def _inject(config: Any, model: PreTrainedModel, whole: set[str], *, described: 
             f"{described}: there is an adapter on the embedding of tokens, which kedge does not train; name other "
             "layers, or train it whole (adapter.modules_to_save) where it is not tied to the output layer"
         )
-    left = dict(model.named_parameters(remove_duplicate=False))
-    if not isinstance(model.get_output_embeddings(), nn.Linear | None) or not whole <= left.keys():
+    remaining = dict(model.named_parameters(remove_duplicate=False))
+    if not isinstance(model.get_output_embeddings(), nn.Linear | None) or not whole <= remaining.keys():
         raise ModelError(
             "adapter.target_modules has the output layer or a module that is trained whole, which cannot have an "
             "adapter; use auto, or others"
@@ -389,7 +389,7 @@ def _whole_weights(
     return whole, sorted(name for name, weights in found.items() if weights)
 
 
-def _own(model: nn.Module, name: str) -> None:
+def _unshare(model: nn.Module, name: str) -> None:
     """Replace a weight that other models may share by a copy."""
     weight = model.get_parameter(name)
     places = [each for each, other in model.named_parameters(remove_duplicate=False) if other is weight]

@@ -96,7 +96,7 @@ class AdapterFolder:
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder = folder
         self.settings = settings
-        self._left = WRAPPED
+        self._ignored = WRAPPED
         named = str(settings["base_model_name_or_path"])
         given, beside = Path(os.path.expanduser(named)), folder / os.path.expanduser(named)
         # Another ../base may exist relative to the working directory.
@@ -122,7 +122,7 @@ class AdapterFolder:
     def for_classifier(self) -> AdapterFolder:
         """Return the adapter without its output layer, for a critic that starts from a policy."""
         other = copy.copy(self)
-        other._left = (*WRAPPED, f"{PREFIX}lm_head.")
+        other._ignored = (*WRAPPED, f"{PREFIX}lm_head.")
         return other
 
     @property
@@ -163,7 +163,7 @@ class AdapterFolder:
         path = self.folder / ADAPTER_WEIGHTS
         try:
             with safe_open(path, framework="pt") as file:
-                names = [name for name in file.keys() if not any(part in name for part in self._left)]  # noqa: SIM118
+                names = [name for name in file.keys() if not any(part in name for part in self._ignored)]  # noqa: SIM118
                 return {name: tuple(file.get_slice(name).get_shape()) for name in names}
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
@@ -358,7 +358,7 @@ def check_patterns(where: str, settings: Mapping[str, Any], names: Iterable[str]
     Raises:
         ModelError: Matching takes longer than with any real adapter.
     """
-    patterns = {name: _of(name, settings.get(name)) for name in _FORMS}
+    patterns = {name: _expressions_of(name, settings.get(name)) for name in _FORMS}
     every = [_FORMS[name].format(each) for name, several in patterns.items() for each in several]
     if not every:
         return
@@ -380,7 +380,7 @@ def check_patterns(where: str, settings: Mapping[str, Any], names: Iterable[str]
         ) from error
 
 
-def _of(name: str, value: object) -> list[str]:
+def _expressions_of(name: str, value: object) -> list[str]:
     """The entries of a setting that PEFT reads as regular expressions and that are not just names."""
     if isinstance(value, str):
         entries = [] if name == "target_modules" and value.lower() == "all-linear" else [value]

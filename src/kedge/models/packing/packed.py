@@ -265,8 +265,8 @@ def _group_of_several(rows: list[tuple[slice, int]], device: torch.device, dtype
     read = before + group.longest
     width = -(-read // MASK_STEP) * MASK_STEP
     mask = torch.zeros(len(rows), 1, group.longest, width, dtype=dtype, device=device)
-    own = torch.full((group.longest, group.longest), -torch.inf, dtype=dtype, device=device).triu(1)
-    mask[:, 0, :, before:read] = own
+    causal = torch.full((group.longest, group.longest), -torch.inf, dtype=dtype, device=device).triu(1)
+    mask[:, 0, :, before:read] = causal
     mask[:, 0, :, :before].masked_fill_(~is_there.to(device)[:, None], -torch.inf)
     chosen = torch.where(is_there, places, spans[:, :1]).to(device)  # gaps point to a token that is masked
     return replace(group, prompt=chosen, mask=mask[..., :read])

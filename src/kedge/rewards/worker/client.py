@@ -68,9 +68,9 @@ class RemoteFunction:
         sent: Any = list(columns)
         if self._checks_rows and isinstance(columns, Mapping):
             # Columns that the function does not take are sent without entries, which may not be serializable.
-            taken = self._argument_names
+            accepted = self._argument_names
             given = given_columns(columns)
-            sent = {name: column if taken is None or name in taken else [] for name, column in given.items()}
+            sent = {name: column if accepted is None or name in accepted else [] for name, column in given.items()}
         seconds = self._request("check", self._limits.startup_timeout, columns=sent)()
         self._seconds = max(self._seconds, seconds)
 
@@ -90,9 +90,9 @@ class RemoteFunction:
             DataError: A column contains a value that cannot be sent to another process.
         """
         seconds = min(self._limits.timeout, timeout or self._limits.timeout) + self._seconds * len(responses)
-        taken = self._argument_names
+        accepted = self._argument_names
         given = given_columns(responses.columns)
-        columns = {name: column for name, column in given.items() if taken is None or name in taken}
+        columns = {name: column for name, column in given.items() if accepted is None or name in accepted}
         sent = vars(replace(responses, columns=columns))
         try:
             collect = self._request("score", seconds, responses=sent, timeout=seconds)
