@@ -222,7 +222,7 @@ def find_critic(config: Config, *, has_reward: bool = False) -> FoundCritic:
 
 
 def _saved(requested: Config, base: Config, source: str, *, has_reward: bool) -> FoundCritic:
-    """Check a critic from a folder of its own, as at the start of PPO."""
+    """Describe a critic saved in a folder of its own, as at the start of PPO."""
     for name, flag in {"model": "--model", "reward": "--reward"}.items():
         if not getattr(base, name) and not (name == "reward" and has_reward):
             how = as_argument(flag)

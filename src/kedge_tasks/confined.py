@@ -5,10 +5,10 @@
                                                               ╰──▶ tests that call it, in another such process
 
 `sandbox` passes the compiled code of this file to a bare interpreter, so it imports only modules that load in a
-millisecond. From the moment that the program runs, nothing this process says can be trusted, and none of it has to be:
-it is not told the expected values.
+millisecond. Once the program runs, nothing that this process reports can be trusted, and nothing has to be: it is never
+told the expected values.
 
-Landlock and seccomp: Linux's own means by which a process without privileges gives up rights for good.
+Landlock and seccomp are Linux features with which an unprivileged process gives up rights for good.
 Sources: docs.kernel.org/userspace-api/landlock.html, …/seccomp_filter.html; numbers of system calls: <asm/unistd.h>.
 """
 

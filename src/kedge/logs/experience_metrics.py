@@ -29,8 +29,8 @@ PERCENTS = (1, 50, 99)
 """The quantiles of the ratios between trainer and sampler."""
 
 SMALL = 0.1
-"""A group's spread is small below this share of the mean spread within groups: dividing by it would inflate scores
-tenfold."""
+"""A group's standard deviation is small below this share of the pooled one within groups: dividing by it would inflate
+differences tenfold."""
 
 
 def describe_experience(experience: Experience, *, is_exact: bool = True) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Episodes of one environment class, in this process: many at a time, each on its own instance.
 
-Also the worker process of an environment, which has one.
+It is also the module that an environment's worker process runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""Numbers and mathematics: the final answer of a response, and whether it equals the row's.
+r"""Numbers and mathematics: finds a response's final answer, and compares it with the row's.
 
 A response gives its answer as `#### 42`, else as `\boxed{42}`, else as its last number. Numbers are compared exactly,
 as fractions: 42, 42.0, 84/2 and $42 are the same, 0.333 and 1/3 are not.

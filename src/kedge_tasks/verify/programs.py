@@ -3,8 +3,7 @@
     assert f(2) == 4        in the sandbox: f(2) ─▶ plain data ─▶ here: equal to 4?
     assert check(f(2))      in the sandbox: f(2) ─▶ plain data ─▶ in a second one, which asked for it: check(…)
 
-The program never sees the expected values, and its own objects take part in no comparison: nothing passes but what is
-right.
+The program never sees the expected values, and its own objects take part in no comparison, so only right results pass.
 """
 
 from __future__ import annotations
