@@ -59,9 +59,9 @@ class PassResult:
 
     Attributes:
         folder: The run's folder.
-        pass_at: By k, the share of prompts of which at least one of k responses is right.
-        maj_at: By k, the share of prompts of which the most frequent answer of k responses is right; empty if the judge
-            finds no answers.
+        pass_at: By k, the share of prompts for which at least one of k responses is right.
+        maj_at: By k, the share of prompts for which the most frequent answer of k responses is right; empty if the
+            judge finds no answers.
         summary: Contents of `summary.json`.
     """
 

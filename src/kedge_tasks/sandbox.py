@@ -2,7 +2,7 @@
 
     bubblewrap   namespaces: the program's own files, processes, network and users, all but empty; where it is installed
     Landlock     the kernel refuses access to files; Linux 5.13 or later, also in containers where bubblewrap fails
-    none         limits of time and memory alone
+    none         only limits on time and memory
 
 With the first two, the process may also ask the kernel for few things (`confined.SYSTEM_CALLS`): it cannot start a
 process, thread or program, open a socket, send a signal or write a file. What holds is tried out before it is used.

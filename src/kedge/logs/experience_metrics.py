@@ -181,7 +181,7 @@ def describe_samples(
 
     Args:
         experience: The experience trained on.
-        prompts: The prompts as text, one per response. An episode's is what it opened with instead.
+        prompts: The prompts as text, one per response. For an episode, its opening.
         tokenizer: The policy's tokenizer.
         count: Number of responses.
         entropies: Entropy of each token's distribution, nats; NaN where unknown.

@@ -371,7 +371,7 @@ def _foreign_head(classifier: PreTrainedModel, source: str) -> nn.Linear | None:
 
 
 def _take_normalization(model: ScalarModel, foreign: nn.Linear | None) -> None:
-    """Take over the bias of another library's head, and the mean and deviation of OpenRLHF's scores."""
+    """Adopt the bias of another library's head, and OpenRLHF's mean and standard deviation of the scores."""
     config = model.classifier.config
     mean = 0.0
     std = 1.0

@@ -67,7 +67,7 @@ def load_pretrained(
         auto_class: An `AutoModel…` class of transformers.
         source: A folder or hub id.
         trust_remote_code: Run Python code from the model folder.
-        ranks: If they shard their models, the first alone has the weights; the others have the model without them.
+        ranks: If they shard their models, only the first loads the weights; the others build the model without them.
         settings: Passed to `from_pretrained`.
 
     Returns:

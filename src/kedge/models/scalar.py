@@ -276,7 +276,7 @@ def find_batching(
         ranks: If they shard their models, the first tries it out for all.
 
     Raises:
-        ModelError: The model cannot score a text, scores it differently each time, or in no kind of batch as alone.
+        ModelError: The model cannot score a text, scores it differently each time, or differently in any batch.
     """
     kind = type(classifier).__name__
     findings = Findings(classifier, ranks)

@@ -98,7 +98,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `metrics.jsonl`, also of a running run.
+    """The rows of a run's `metrics.jsonl`, which may still be in progress.
 
     Raises:
         DataError: As `read_json_lines`.

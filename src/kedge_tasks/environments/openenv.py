@@ -1,8 +1,8 @@
 """Client of OpenEnv servers: each episode is a session on a WebSocket, in JSON. OpenEnv's own package is not needed.
 
-`--environment openenv:http://HOST:PORT` plays a server's environment as a game: what the policy says is a text field of
-an action, and what it reads is a field of the observation. `openenv:http://HOST:PORT,action=FIELD,observation=FIELD`
-names them where there are several; see `OpenEnv` for other actions.
+`--environment openenv:http://HOST:PORT` plays a server's environment as a game: the policy's text becomes a text field
+of an action, and the policy reads a field of the observation. If there are several such fields,
+`openenv:http://HOST:PORT,action=FIELD,observation=FIELD` names them; see `OpenEnv` for other actions.
 
 Source: meta-pytorch/OpenEnv, src/openenv/core/env_server/http_server.py and types.py, of 0.3.0 and 0.10.0.
 """
@@ -53,7 +53,7 @@ class OpenEnv:
 
     Args:
         url: The server's address, `http://HOST:PORT`; also with https, ws, wss or a path.
-        action: The field of an action that is what the policy says, or a function from the text to an action; None for
+        action: The field of an action that gets the policy's text, or a function from the text to an action; None for
             the only text field in the server's schema.
         observation: The field of an observation that the policy reads, or a function from an observation to the text;
             None for the only text field.

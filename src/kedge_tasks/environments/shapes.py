@@ -53,7 +53,7 @@ LONGEST_TEXT = 1_000_000
 
 @dataclass(frozen=True)
 class Step:
-    """A game's answer to what the policy said.
+    """A game's reply to a turn of the policy.
 
     Attributes:
         messages: The answer: a text, which a user says, or messages with `role` and `content`.

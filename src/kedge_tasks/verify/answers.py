@@ -206,7 +206,7 @@ def _number_answers(answer: Sequence[Any]) -> list[Quantity]:
 
 @verifier(_number_answers)
 def number(completions: list[str], answer: list[Any], stopped: list[bool] | None = None) -> list[Verdict]:
-    """`gsm8k` for a column `answer` that has the number alone, as in SVAMP."""
+    """`gsm8k` for a column `answer` that has only the number, as in SVAMP."""
     return verdicts(completions, stopped, _number_answers(answer), _judge_number)
 
 

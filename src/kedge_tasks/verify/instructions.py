@@ -129,7 +129,7 @@ def instructions(completions: list[str], instructions: list[Any], stopped: list[
 def instructions_partial(
     completions: list[str], instructions: list[Any], stopped: list[bool] | None = None
 ) -> list[Verdict]:
-    """The share of its instructions that a response follows; reasons as of `instructions`."""
+    """Score the share of its instructions that a response follows; reasons as in `instructions`."""
     return verdicts(completions, stopped, _wanted(instructions), _judge, read=whole_response)
 
 

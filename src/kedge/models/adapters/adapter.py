@@ -84,7 +84,7 @@ class AdapterSettings:
 
     Attributes:
         kind: LoRA, or DoRA.
-        rank: Of each matrix.
+        rank: Rank of each matrix.
         alpha: Scale: the product is multiplied by alpha / rank.
         target_modules: Names of layers; `auto` for every linear layer but the output layer.
         modules_to_save: Names of modules to train in full, besides the head of a reward model or critic.

@@ -5,7 +5,7 @@
         adapter_model.safetensors     the adapter's weights, and whole modules such as the head of a reward model
         score_shift.json              of a reward model or critic by kedge: the shift subtracted from its scores
 
-Settings that name a model accept such a folder: it means the base with the adapter.
+Settings that name a model accept such a folder, which stands for the base with the adapter.
 
 Source: Hu et al. 2021, "LoRA" (arXiv 2106.09685); https://huggingface.co/docs/peft.
 """
@@ -163,7 +163,11 @@ class AdapterFolder:
         path = self.folder / ADAPTER_WEIGHTS
         try:
             with safe_open(path, framework="pt") as file:
-                names = [name for name in file.keys() if not any(part in name for part in self._ignored)]  # noqa: SIM118
+                names = [
+                    name
+                    for name in file.keys()  # noqa: SIM118
+                    if not any(part in name for part in self._ignored)
+                ]
                 return {name: tuple(file.get_slice(name).get_shape()) for name in names}
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from error

@@ -37,7 +37,7 @@ READ_FILES = r"\.(json|jinja|txt)$|^tokenizer\.model$|^(adapter_)?model(-\d+-of-
 
 
 def check_source(source: str | Path) -> str:
-    """A model folder's path or a hub id, as a string; see `find_model`. Of an adapter on a hub, the downloaded folder.
+    """Resolve a model to a folder or hub id; see `find_model`. For an adapter on a hub, it is the downloaded folder.
 
     Raises:
         ModelError: The source looks like a path but does not exist, is a folder without a config.json, with too many
